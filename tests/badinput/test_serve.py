@@ -1,5 +1,5 @@
 """`terrace serve`: a refusal is one line that says what to do. Clients that lie to a node, or vanish in the middle of a
-request, harm only themselves. `crates/cli/tests/trouble.rs` has disks that fail, fill up and shrink."""
+request, harm only themselves. `crates/cli/tests/storage_failures.rs` has disks that fail, fill up and shrink."""
 
 import contextlib
 import os

@@ -8,7 +8,7 @@ use std::{env, fs};
 
 use clap_complete::Shell;
 
-/// Where each shell looks for the completions of packages, below the prefix.
+/// The path of each shell's completions of packages, below the prefix.
 const COMPLETIONS: [(Shell, &str); 3] = [
     (Shell::Bash, "share/bash-completion/completions/terrace"),
     (Shell::Zsh, "share/zsh/vendor-completions/_terrace"),
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One page for the command, and one for each subcommand.
+/// Writes a page for the command and one for each subcommand.
 fn write_man_pages(folder: &Path) -> Result<(), Box<dyn Error>> {
     fs::create_dir_all(folder)?;
     clap_mangen::generate_to(terrace_cli::definition(), folder)?;

@@ -1,4 +1,4 @@
-//! `terrace bench`: measures regions larger than memory, by plans; and the demo.
+//! `terrace bench`: runs plans of measurements of regions larger than memory, and the demo.
 
 use crate::log::{self, LogLevel};
 use crate::table;
@@ -17,37 +17,37 @@ use terrace_nic::PathChoice;
 
 const AFTER_HELP: &str = "\
 Examples:
-  terrace bench bench/term/figure-8.toml              # one figure, briefly
-  terrace bench bench/term/*.toml                     # all of them: a quarter of an hour
-  terrace bench --full bench/term/*.toml              # all points, for longer
+  terrace bench bench/term/figure-8.toml              # one figure, short
+  terrace bench bench/term/*.toml                     # all figures: a quarter of an hour
+  terrace bench --full bench/term/*.toml              # all points, longer
   terrace bench --mode pin,term bench/term/figure-12a.toml
-  terrace bench demo-term                             # five modes side by side: a minute and a half
-  terrace bench --rehearse bench/term/*.toml          # no server: is the plan right, what will the files be?
+  terrace bench demo-term                             # five modes in one table: a minute and a half
+  terrace bench --rehearse bench/term/*.toml          # no server: checks the plans, writes sample files
 
-Each server is started by this command, in a control group that limits its memory: that needs root.
-Results are CSV, SVG and PNG files in a new directory below results/term, with results.json beside
-them. The exit status is 0 when every point was measured; with --full also every promised ratio must
-have reached its bar. A short run measures too briefly to judge: it shows them, and no more.";
+This command starts each server, in a control group that limits its memory, which requires root.
+Results are CSV, SVG and PNG files and results.json in a new directory below results/term. The exit
+status is 0 if every point was measured and, with --full, every promised ratio meets its threshold.
+A short run shows the ratios, but is too short to judge them.";
 
 /// Options of `terrace bench`.
 #[derive(Args)]
 #[command(after_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
 pub struct Options {
     #[command(subcommand)]
-    what: Option<What>,
-    /// Plans: TOML files of figures, or of promised ratios
+    command: Option<Command>,
+    /// Plans: TOML files of figures or of promised ratios
     #[arg(value_name = "PLAN")]
     plans: Vec<PathBuf>,
-    /// Few points, briefly (the default)
+    /// Few points, short measurements (the default)
     #[arg(long)]
     short: bool,
-    /// All points, for longer
+    /// All points, longer measurements
     #[arg(long, conflicts_with = "short")]
     full: bool,
     /// Only these modes (figures only)
     #[arg(long, value_name = "MODE,...", value_delimiter = ',', value_parser = str::parse::<Mode>)]
     mode: Vec<Mode>,
-    /// A directory for the results is made in this one
+    /// Parent of the directory for the results
     #[arg(long, value_name = "DIR", default_value = "results/term")]
     out: PathBuf,
     #[command(flatten)]
@@ -56,44 +56,44 @@ pub struct Options {
 
 #[derive(Args)]
 struct Common {
-    /// The region's file is made in this directory: the disk that is measured
+    /// Directory of the region's file, on the disk to measure
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     data: PathBuf,
-    /// How clients reach the server, which is on the same host: udp, local (without packets), or auto
+    /// Transport between clients and server, which are on one host: udp, local (shared memory), or auto
     #[arg(long, value_name = "PATH", default_value = "udp")]
     path: PathChoice,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Run against memory of this process: tries plans out, the numbers mean nothing
+    /// Run plans against memory of this process, without meaningful numbers
     #[arg(long)]
     rehearse: bool,
-    /// What the clients log to standard error
+    /// Log level of the clients, which log to standard error
     #[arg(long, value_name = "LEVEL", env = "TERRACE_LOG", hide_env_values = true, default_value = "warn")]
     log: LogLevel,
 }
 
 #[derive(Subcommand)]
-enum What {
-    /// Five modes side by side, on a region four times as large as the server's memory
+enum Command {
+    /// Five modes in one table, on a region four times as large as the server's memory
     DemoTerm(Common),
-    /// Has the hottest pages of a region's file read into memory: what `bench` runs beside a server
+    /// Read the hottest pages of a region's file into the page cache; `bench` runs this beside a server
     #[command(hide = true)]
     Preload {
         /// The region's file
         path: PathBuf,
-        /// Bytes of each access
+        /// Length of each access in bytes
         #[arg(value_parser = clap::value_parser!(u64).range(1..))]
         access_bytes: u64,
-        /// Bytes that shall be in memory
+        /// Bytes to have in memory
         memory_bytes: u64,
     },
 }
 
-/// Why there are no results, or not all.
+/// An error of a run.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// Nothing to do.
+    /// No plan is given.
     #[error("no plan (example: terrace bench bench/term/figure-8.toml)")]
     NoPlan,
     /// A plan is invalid.
@@ -105,19 +105,19 @@ pub enum BenchError {
     /// The servers cannot be set up.
     #[error(transparent)]
     TestHarness(#[from] TestHarnessError),
-    /// The path of this program, which is also the servers', is unknown.
-    #[error("cannot find this program's own file: {0}")]
+    /// The path of this executable, which is also the servers', is unknown.
+    #[error("the path of this executable is unknown: {0}")]
     Program(#[source] std::io::Error),
     /// A region's file cannot be read.
     #[error("cannot read {path}: {error}")]
     Preload {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         error: std::io::Error,
     },
-    /// Some points or promises failed; all others were measured.
-    #[error("{failed} points failed, {missed} promises were MISSED")]
+    /// Some points failed, or some ratios missed their thresholds; all others were measured.
+    #[error("{failed} points failed, {missed} promised ratios MISSED their thresholds")]
     NotAll {
         /// Points without numbers.
         failed: usize,
@@ -131,9 +131,9 @@ pub enum BenchError {
 
 /// Runs plans, or the demo.
 pub fn bench(options: &Options) -> Result<(), BenchError> {
-    match &options.what {
-        Some(What::DemoTerm(common)) => show_demo(common),
-        Some(What::Preload { path, access_bytes, memory_bytes }) => {
+    match &options.command {
+        Some(Command::DemoTerm(common)) => show_demo(common),
+        Some(Command::Preload { path, access_bytes, memory_bytes }) => {
             let done = preload(path, *access_bytes, *memory_bytes);
             done.map_err(|error| BenchError::Preload { path: path.clone(), error })
         }
@@ -141,7 +141,8 @@ pub fn bench(options: &Options) -> Result<(), BenchError> {
     }
 }
 
-fn bed(common: &Common) -> Result<Box<dyn TestHarness>, BenchError> {
+/// The servers, or the rehearsal's substitute.
+fn test_harness(common: &Common) -> Result<Box<dyn TestHarness>, BenchError> {
     log::install(common.log);
     if common.rehearse {
         return Ok(Box::new(Rehearsal::default()));
@@ -162,10 +163,10 @@ fn run_plans(options: &Options) -> Result<(), BenchError> {
         data: options.common.data.clone(),
         is_rehearsal: options.common.rehearse,
     };
-    let summary = session::run(inputs?, &mut *bed(&options.common)?, &choices)?;
+    let summary = session::run(inputs?, &mut *test_harness(&options.common)?, &choices)?;
     match options.common.json {
-        true => put(&summary.document.to_json())?,
-        false => put(&text(&summary))?,
+        true => print(&summary.document.to_json())?,
+        false => print(&text(&summary))?,
     }
     match (summary.failed, summary.missed) {
         (0, 0) => Ok(()),
@@ -175,9 +176,9 @@ fn run_plans(options: &Options) -> Result<(), BenchError> {
 }
 
 fn show_demo(common: &Common) -> Result<(), BenchError> {
-    let rows = demo::run(&mut *bed(common)?, common.rehearse);
+    let rows = demo::run(&mut *test_harness(common)?, common.rehearse);
     let cells: Vec<Vec<String>> = rows.iter().map(demo::DemoRow::cells).collect();
-    put(&match common.json {
+    print(&match common.json {
         true => serde_json::to_string_pretty(&rows).expect("strings and numbers always serialize") + "\n",
         false => {
             let table = table::render(&demo::HEADER, &cells);
@@ -190,7 +191,7 @@ fn show_demo(common: &Common) -> Result<(), BenchError> {
     }
 }
 
-/// A table for each figure, one for the ratios, and the directory of the files.
+/// A table for each figure, a table of the ratios, and the path of the results.
 fn text(summary: &Summary) -> String {
     let mut text = String::new();
     for figure in &summary.document.figures {
@@ -199,7 +200,7 @@ fn text(summary: &Summary) -> String {
     }
     if !summary.document.ratios.is_empty() {
         let cells: Vec<Vec<String>> = summary.document.ratios.iter().map(ratios::Verdict::cells).collect();
-        let brief = if summary.document.length == "full" { "" } else { " (seen briefly: --full judges)" };
+        let brief = if summary.document.length == "full" { "" } else { " (a short run: only --full judges)" };
         text += &format!("promised ratios{brief}\n{}\n", table::render(&ratios::HEADER, &cells));
     }
     text + &format!("results are in {}\n", summary.dir.display())
@@ -230,8 +231,8 @@ fn figure_text(figure: &FigureResults) -> String {
     format!("{}: {}\n{}", figure.plan.figure, figure.plan.title, table::render(&header, &rows))
 }
 
-/// Writes to standard output. A closed pipe (`| head`) is no error.
-fn put(text: &str) -> std::io::Result<()> {
+/// Writes to standard output. A closed pipe (`| head`) is not an error.
+fn print(text: &str) -> std::io::Result<()> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         other => other,

@@ -6,7 +6,7 @@ use crate::table;
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// A line for each client and region; with rates since `before`, `seconds` ago, for clients that existed then.
+/// A line for each client and region. With rates for clients that are in `before`, of `seconds` ago.
 pub fn text(now: &[ClientStats], before: &[ClientStats], seconds: u64) -> String {
     let mut header = vec!["client", "one-sided", "fetched", "region", "RPC reads", "RPC writes", "failed"];
     header.extend(["MiB read", "MiB written", "p50 us", "p90 us", "p99 us", "p99.9 us", "max us"]);
@@ -23,7 +23,7 @@ pub fn text(now: &[ClientStats], before: &[ClientStats], seconds: u64) -> String
     format!("\nclients\n{}", table::render(&header, &rows))
 }
 
-/// Counts over all regions are in the client's first line only.
+/// The lines of a client. Counts over all regions are in the first line only.
 fn client_rows(now: &ClientStats, before: Option<&ClientStats>, seconds: Option<u64>) -> Vec<Vec<String>> {
     let nothing = ClientRegionStats { region: "-".into(), ..ClientRegionStats::default() };
     let regions = if now.regions.is_empty() { std::slice::from_ref(&nothing) } else { &now.regions };
@@ -37,8 +37,8 @@ fn client_rows(now: &ClientStats, before: Option<&ClientStats>, seconds: Option<
         row.extend([first(now.fetched.to_string()), of.region.clone()]);
         row.extend([of.reads, of.writes, of.failed].map(|count| count.to_string()));
         row.extend([of.bytes_read, of.bytes_written].map(|bytes| format!("{:.0}", bytes as f64 / MIB)));
-        let times = &of.latency;
-        let times = [times.p50_us, times.p90_us, times.p99_us, times.p999_us, times.latency_us_max];
+        let latency = &of.latency;
+        let times = [latency.p50_us, latency.p90_us, latency.p99_us, latency.p999_us, latency.latency_us_max];
         row.extend(times.map(|us| format!("{us:.0}")));
         let then = before.and_then(|then| then.regions.iter().find(|then| then.region == of.region));
         let one_sided = rate(now.one_sided, before.map(|then| then.one_sided));
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn each_client_has_a_line_for_each_region_and_rates_if_it_was_there_before() {
+    fn each_client_has_a_line_for_each_region_and_rates_with_an_earlier_sample() {
         let now = [client("192.0.2.1/0x11", 500, 40), client("192.0.2.2/0x12", 7, 1)];
         let shown = text(&now, &[], 1);
         let line = |text: &str, number: usize| -> Vec<String> {
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_has_sent_no_messages_is_shown() {
+    fn a_client_without_rpcs_is_shown() {
         let idle = ClientStats { client: "192.0.2.1/0x11".into(), one_sided: 3, ..ClientStats::default() };
         assert!(text(&[idle], &[], 1).contains("192.0.2.1/0x11"));
     }

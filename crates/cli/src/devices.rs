@@ -1,4 +1,4 @@
-//! `terrace devices`: the NIC that a program would find, without starting a program.
+//! `terrace devices`: the device that a program would get, without starting a program.
 
 use crate::run::{RunError, parse_port};
 use crate::table;
@@ -40,7 +40,7 @@ struct DeviceView {
     name: &'static str,
     /// Largest path MTU in bytes.
     mtu: u32,
-    /// The first free UDP port, which the next process gets.
+    /// The first free UDP port, for the next process.
     udp_port: u16,
     gids: Vec<GidView>,
 }
@@ -79,7 +79,7 @@ fn view(port: &dyn Port) -> DeviceView {
     DeviceView { name: NAME, mtu: port.mtu_limit(), udp_port: port.udp_port(), gids: gids.collect() }
 }
 
-/// All eight groups with their zeros, as other RDMA tools print GIDs.
+/// All eight groups with leading zeros, as other RDMA tools print GIDs.
 fn full_form(gid: Ipv6Addr) -> String {
     gid.segments().map(|group| format!("{group:04x}")).join(":")
 }

@@ -1,9 +1,10 @@
-//! The `terrace` command: runs RDMA programs on the software NIC and shows what the NIC does.
+//! The `terrace` command: runs RDMA programs on the software NIC and shows the NIC's counters.
 //!
-//! `main.rs` is the command alone. All else is a library, so that `examples/manual.rs` can read the definition of the command line.
+//! `main.rs` only calls [`run`]. The rest is a library, so that `examples/manual.rs` can read the definition of the
+//! command line.
 //!
-//! This crate contains no part of the NIC. `run` prepares an environment and replaces itself with the program; the NIC
-//! then runs in that program, inside the preloaded library. `stat` asks a running program's NIC for its counters.
+//! This crate contains no code of the NIC. `run` prepares an environment and replaces itself with the program. The NIC
+//! runs in that program, in the preloaded library. `stat` queries the counters of a running program's NIC.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -31,8 +32,8 @@ Examples:
     host a:  terrace run --addr 192.0.2.1 -- ib_write_bw
     host b:  terrace run --addr 192.0.2.2 -- ib_write_bw 192.0.2.1
 
-  What would a program see?           terrace devices
-  What is a running program doing?    terrace stat PID --watch
+  The device that a program gets:     terrace devices
+  Counters of a running program:      terrace stat PID --watch
 
 Every option of `run` can also be given as an environment variable (see `terrace run --help`).
 `terrace COMMAND --help` explains a command and shows examples.";
@@ -51,7 +52,7 @@ enum Command {
     Run(run::Options),
     /// Serve files as regions larger than memory
     Serve(serve::Options),
-    /// Show the device that a program would see
+    /// Show the device that a program gets
     Devices(devices::Options),
     /// Show the counters of a running program's NIC
     Stat(stat::Options),

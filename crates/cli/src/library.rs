@@ -8,30 +8,30 @@ use std::path::{Path, PathBuf};
 /// name get the real library.
 const LIBRARY: &str = "libibverbs.so.1";
 
-/// Why the library cannot be preloaded.
+/// An error of preloading the library.
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
-    /// The executable's own path is unknown, and with it the library's.
-    #[error("cannot tell where this executable is: {0}")]
+    /// The executable's own path is unknown, and so is the library's.
+    #[error("the path of this executable is unknown: {0}")]
     NoExecutable(#[source] std::io::Error),
-    /// The library is not in its place.
+    /// The library is not at its path.
     #[error("the library is missing: {} (run `make build`, or `make install PREFIX=DIR` and use DIR/bin/terrace)", .0.display())]
     Missing(PathBuf),
-    /// The loader splits its variables at this character, and offers no way to quote it.
-    #[error("the library's path contains `{separator}`, which the loader's variables cannot carry: {}", path.display())]
+    /// The loader splits its variables at this character, which cannot be quoted.
+    #[error("the library's path contains `{separator}`, which the loader's variables cannot contain: {}", path.display())]
     Unloadable { path: PathBuf, separator: char },
 }
 
-/// How the environment names the library to the loader.
+/// The environment by which the loader preloads the library.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Preload {
-    /// What `LD_PRELOAD` begins with.
+    /// The first entry of `LD_PRELOAD`.
     pub entry: OsString,
-    /// What `LD_LIBRARY_PATH` begins with, if the loader is to search for the library.
+    /// The first entry of `LD_LIBRARY_PATH`, if the loader has to search for the library.
     pub folder: Option<PathBuf>,
 }
 
-/// The library, as the loader is to find it.
+/// Finds the library.
 pub fn find() -> Result<Preload, LibraryError> {
     let executable =
         std::env::current_exe().and_then(std::fs::canonicalize).map_err(LibraryError::NoExecutable)?;

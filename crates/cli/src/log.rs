@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use tracing_subscriber::filter::LevelFilter;
 
-/// How much the NIC logs.
+/// The log level of the NIC.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum LogLevel {
     Off,
@@ -15,7 +15,7 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
-    /// The name, as in the option and in `TERRACE_LOG`.
+    /// The name in the option and in `TERRACE_LOG`.
     pub fn name(self) -> &'static str {
         match self {
             LogLevel::Off => "off",
@@ -28,13 +28,13 @@ impl LogLevel {
     }
 }
 
-/// Logs to standard error from now on, as the library does in other programs.
+/// Installs a subscriber that logs to standard error, as the library does in programs.
 pub fn install(level: LogLevel) {
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(level.name().parse().unwrap_or(LevelFilter::WARN))
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .finish();
-    // Fails only if a subscriber is set already; this program sets no other.
+    // This fails only if a subscriber is set already; this program sets no other.
     drop(tracing::subscriber::set_global_default(subscriber));
 }

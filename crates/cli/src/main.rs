@@ -1,4 +1,4 @@
-//! The `terrace` command; what it does is in the library of this package.
+//! The `terrace` command. Its code is in the library of this package.
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {

@@ -1,20 +1,20 @@
-//! Finds the program to run as the shell would, so that a mistake gives one clear line before anything starts.
+//! Finds the program to run as a shell does, so that a mistake gives one line of error before the program starts.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Why a program cannot be run.
+/// An error of finding the program.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// No such file, here or in `PATH`.
+    /// There is no such file, at the path or in `PATH`.
     #[error("{0}: no such program{1}")]
     NotFound(String, &'static str),
     /// A file of that name exists, but cannot be executed.
     #[error("{0}: not executable")]
     NotExecutable(String),
-    /// The program does not use the loader, so nothing can be preloaded into it.
+    /// The program does not use the loader, so that no library can be preloaded.
     #[error("{0}: statically linked: a library cannot be preloaded into it, so it would see no RDMA device")]
     Static(String),
 }
@@ -69,8 +69,8 @@ fn classify(path: &Path) -> Candidate {
     }
 }
 
-/// Whether this is a 64-bit ELF executable without a program interpreter (`PT_INTERP`). Unreadable and unknown files,
-/// and scripts, count as loadable: the kernel decides.
+/// Whether the file is a 64-bit ELF executable without a program interpreter (`PT_INTERP`). Unreadable files, other
+/// formats and scripts count as loadable; the kernel decides about them.
 fn is_static(path: &Path) -> bool {
     const PROGRAM_HEADER_LEN: usize = 56;
     const PT_INTERP: u32 = 3;
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_or_cannot_run_is_told_apart() {
+    fn absent_and_unexecutable_programs_have_different_errors() {
         let path = OsStr::new("/bin:/etc");
         assert!(matches!(find_in(OsStr::new("no-such-program"), path), Err(ProgramError::NotFound(..))));
         assert!(matches!(find_in(OsStr::new("/no/such"), path), Err(ProgramError::NotFound(..))));

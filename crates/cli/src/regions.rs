@@ -6,7 +6,7 @@ use crate::table;
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// The memory and its regions; with rates since `before`, if given, `seconds` ago.
+/// The memory and its regions. With rates if `before`, of `seconds` ago, is given.
 pub fn text(now: &TierStats, before: Option<&TierStats>, seconds: u64) -> String {
     let mut text = format!(
         "\nmemory\n  {:.0} MiB of {:.0} MiB locked, at most {:.0} MiB for buffers, {} requests in flight\n\n",
@@ -47,8 +47,8 @@ fn row(now: &RegionStats, before: Option<&TierStats>, seconds: u64) -> Vec<Strin
         now.demotions.to_string(),
         now.errors.to_string(),
     ];
-    let times = &now.latency;
-    let times = [times.p50_us, times.p90_us, times.p99_us, times.p999_us, times.latency_us_max];
+    let latency = &now.latency;
+    let times = [latency.p50_us, latency.p90_us, latency.p99_us, latency.p999_us, latency.latency_us_max];
     row.extend(times.map(|us| format!("{us:.0}")));
     if let Some(before) = before {
         let nothing = RegionStats::default();
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn misses_are_shown_by_kind_and_rates_between_two_looks() {
+    fn misses_are_shown_by_kind_and_rates_with_an_earlier_sample() {
         let region = |hits, direct| RegionStats {
             addr: 0x7000,
             len: 64 << 20,
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_that_nobody_has_used_has_no_ratio() {
+    fn an_unused_region_has_no_ratio() {
         assert_eq!(hit_ratio(&RegionStats::default()), "-");
     }
 }

@@ -1,4 +1,4 @@
-//! `terrace run`: checks all that can be checked here, then executes the program with the NIC preloaded.
+//! `terrace run`: checks the options, then executes the program with the NIC preloaded.
 
 use crate::log::LogLevel;
 use crate::{library, program};
@@ -25,34 +25,34 @@ Examples:
   terrace run --dram 512M -- ./my_server         # regions larger than memory; see below
 
 Regions larger than memory: with --dram, a region that the program registers with
-IBV_ACCESS_ON_DEMAND over a shared mapping of a file (or of a disk) becomes one that its file extends.
-Its hottest parts are kept in at most that much memory, the rest is read and written where it lies,
-and neither peers nor the NIC ever wait for a page fault. The program's own loads and stores go on
-working. Nothing else changes: other regions, and programs that register none of this kind, need no
-memory of that budget. `terrace stat PID` shows hits, misses and what was moved. For comparison,
---mode odp does what hardware with on-demand paging does, and --mode pin keeps all in memory.
+IBV_ACCESS_ON_DEMAND over a shared mapping of a file (or of a block device) is tiered to the file.
+Terrace keeps its hottest units within that budget of memory and reads and writes the others in the
+file. Neither peers nor the NIC wait for page faults. The program's own loads and stores work as
+before. Other regions use no memory of the budget. `terrace stat PID` shows hits, misses, promotions
+and demotions. For comparison, --mode odp behaves as hardware with on-demand paging, and --mode pin
+locks the whole regions in memory.
 
-A fault plan is a TOML file for testing how a program takes trouble; every key may be left out:
+A fault plan is a TOML file that tests a program's behaviour under faults; every key is optional:
   seed = 7             # the same seed draws the same faults for the same packets
   loss = 0.01          # probabilities, for each packet that this process sends
   duplicate = 0.01
   corrupt = 0.001      # a bit flipped
-  reorder = 0.01       # held back for up to reorder_us_max, so that others overtake it
+  reorder = 0.01       # delayed by up to reorder_us_max, so that later packets overtake it
   reorder_us_max = 100
   ecn_mark = 0.01      # marked \"congestion experienced\"
-  delay_us_min = 0     # every packet waits this long ...
-  delay_us_max = 50    # ... to this long, in order
-  [[fault]]            # as many as wanted, each with a schedule
+  delay_us_min = 0     # every packet is delayed by at least this ...
+  delay_us_max = 50    # ... and at most this, in order
+  [[fault]]            # any number of faults, each with a schedule
   kind = \"blackhole\"   # or rnr, slow-storage, failing-storage, loss, delay, duplicate, corrupt, reorder,
   after_ms = 2000      # ecn-mark; begins then, or after_packets / after_operations,
-  for_ms = 500         # and lasts so long, or for_packets / for_operations; every_ms begins it again
-  peer = \"192.0.2.1\"   # of this peer only
-What was injected is counted in `terrace stat`, and said in a line when the program exits. All keys, and a
+  for_ms = 500         # its duration, or for_packets / for_operations; every_ms repeats it
+  peer = \"192.0.2.1\"   # for packets of this peer only
+`terrace stat` counts injected faults, and the program logs the counts when it exits. All keys, and a
 program that is tested with a plan: docs/fault-plan.md, examples/resilient_send.c in Terrace's sources.
 
 The first process on an address uses UDP port 4791, the next one 4792 and so on; a firewall between
-hosts must let them through. Exit status: the program's own; 125 when Terrace itself fails, 126 when
-the program cannot be executed, 127 when there is no such program.";
+hosts must pass them. Exit status: the program's own; 125 if Terrace itself fails, 126 if
+the program cannot be executed, 127 if there is no such program.";
 
 /// Options of `terrace run`.
 #[derive(Args)]
@@ -61,26 +61,26 @@ pub struct Options {
     /// Address of this host that peers send to [default: the first interface's]
     #[arg(long, value_name = "ADDRESS", env = "TERRACE_ADDR", hide_env_values = true)]
     addr: Option<String>,
-    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest that the interface carries]
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest for the interface's MTU]
     #[arg(long, value_name = "BYTES", env = "TERRACE_MTU", hide_env_values = true)]
     mtu: Option<String>,
-    /// Inject faults as this file says: in packets, receives and storage
+    /// Fault plan: a file of faults to inject in packets, receives and storage
     #[arg(long, value_name = "FILE", env = "TERRACE_FAULT_PLAN", hide_env_values = true)]
     fault_plan: Option<PathBuf>,
-    /// Write every packet to this file, for Wireshark; a process that finds it in use adds a number to its name
+    /// Write every packet to this file, for Wireshark; if another process uses it, a number is added to the name
     #[arg(long, value_name = "FILE", env = "TERRACE_PCAP", hide_env_values = true)]
     pcap: Option<PathBuf>,
-    /// How peers on the same host are reached: auto (without packets where that is possible, unless packets are to be captured
-    /// or disturbed), udp (by packets only), or local (without packets where possible)
+    /// Transport to peers on the same host: local (shared memory where possible), udp, or auto (the same as local, but udp if
+    /// packets are captured or faults injected)
     #[arg(long, value_name = "PATH", env = "TERRACE_PATH", hide_env_values = true, default_value = "auto")]
     path: PathChoice,
-    /// Memory for regions that are larger than it: 512M, 2G, or a number of bytes [default: no such regions]
+    /// Memory budget of regions larger than memory: 512M, 2G, or a number of bytes [default: no such regions]
     #[arg(long, value_name = "SIZE", env = "TERRACE_DRAM", hide_env_values = true)]
     dram: Option<String>,
-    /// What becomes of on-demand regions over file mappings [default: wait]
+    /// Access mode of on-demand regions over file mappings [default: wait]
     #[arg(long, value_name = "MODE", env = "TERRACE_MODE", hide_env_values = true)]
     mode: Option<PagingMode>,
-    /// What the NIC logs to standard error
+    /// Log level of the NIC, which logs to standard error
     #[arg(long, value_name = "LEVEL", env = "TERRACE_LOG", hide_env_values = true)]
     log: Option<LogLevel>,
     /// The program and its arguments
@@ -88,18 +88,18 @@ pub struct Options {
     program: Vec<OsString>,
 }
 
-/// What becomes of on-demand regions over file mappings.
+/// The access mode of on-demand regions over file mappings.
 #[derive(Clone, Copy, ValueEnum)]
 enum PagingMode {
-    /// Hot parts in memory, the rest where it lies; whoever asks for that waits for it and for nothing else
+    /// Hot units in memory, others in the file; only accesses to absent units wait for the file
     Wait,
-    /// As hardware with on-demand paging: absent pages are faulted in while the queue pair stands still
+    /// As hardware with on-demand paging: the queue pair is stalled while absent pages are faulted in
     Odp,
-    /// All of it locked into memory
+    /// The whole region is locked in memory
     Pin,
 }
 
-/// Why the program was not started.
+/// An error of starting the program.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The library cannot be preloaded.
@@ -114,28 +114,26 @@ pub enum RunError {
     /// Not a number.
     #[error("--mtu {0}: not a path MTU; choose 256, 512, 1024, 2048 or 4096")]
     MtuSyntax(String),
-    /// The NIC could not have this address or path MTU.
+    /// The NIC cannot use this address or path MTU.
     #[error(transparent)]
     Port(#[from] OpenError),
     /// The fault plan cannot be read, or is invalid.
     #[error("--fault-plan {}: {reason}", path.display())]
     FaultPlan { path: PathBuf, reason: String },
-    /// The capture could not be written.
+    /// The capture file cannot be written.
     #[error("--pcap {}: {error}", path.display())]
     Pcap { path: PathBuf, error: std::io::Error },
     /// Not a size.
     #[error("--dram {0}")]
     DramSyntax(#[from] terrace_tier::size::NotASize),
-    /// More memory than the machine has or the process may use.
+    /// The budget exceeds the memory of the machine, or the limit of the process.
     #[error("--dram: {0}")]
     Dram(#[from] terrace_tier::TierError),
     /// A mode without a budget.
-    #[error("--mode says what to do with the memory that --dram gives: add, for example, --dram 512M")]
+    #[error("--mode needs the memory budget of --dram: add, for example, --dram 512M")]
     ModeWithoutDram,
     /// The program exists, but its interpreter does not.
-    #[error(
-        "{0}: the interpreter that it names does not exist (the `#!` line of a script, the loader of an executable)"
-    )]
+    #[error("{0}: its interpreter does not exist (the `#!` line of a script, the loader of an executable)")]
     Interpreter(String),
     /// The kernel refused to execute the program.
     #[error("{program}: {error}")]
@@ -143,7 +141,7 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// The exit status: as with `env` and `timeout`, 125 for a failure of this command, 126 and 127 for the program's.
+    /// The exit status, as of `env` and `timeout`: 125 for an error of this command, 126 and 127 for the program.
     pub fn exit_code(&self) -> u8 {
         match self {
             RunError::Program(program::ProgramError::NotFound(..)) => 127,
@@ -160,26 +158,26 @@ pub fn run(options: &Options) -> Result<(), RunError> {
     let path = program::find(name)?;
     let mut command = Command::new(&path);
     command.arg0(name).args(&options.program[1..]).envs(environment(options)?);
-    command.env("LD_PRELOAD", put_first(&library.entry, std::env::var_os("LD_PRELOAD"), &[':', ' ']));
+    command.env("LD_PRELOAD", prepend(&library.entry, std::env::var_os("LD_PRELOAD"), &[':', ' ']));
     if let Some(folder) = &library.folder {
         command.env(
             "LD_LIBRARY_PATH",
-            put_first(folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH"), &[':', ';']),
+            prepend(folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH"), &[':', ';']),
         );
     }
     let error = command.exec();
     let program = name.to_string_lossy().into_owned();
-    // The program itself was found above.
+    // The program exists, so a missing file is its interpreter.
     Err(match error.kind() {
         std::io::ErrorKind::NotFound => RunError::Interpreter(program),
         _ => RunError::Exec { program, error },
     })
 }
 
-/// The environment variables that pass the options to the NIC in the program. Each option is tried first.
+/// The environment variables that pass the options to the NIC in the program, after a check of each option.
 fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunError> {
     let port = parse_port(options.addr.as_deref(), options.mtu.as_deref())?;
-    // The NIC will open the same port soon: an error stops this command, with the same message.
+    // The NIC will open the same port. Opening it here gives its error before the program starts.
     UdpPort::open(&port)?;
     let mut variables: Vec<(&'static str, OsString)> = Vec::new();
     variables.extend(port.addr.map(|addr| ("TERRACE_ADDR", addr.to_string().into())));
@@ -187,9 +185,7 @@ fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunEr
     if let Some(path) = &options.fault_plan {
         let (plan, path) = check_fault_plan(path)?;
         if plan.troubles_storage() && !has_extended_regions(options) {
-            eprintln!(
-                "terrace: the fault plan troubles storage, of which there is none without --dram and --mode wait"
-            );
+            eprintln!("terrace: the fault plan has faults of storage, which need --dram and --mode wait");
         }
         variables.push(("TERRACE_FAULT_PLAN", path.into()));
     }
@@ -199,22 +195,22 @@ fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunEr
     if let Some(path) = &options.pcap {
         variables.push(("TERRACE_PCAP", check_pcap(path)?.into()));
     }
-    variables.extend(memory(options)?);
+    variables.extend(paging_variables(options)?);
     if let Some(level) = options.log {
         variables.push(("TERRACE_LOG", level.name().into()));
     }
     Ok(variables)
 }
 
-/// Whether the program may have regions whose storage a fault plan covers.
+/// Whether the program may have regions to whose storage fault plans apply.
 fn has_extended_regions(options: &Options) -> bool {
     options.dram.as_deref().is_some_and(|dram| !dram.is_empty())
         && options.mode.is_none_or(|mode| matches!(mode, PagingMode::Wait))
 }
 
-/// The variables for `--dram` and `--mode`.
-fn memory(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunError> {
-    // As in the library: an empty variable counts as unset.
+/// The environment variables for `--dram` and `--mode`.
+fn paging_variables(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunError> {
+    // An empty variable counts as unset, as in the library.
     let Some(dram) = options.dram.as_deref().filter(|dram| !dram.is_empty()) else {
         return if options.mode.is_some() { Err(RunError::ModeWithoutDram) } else { Ok(Vec::new()) };
     };
@@ -225,7 +221,7 @@ fn memory(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunError> 
     Ok(vec![("TERRACE_DRAM", dram_bytes.to_string().into()), ("TERRACE_MODE", name.into())])
 }
 
-/// Parses `--addr` and `--mtu`. Whether this host supports them is known only to the port.
+/// Parses `--addr` and `--mtu`. The port checks whether this host supports them.
 pub fn parse_port(addr: Option<&str>, mtu: Option<&str>) -> Result<UdpConfig, RunError> {
     let addr: Option<IpAddr> =
         addr.map(|text| text.parse().map_err(|_| RunError::AddressSyntax(text.to_owned()))).transpose()?;
@@ -234,7 +230,7 @@ pub fn parse_port(addr: Option<&str>, mtu: Option<&str>) -> Result<UdpConfig, Ru
     Ok(UdpConfig { addr, mtu, ..UdpConfig::default() })
 }
 
-/// Reads the plan as the NIC will, and makes its path independent of the program's working directory.
+/// Loads the plan as the NIC does, and makes its path independent of the program's working directory.
 pub fn check_fault_plan(path: &Path) -> Result<(FaultPlan, PathBuf), RunError> {
     let refuse =
         |reason: &dyn ToString| RunError::FaultPlan { path: path.to_owned(), reason: reason.to_string() };
@@ -245,7 +241,7 @@ pub fn check_fault_plan(path: &Path) -> Result<(FaultPlan, PathBuf), RunError> {
     Ok((plan, std::path::absolute(path).map_err(|error| refuse(&error))?))
 }
 
-/// Checks that the capture can be written, and leaves no trace of that.
+/// Checks that the capture file can be written, without creating it.
 fn check_pcap(path: &Path) -> Result<PathBuf, RunError> {
     let unwritable = |error| RunError::Pcap { path: path.to_owned(), error };
     match OpenOptions::new().write(true).create_new(true).open(path) {
@@ -258,8 +254,8 @@ fn check_pcap(path: &Path) -> Result<PathBuf, RunError> {
     std::path::absolute(path).map_err(unwritable)
 }
 
-/// A list of the loader with this entry, once, before the existing ones.
-fn put_first(entry: &OsStr, existing: Option<OsString>, separators: &[char]) -> OsString {
+/// Prepends an entry to a path list of the loader, and removes its other occurrences.
+fn prepend(entry: &OsStr, existing: Option<OsString>, separators: &[char]) -> OsString {
     let mut value = entry.to_owned();
     let existing = existing.unwrap_or_default().to_string_lossy().into_owned();
     for other in existing.split(separators).filter(|other| !other.is_empty() && OsStr::new(other) != entry) {
@@ -277,14 +273,14 @@ mod tests {
     fn the_library_comes_first_and_once() {
         let library = "/t/libibverbs.so.1";
         let preload =
-            |existing: Option<&str>| put_first(library.as_ref(), existing.map(OsString::from), &[':', ' ']);
+            |existing: Option<&str>| prepend(library.as_ref(), existing.map(OsString::from), &[':', ' ']);
         assert_eq!(preload(None), library);
         assert_eq!(preload(Some("a.so b.so")), "/t/libibverbs.so.1:a.so:b.so");
         assert_eq!(preload(Some("/t/libibverbs.so.1:a.so")), "/t/libibverbs.so.1:a.so");
     }
 
     #[test]
-    fn exit_statuses_tell_whose_fault_it_was() {
+    fn exit_statuses_distinguish_errors_of_terrace_and_of_the_program() {
         assert_eq!(RunError::MtuSyntax("x".into()).exit_code(), 125);
         assert_eq!(RunError::Program(program::ProgramError::NotExecutable("x".into())).exit_code(), 126);
         assert_eq!(RunError::Program(program::ProgramError::NotFound("x".into(), "")).exit_code(), 127);

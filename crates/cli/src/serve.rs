@@ -21,35 +21,35 @@ Examples:
   terrace serve --region a=/data/a.bin --region b=/dev/sdb --dram 8G --listen 192.0.2.7
   terrace stat \"$(pidof terrace)\" --watch
 
-A region is a file, created sparse if it is missing and a size is given, or a block device. Its hottest
-parts (in units of 1 MiB) are kept in at most --dram bytes of memory, which all regions share; the rest
-is read and written where it lies. What a client has been told is written survives this process; what it
-has flushed (`commit`) survives a loss of power.
+A region is a file, created sparse if it is missing and a size is given, or a block device. All regions
+share the memory budget of --dram bytes, which contains their hottest units of 1 MiB. Other units are
+read and written in the files. An acknowledged write survives the end of this process; flushed bytes
+(`commit`) survive a power failure.
 
-Clients: Terrace's Rust library (crate terrace-node), by the region's name.
+Clients use Terrace's Rust library (crate terrace-node), and open regions by name.
 
-Modes are ways to serve what is not in memory. `term` is the one to use; `wait` is its peer for clients that
-know nothing of Terrace. The others are what these are compared with: pin, odp, rpc, rpc-buffer,
-rpc-direct, rpc-tiering, rpc-tiering-promote. In odp the time that a page fault takes is modelled: at least 570 us.
+The mode is the method of access to units that are not in memory. `term` is recommended; `wait` is its equivalent
+for clients that do not implement Terrace. The others are for comparison: pin, odp, rpc, rpc-buffer,
+rpc-direct, rpc-tiering, rpc-tiering-promote. In odp the latency of a page fault is modelled: at least 570 us.
 
---threads is for mode rpc, which copies from the mapping and takes page faults: with one thread everybody waits for each of
-them, with N threads up to N wait side by side. The other modes give the disk many requests at once without waiting for
-any of them; one thread serves the network in all modes.
+--threads applies to mode rpc, which copies from the mapping with page faults: with one thread all requests wait for each
+fault, with N threads up to N faults are served concurrently. The other modes submit requests to the disk asynchronously.
+One thread serves the network in all modes.
 
---fault-plan is for testing clients: `terrace run --help` has what it may say. Storage is troubled where it is read and
-written without page faults, which is in all modes but pin, odp and rpc.";
+--fault-plan is for testing clients; `terrace run --help` describes the file. Faults of storage apply to IO without page
+faults, in all modes except pin, odp and rpc.";
 
 /// Options of `terrace serve`.
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Options {
-    /// A region: its name, its file, and its size if it is yet to be created
+    /// A region: its name, its file, and its size if the file does not exist
     #[arg(long = "region", value_name = "NAME=PATH[:SIZE]", required = true)]
     regions: Vec<Region>,
-    /// Memory to keep hot data in, over all regions (such as 512M or 8G)
+    /// Memory budget of all regions (such as 512M or 8G)
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     dram: u64,
-    /// How to serve what is not in memory
+    /// Method of access to units that are not in memory
     #[arg(long, value_name = "MODE", default_value = "term")]
     mode: ServeMode,
     /// Local address [default: chosen as for `terrace run`]
@@ -58,27 +58,27 @@ pub struct Options {
     /// Largest path MTU in bytes
     #[arg(long, value_name = "BYTES", env = "TERRACE_MTU", hide_env_values = true)]
     mtu: Option<u32>,
-    /// How clients on this host may reach regions: auto or local (without packets where possible), or udp
+    /// Transport to clients on this host: auto or local (shared memory where possible), or udp
     #[arg(long, value_name = "PATH", env = "TERRACE_PATH", hide_env_values = true, default_value = "auto")]
     path: PathChoice,
-    /// What is logged to standard error
+    /// Log level; the log goes to standard error
     #[arg(long, value_name = "LEVEL", env = "TERRACE_LOG", hide_env_values = true, default_value = "warn")]
     log: LogLevel,
     /// Serve metrics for Prometheus at this address and port
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
-    /// Threads whose page faults may wait for the disk side by side; matters to mode rpc only
+    /// Threads for page faults of mode rpc
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: u16,
-    /// Inject faults as this file says: in packets, receives and storage
+    /// Fault plan: a file of faults to inject in packets, receives and storage
     #[arg(long, value_name = "FILE", env = "TERRACE_FAULT_PLAN", hide_env_values = true, value_parser = checked_plan)]
     fault_plan: Option<PathBuf>,
-    /// How often hot data is looked for, in milliseconds
+    /// Period of promotions and demotions, in milliseconds
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     period: Option<u64>,
 }
 
-/// The path of a valid plan, or an empty one: an empty variable counts as unset.
+/// The path of a valid plan. An empty path is accepted, because an empty variable counts as unset.
 fn checked_plan(text: &str) -> Result<PathBuf, String> {
     if !text.is_empty() {
         FaultPlan::load(text.as_ref()).map_err(|error| error.to_string())?;
@@ -96,9 +96,9 @@ impl FromStr for Region {
     fn from_str(text: &str) -> Result<Region, String> {
         let (name, rest) = text.split_once('=').ok_or("it has no `=` between name and path")?;
         if name.is_empty() || rest.is_empty() {
-            return Err("name and path are needed, as in table=/data/table.bin:64G".into());
+            return Err("name and path are required, as in table=/data/table.bin:64G".into());
         }
-        // A path may contain colons: only a size after the last one counts as the size.
+        // A path may contain colons. Only a number after the last colon is a size.
         let (path, size) = match rest.rsplit_once(':') {
             Some((path, size))
                 if !path.is_empty() && size.starts_with(|first: char| first.is_ascii_digit()) =>
@@ -113,10 +113,10 @@ impl FromStr for Region {
 
 /// Serves until SIGINT or SIGTERM.
 pub fn serve(options: &Options) -> Result<(), ServeError> {
-    // Before threads are started, so that none of them receives the signals.
-    let ending = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
+    // The signals are blocked before threads start, so that no thread receives them.
+    let termination = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
     // Blocking existing signals cannot fail.
-    let _ = ending.thread_block();
+    let _ = termination.thread_block();
     log::install(options.log);
     let server = Server::open(&ServerConfig {
         regions: options.regions.iter().map(|region| region.0.clone()).collect(),
@@ -135,10 +135,11 @@ pub fn serve(options: &Options) -> Result<(), ServeError> {
     })?;
     let _metrics = options.metrics.map(|addr| Metrics::serve(addr, &server)).transpose()?;
     announce(&server, options);
-    let _ = ending.wait();
+    let _ = termination.wait();
     Ok(())
 }
 
+/// Prints the address and the regions.
 fn announce(server: &Server, options: &Options) {
     let snapshot = server.device().snapshot();
     let mut lines = format!(
@@ -153,12 +154,13 @@ fn announce(server: &Server, options: &Options) {
     }
     if options.mode == ServeMode::Odp {
         let fault = FaultModel::default().fault;
-        lines += &format!("  page faults are modelled: each takes at least {} us\n", fault.as_micros());
+        lines +=
+            &format!("  page faults are modelled, with a latency of at least {} us\n", fault.as_micros());
     }
     if io::stdout().is_terminal() {
-        lines += "Ctrl-C ends it.\n";
+        lines += "Ctrl-C ends the server.\n";
     }
-    // The server works without an open standard output, too.
+    // The server does not depend on an open standard output.
     let _ = io::stdout().write_all(lines.as_bytes()).and_then(|()| io::stdout().flush());
 }
 
@@ -175,8 +177,8 @@ mod tests {
         assert_eq!(parsed("a=/x/y:2G"), region("a", "/x/y", Some(2 << 30)));
         assert_eq!(parsed("a=/dev/by-id/x:y"), region("a", "/dev/by-id/x:y", None));
         assert_eq!(parsed("a=b=c:4096"), region("a", "b=c", Some(4096)));
-        for nonsense in ["", "a", "=x", "a=", "a=/x:2Q", "a=/x:0"] {
-            assert!(parsed(nonsense).is_err(), "{nonsense}");
+        for invalid in ["", "a", "=x", "a=", "a=/x:2Q", "a=/x:0"] {
+            assert!(parsed(invalid).is_err(), "{invalid}");
         }
     }
 }

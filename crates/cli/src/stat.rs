@@ -1,4 +1,4 @@
-//! `terrace stat`: the counters of the NICs of running processes, which the processes themselves report.
+//! `terrace stat`: the counters of the NICs of running processes, as reported by the processes.
 
 use crate::{clients, regions, table};
 use clap::Args;
@@ -12,51 +12,49 @@ use terrace_tier::TierStats;
 const AFTER_HELP: &str = "\
 Examples:
   terrace stat                   # all processes that run with Terrace
-  terrace stat 4242              # counters of one: its port, its queue pairs
-  terrace stat 4242 --watch      # again each second, with rates
+  terrace stat 4242              # counters of one process: its port, its queue pairs
+  terrace stat 4242 --watch      # repeatedly, each second, with rates
   terrace stat 4242 --json | jq '.[0].port'
 
-Worth a look when things are slow: retransmits, timeouts, bad_icrc, and rx_overflows (the kernel
-dropped packets because nobody fetched them in time).
+Counters that explain low performance: retransmits, timeouts, bad_icrc, and rx_overflows (packets
+that the kernel dropped because the receive buffer was full).
 
-A process that was started with --fault-plan also tells what the plan has injected so far.
+A process with --fault-plan also shows the faults that the plan has injected.
 
-A process that was started with --dram has a table of the regions that are larger than memory: how
-many of their units of 1 MiB are resident, how many accesses found what they asked for there (hits)
-or did not (misses), and by how many IOs these were carried out: by page faults (mapping), from or to
-the page cache (cached, buffered), or directly from or to the disk (direct); how many MiB they moved,
-and how long they took.
+A process with --dram has a table of its regions larger than memory: resident units of 1 MiB;
+accesses to resident memory (hits) and to absent memory (misses); the IOs of misses by page faults
+(mapping), from or to the page cache (cached, buffered), and directly from or to the disk (direct);
+MiB transferred; and latencies of misses.
 
-`terrace serve` adds a table of its clients: the requests that the NIC has answered by itself
-(one-sided; fetched: how often it had to have memory brought for them), and those that came as
-messages (RPCs), by region.";
+`terrace serve` adds a table of its clients: the requests that the NIC has executed (one-sided;
+fetched: transfers of absent memory for them), and RPCs, by region.";
 
 /// Options of `terrace stat`.
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Options {
-    /// Process to ask; without it, all are listed
+    /// Process to show; without it, all processes are listed
     pid: Option<u32>,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Print again and again, every so many seconds
+    /// Print repeatedly, at this interval
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = clap::value_parser!(u64).range(1..))]
     watch: Option<u64>,
 }
 
-/// Why there is nothing to show.
+/// An error of querying processes.
 #[derive(Debug, thiserror::Error)]
 pub enum StatError {
     /// The kernel's list of sockets cannot be read.
     #[error("cannot list the processes that run with Terrace: {0}")]
     List(#[source] io::Error),
-    /// No process of this ID has a NIC.
+    /// The process has no NIC.
     #[error(
         "process {0} does not run with Terrace, or has not opened its device (`terrace stat` lists those that have)"
     )]
     NoDevice(u32),
-    /// The process has a NIC that does not answer.
+    /// The process has a NIC, but does not answer.
     #[error("process {0} does not answer: {1}")]
     NoAnswer(u32, #[source] io::Error),
     /// Standard output is closed or full.
@@ -76,13 +74,13 @@ pub fn show(options: &Options) -> Result<(), StatError> {
                     before = Some(now);
                     text
                 }
-                // The process answered before: a watched process is expected to end.
-                (Err(_), Some(_)) => return Ok(put(&format!("process {pid} has ended\n"))?),
+                // The process has answered before, so it has ended, which is not an error of --watch.
+                (Err(_), Some(_)) => return Ok(print(&format!("process {pid} has ended\n"))?),
                 (Err(error), None) => return Err(error),
             },
         };
         let clear = options.watch.is_some() && !options.json && io::stdout().is_terminal();
-        put(&format!("{}{text}", if clear { "\x1b[H\x1b[2J" } else { "" }))?;
+        print(&format!("{}{text}", if clear { "\x1b[H\x1b[2J" } else { "" }))?;
         match options.watch {
             Some(seconds) => std::thread::sleep(Duration::from_secs(seconds)),
             None => return Ok(()),
@@ -90,8 +88,8 @@ pub fn show(options: &Options) -> Result<(), StatError> {
     }
 }
 
-/// Writes to standard output. A closed pipe (`| head`) is no error.
-fn put(text: &str) -> io::Result<()> {
+/// Writes to standard output. A closed pipe (`| head`) is not an error.
+fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
@@ -116,7 +114,7 @@ fn to_json(value: &impl serde::Serialize, pretty: bool) -> String {
 
 fn list(json: bool) -> Result<String, StatError> {
     let pids = processes().map_err(StatError::List)?;
-    // A process that ends between the listing and the query is no error; one of another user still gets a line.
+    // A process may end between the listing and the query, which is not an error. One of another user gets a line, too.
     let answers: Vec<(u32, io::Result<Vec<DeviceSnapshot>>)> =
         pids.into_iter().map(|pid| (pid, fetch(pid))).collect();
     if json {
@@ -192,11 +190,11 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
     text += &section("port", &device.port, before.map(|device| &device.port), seconds);
     text += &section("dropped", &device.dropped, before.map(|device| &device.dropped), seconds);
     if device.passed_on > 0 {
-        text += &format!("passed on to other processes of this address: {} packets\n", device.passed_on);
+        text += &format!("forwarded to other processes of this address: {} packets\n", device.passed_on);
     }
     if !device.same_host.is_empty() {
         let before = before.map(|device| &device.same_host);
-        text += &section("on the same host, by memory", &device.same_host, before, seconds);
+        text += &section("to peers on the same host, by shared memory", &device.same_host, before, seconds);
     }
     text += &section("objects", &device.objects, None, seconds);
     if !device.injected.is_empty() {
@@ -232,7 +230,7 @@ fn clients(device: &DeviceSnapshot) -> Vec<ClientStats> {
     report.and_then(|report| Vec::deserialize(report).ok()).unwrap_or_default()
 }
 
-/// Counters under a title; with the rate since `before`, if given.
+/// Counters below a title. With rates if `before` is given.
 fn section(title: &str, counts: &Counts, before: Option<&Counts>, seconds: u64) -> String {
     let mut text = format!("\n{title}\n");
     for (name, value) in counts {
@@ -245,7 +243,7 @@ fn section(title: &str, counts: &Counts, before: Option<&Counts>, seconds: u64) 
     text
 }
 
-/// One line for each queue pair. Counters that are zero for all of them get no column.
+/// One line for each queue pair. Counters that are zero for all queue pairs get no column.
 fn queue_pair_table(pairs: &[QpSnapshot]) -> String {
     let counted: Vec<&String> = pairs
         .iter()
@@ -283,14 +281,14 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_shown_only_between_two_looks() {
+    fn rates_are_shown_only_with_an_earlier_sample() {
         let now = counts(&[("tx_packets", 300)]);
         assert!(!section("port", &now, None, 2).contains("/s"));
         assert!(section("port", &now, Some(&counts(&[("tx_packets", 100)])), 2).contains(" 100/s"));
     }
 
     #[test]
-    fn only_counters_that_counted_get_a_column() {
+    fn only_nonzero_counters_get_a_column() {
         let pair = QpSnapshot {
             qpn: 0x11,
             kind: "RC".into(),
@@ -304,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_does_not_answer_still_has_its_line() {
+    fn a_process_that_does_not_answer_has_a_line() {
         let rows = process_rows(1, &Err(io::ErrorKind::PermissionDenied.into()));
         assert_eq!((rows.len(), rows[0].len()), (1, 7));
     }

@@ -1,6 +1,6 @@
-//! Plain text tables: columns as wide as their widest cell, numbers right-aligned.
+//! Plain text tables. Columns are as wide as their widest cell; numbers are right-aligned.
 
-/// Lays out `rows` under `header`. A column is right-aligned when all its cells start with a digit.
+/// Renders `rows` below `header`. A column is right-aligned if all its cells start with a digit.
 pub fn render(header: &[&str], rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = header
         .iter()
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_go_right_and_text_goes_left() {
+    fn numbers_are_right_aligned_and_text_is_left_aligned() {
         let rows = vec![vec!["a".into(), "7".into()], vec!["long".into(), "1234".into()]];
         assert_eq!(render(&["name", "n"], &rows), "name     n\na        7\nlong  1234\n");
     }

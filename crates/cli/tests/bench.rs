@@ -38,21 +38,21 @@ fn bench(dir: &Path, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// Whether this user may limit memory; otherwise the tests are skipped.
-fn may_limit() -> bool {
+/// Whether this user may create control groups with memory limits. Otherwise the tests are skipped.
+fn can_limit_memory() -> bool {
     let group = Group::new(&format!("terrace-bench-may-{}", std::process::id()), 1 << 20, None);
     group.inspect_err(|error| eprintln!("skipped: {error}")).is_ok()
 }
 
 #[test]
-fn servers_are_started_measured_and_gone_afterwards() {
-    if !may_limit() {
+fn servers_are_started_measured_and_stopped() {
+    if !can_limit_memory() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let output = bench(dir.path(), &["--json"]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{log}");
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let rows = document["figures"][0]["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 6);

@@ -1,7 +1,7 @@
-//! Memory that a node, `terrace serve`, uses for its region: locked memory never exceeds the budget, misses leave
-//! nothing in the page cache, and a region's metadata is small.
+//! The memory use of a node, `terrace serve`: locked memory never exceeds the budget, misses add nothing to the page
+//! cache, and a region's metadata is small.
 //!
-//! `TERRACE_MEMORY_SECONDS=60` samples longer than the default. SPECIFICATION refers to the table that it prints.
+//! `TERRACE_MEMORY_SECONDS=60` samples longer than the default. SPECIFICATION refers to the printed table.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,11 +23,12 @@ const REGION_BYTES: u64 = 512 * MIB;
 const BUDGET_BYTES: u64 = 128 * MIB;
 const PAGE: u64 = 4096;
 const DEPTH: usize = 32;
-/// Units in transit at a time: the budget counts them, but they need not be locked at that time.
-const MOVING_BYTES: u64 = 5 * MIB;
-const EVERY: Duration = Duration::from_millis(10);
+/// The bytes of units in migration, which count against the budget, but are not always locked.
+const MIGRATING_BYTES: u64 = 5 * MIB;
+/// The interval of samples.
+const INTERVAL: Duration = Duration::from_millis(10);
 
-/// The number behind a name in a file of `/proc`, in bytes.
+/// The value of a field in a file of `/proc`, in bytes.
 fn field(text: &str, name: &str) -> u64 {
     let lines =
         text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.strip_suffix(" kB"));
@@ -38,7 +39,7 @@ fn read_proc(pid: u32, name: &str) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/{name}")).expect("the node runs")
 }
 
-/// A node's memory at one time, as the kernel counts it.
+/// A sample of a node's memory, as counted by the kernel.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sample {
     /// Locked bytes (VmLck).
@@ -54,7 +55,7 @@ impl Sample {
     }
 }
 
-/// How much of a file is in the page cache; `None` without fincore.
+/// The bytes of a file in the page cache; `None` without fincore.
 fn cached(path: &Path) -> Option<u64> {
     let output = Command::new("fincore")
         .args(["--bytes", "--noheadings", "--output", "RES"])
@@ -91,7 +92,7 @@ impl File {
     }
 }
 
-/// Reads and writes pages while `go_on`; most of them in a moving part of the region, if `hot_bytes` is not 0.
+/// Reads and writes pages while `go_on`. If `hot_bytes` is not 0, most of them are in a moving window of that size.
 fn load(node: &Node, hot_bytes: u64, go_on: impl Fn() -> bool) -> u64 {
     let client = node.connect();
     let region = client.open(REGION).expect("the region");
@@ -128,7 +129,7 @@ fn load(node: &Node, hot_bytes: u64, go_on: impl Fn() -> bool) -> u64 {
 }
 
 #[test]
-fn what_is_resident_stays_within_the_budget() {
+fn resident_memory_stays_within_the_budget() {
     let seconds =
         std::env::var("TERRACE_MEMORY_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(4);
     let file = File::new(REGION_BYTES);
@@ -144,10 +145,10 @@ fn what_is_resident_stays_within_the_budget() {
             if samples.len() % 8 == 0 {
                 cached_max = cached_max.max(cached(&file.path).unwrap_or(0));
             }
-            std::thread::sleep(EVERY);
+            std::thread::sleep(INTERVAL);
         }
         stop.store(true, Ordering::Relaxed);
-        loading.join().expect("the load goes on")
+        loading.join().expect("the load succeeds")
     });
     let mib = |bytes: u64| bytes as f64 / MIB as f64;
     let locked_max = samples.iter().map(|sample| sample.locked).max().unwrap_or(0);
@@ -160,7 +161,7 @@ fn what_is_resident_stays_within_the_budget() {
     println!("budget {:.1}", mib(BUDGET_BYTES));
     println!("locked, at most {:.1}, once it was full at least {:.1}", mib(locked_max), mib(locked_min));
     println!(
-        "in the page table, with what the program has touched of itself since it began, at most {:.1}",
+        "in the page table, with the program's own pages since the start, at most {:.1}",
         mib(resident_max)
     );
     println!("in the page cache, at most {:.1}", mib(cached_max));
@@ -168,17 +169,17 @@ fn what_is_resident_stays_within_the_budget() {
     assert!(locked_max <= BUDGET_BYTES, "{locked_max} bytes locked");
     assert!(resident_max <= BUDGET_BYTES + BUDGET_BYTES / 50, "{resident_max} bytes resident");
     assert!(full < samples.len(), "the budget was never used: {locked_max} bytes");
-    assert!(locked_min + MOVING_BYTES >= BUDGET_BYTES, "{locked_min} bytes locked");
+    assert!(locked_min + MIGRATING_BYTES >= BUDGET_BYTES, "{locked_min} bytes locked");
     // Demoted units are written back before they are dropped.
-    assert!(cached_max <= BUDGET_BYTES + MOVING_BYTES, "{cached_max} bytes in the page cache");
+    assert!(cached_max <= BUDGET_BYTES + MIGRATING_BYTES, "{cached_max} bytes in the page cache");
 }
 
 #[test]
-fn misses_leave_nothing_in_the_page_cache_and_in_the_page_table() {
+fn misses_add_nothing_to_the_page_cache_and_the_page_table() {
     let file = File::new(REGION_BYTES);
     // No unit is promoted within the first minute.
     let node = file.serve(BUDGET_BYTES, 60_000);
-    let Some(before) = cached(&file.path) else { return eprintln!("no fincore here: not tried") };
+    let Some(before) = cached(&file.path) else { return eprintln!("skipped: no fincore") };
     let resident_before = Sample::take(node.pid());
     let started = Instant::now();
     let count = load(&node, 0, || started.elapsed() < Duration::from_secs(1));
@@ -192,11 +193,11 @@ fn misses_leave_nothing_in_the_page_cache_and_in_the_page_table() {
 }
 
 #[test]
-fn what_is_known_of_a_region_is_little() {
-    let own = |bytes: u64| {
+fn metadata_of_a_region_is_small() {
+    let unlocked_bytes = |bytes: u64| {
         let file = File::new(bytes);
         let node = file.serve(2 * MIB, 20);
-        // A client has fetched its metadata by then, and all units were checked for hotness.
+        // In this time a client fetches the metadata, and the migrator examines all units.
         let client = node.connect();
         client.open(REGION).expect("the region");
         std::thread::sleep(Duration::from_millis(200));
@@ -204,8 +205,11 @@ fn what_is_known_of_a_region_is_little() {
         field(&status, "RssAnon") + field(&status, "RssShmem") + field(&status, "VmPTE")
     };
     let large = 16 << 30;
-    let (small, all) = (own(MIB), own(large));
-    let known = all.saturating_sub(small);
-    println!("{known} bytes for a region of {large}, {:.4} %", known as f64 * 100.0 / large as f64);
-    assert!(known * 1000 <= large * 3, "{known} bytes for {large}");
+    let (small, all) = (unlocked_bytes(MIB), unlocked_bytes(large));
+    let metadata = all.saturating_sub(small);
+    println!(
+        "{metadata} bytes of metadata for a region of {large}, {:.4} %",
+        metadata as f64 * 100.0 / large as f64
+    );
+    assert!(metadata * 1000 <= large * 3, "{metadata} bytes for {large}");
 }

@@ -1,11 +1,11 @@
-//! `terrace run` from a user's view: the program's environment, and one clear line for each mistake.
+//! `terrace run`: the environment of the program, and one line of error for each mistake.
 //!
-//! The library is a stand-in: an empty file at the right path, which the loader complains about and skips.
+//! The library is an empty file at the right path, which the loader skips with a warning.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// An installation in a directory of its own, removed when dropped.
+/// An installation in a temporary directory, which is removed when this is dropped.
 struct Installation(PathBuf);
 
 impl Installation {
@@ -14,7 +14,7 @@ impl Installation {
             Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("run-{}-{name}", std::process::id()));
         std::fs::create_dir_all(prefix.join("bin")).unwrap();
         std::fs::create_dir_all(prefix.join("lib/terrace")).unwrap();
-        // A link, not a copy: a copy being written when another test's thread forks is "busy" when it is executed.
+        // A link, not a copy: executing a copy fails with ETXTBSY if another test's thread forked while it was written.
         std::fs::hard_link(env!("CARGO_BIN_EXE_terrace"), prefix.join("bin/terrace")).unwrap();
         std::fs::write(prefix.join("lib/terrace/libibverbs.so.1"), b"").unwrap();
         Installation(prefix)
@@ -54,7 +54,7 @@ fn variable<'a>(output: &'a str, name: &str) -> Option<&'a str> {
     output.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
 }
 
-/// The run failed with `status` and printed exactly one line, with `needle` in it.
+/// Checks that the run failed with `status` and printed exactly one line, which contains `needle`.
 fn assert_one_line(output: &Output, status: i32, needle: &str) {
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(status), "{message}");
@@ -157,24 +157,24 @@ fn the_fault_plan_is_checked() {
     installation.file("key.toml", "lost = 0.1\n");
     assert_one_line(&installation.run(&["--fault-plan", "key.toml", "--", "env"]), 125, "lost");
     installation.file("kind.toml", "seed = 1\n[[fault]]\nkind = \"rnr\"\nafter_packets = 1\n");
-    let said = "fault 1 (kind = \"rnr\"): `after_packets` is no key of this kind; it has probability";
-    assert_one_line(&installation.run(&["--fault-plan", "kind.toml", "--", "env"]), 125, said);
+    let message = "fault 1 (kind = \"rnr\"): `after_packets` is no key of this kind; it has probability";
+    assert_one_line(&installation.run(&["--fault-plan", "kind.toml", "--", "env"]), 125, message);
     installation.file("range.toml", "loss = 1.5\n");
     assert_one_line(&installation.run(&["--fault-plan", "range.toml", "--", "env"]), 125, "1.5");
 }
 
 #[test]
-fn a_plan_for_storage_that_is_not_there_is_remarked_upon() {
+fn a_plan_with_faults_of_storage_without_dram_gives_a_warning() {
     let installation = Installation::new("storage");
     installation.file("slow.toml", "[[fault]]\nkind = \"slow-storage\"\ndelay_us_min = 100\n");
-    let said = |arguments: &[&str]| {
+    let warning = |arguments: &[&str]| {
         let output = installation.run(&[&["--fault-plan", "slow.toml"], arguments, &["--", "env"]].concat());
         assert_eq!(output.status.code(), Some(0));
         String::from_utf8(output.stderr).unwrap()
     };
-    assert!(said(&[]).contains("without --dram"));
-    assert!(said(&["--dram", "1M", "--mode", "odp"]).contains("--mode wait"));
-    assert!(!said(&["--dram", "1M"]).contains("fault plan"));
+    assert!(warning(&[]).contains("need --dram"));
+    assert!(warning(&["--dram", "1M", "--mode", "odp"]).contains("--mode wait"));
+    assert!(!warning(&["--dram", "1M"]).contains("fault plan"));
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn a_missing_library_is_named() {
 }
 
 #[test]
-fn an_existing_preload_is_kept_behind_ours() {
+fn an_existing_preload_comes_after_ours() {
     let installation = Installation::new("preload");
     let output = Command::new(installation.0.join("bin/terrace"))
         .args(["run", "--", "env"])

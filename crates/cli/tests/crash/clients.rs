@@ -1,4 +1,4 @@
-//! Clients that are killed, while another one continues.
+//! Clients are killed, and another one continues.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -11,44 +11,44 @@ use rand::{Rng, SeedableRng};
 use terrace_nic::{Buffer, WcStatus};
 use terrace_node::{Client, Region};
 
-use super::disk::{Disk, Place};
+use super::disk::{Disk, Storage};
 use super::node::{Node, REGION, address, connect};
 use super::{REGION_BYTES, seed};
 
-/// Environment variable of the process that is to be killed: the node's address and slot, a seed, and the round.
+/// The environment variable of the process to be killed: the node's address and instance index, a seed, and the round.
 const CHILD: &str = "TERRACE_CRASH_CLIENT";
-/// Not a divisor of the page size, so that most slots straddle pages; long enough for the node to fetch.
+/// The bytes of a slot. Not a divisor of the page size, so that most slots straddle pages.
 const SLOT_BYTES: usize = 100_008;
 const SLOTS: usize = 120;
 /// Outstanding requests of the client when it is killed.
 const DEPTH: usize = 16;
-/// How long the surviving client waits for an answer.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The time limit for an access of the surviving client.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A slot full of one number: the slot's index and a version.
+/// The content of a slot: one number, made of the slot's index and a version.
 fn content(slot: usize, version: u64) -> Vec<u8> {
     ((slot as u64) << 48 | version).to_ne_bytes().repeat(SLOT_BYTES / 8)
 }
 
-/// Writes and reads without end. Prints each acknowledged write as `slot version`, one a line.
+/// Writes and reads until the process is killed. Prints each acknowledged write as a line `slot version`.
 pub fn write_until_killed() {
     let Ok(child) = std::env::var(CHILD) else { return };
     let fields: Vec<&str> = child.split(' ').collect();
-    let [address, slot, seed, round] = fields[..] else { panic!("{CHILD}={child}") };
+    let [address, instance, seed, round] = fields[..] else { panic!("{CHILD}={child}") };
     let address: IpAddr = address.parse().expect("an address");
-    let client = connect(address, slot.parse().expect("a slot"));
+    let client = connect(address, instance.parse().expect("an instance index"));
     let region = client.open(REGION).expect("the region");
     let buffers: Vec<Buffer> = (0..DEPTH * 2).map(|_| client.buffer(SLOT_BYTES).expect("a buffer")).collect();
     let mut random = StdRng::seed_from_u64(seed.parse().expect("a seed"));
     let mut version = round.parse::<u64>().expect("a round") << 32;
-    // By tag; even tags are writes.
-    let mut under_way: Vec<Option<(usize, u64)>> = vec![None; DEPTH * 2];
+    // Slot and version by tag. Even tags are writes.
+    let mut in_flight: Vec<Option<(usize, u64)>> = vec![None; DEPTH * 2];
     let mut done = Vec::new();
     loop {
-        for tag in 0..under_way.len() {
+        for tag in 0..in_flight.len() {
             let slot = random.random_range(0..SLOTS);
-            let is_taken = under_way.iter().step_by(2).flatten().any(|(other, _)| *other == slot);
-            if under_way[tag].is_some() || is_taken {
+            let is_taken = in_flight.iter().step_by(2).flatten().any(|(other, _)| *other == slot);
+            if in_flight[tag].is_some() || is_taken {
                 continue;
             }
             let (offset, buffer, len) = ((slot * SLOT_BYTES) as u64, &buffers[tag], SLOT_BYTES as u32);
@@ -59,21 +59,21 @@ pub fn write_until_killed() {
             } else {
                 region.read(offset, buffer, 0, len, tag as u64).expect("begun");
             }
-            under_way[tag] = Some((slot, version));
+            in_flight[tag] = Some((slot, version));
         }
         client.poll(&mut done).expect("a healthy connection");
         for completion in done.drain(..) {
             assert_eq!(completion.status, WcStatus::Success);
-            let (slot, version) = under_way[completion.tag as usize].take().expect("it is under way");
+            let (slot, version) = in_flight[completion.tag as usize].take().expect("it is in flight");
             if completion.tag % 2 == 0 {
                 let line = format!("{slot} {version}\n");
-                std::io::stdout().write_all(line.as_bytes()).expect("somebody listens");
+                std::io::stdout().write_all(line.as_bytes()).expect("the parent reads");
             }
         }
     }
 }
 
-/// A client in a process of its own. Killed when dropped.
+/// A client in its own process, which is killed when this is dropped.
 struct Victim {
     process: Child,
     acknowledged: Receiver<(usize, u64)>,
@@ -83,14 +83,14 @@ impl Victim {
     fn start(node: &Node, seed: u64, round: u64) -> Victim {
         let mut process = Command::new(std::env::current_exe().expect("it runs"))
             .args(["--exact", "child", "--nocapture"])
-            .env(CHILD, format!("{} {} {seed} {round}", address(), node.slot))
+            .env(CHILD, format!("{} {} {seed} {round}", address(), node.instance))
             .stdout(Stdio::piped())
             .spawn()
             .expect("it starts");
         let lines = BufReader::new(process.stdout.take().expect("it is piped")).lines();
         let (sender, acknowledged) = channel();
         std::thread::spawn(move || {
-            // The test harness prints other lines; the last line may be cut short.
+            // The test harness prints other lines, and the last line may be truncated.
             let parse = |line: String| {
                 let (slot, version) = line.split_once(' ')?;
                 Some((slot.parse().ok()?, version.parse().ok()?))
@@ -102,7 +102,7 @@ impl Victim {
     }
 
     /// Waits until a write was acknowledged.
-    fn wait_until_busy(&self) -> (usize, u64) {
+    fn wait_for_write(&self) -> (usize, u64) {
         self.acknowledged.recv().expect("the client writes")
     }
 }
@@ -126,7 +126,7 @@ impl Survivor<'_> {
         let (mut done, started) = (Vec::new(), Instant::now());
         while done.is_empty() {
             self.client.poll(&mut done).expect("a healthy connection");
-            assert!(started.elapsed() < PATIENCE, "the node does not answer");
+            assert!(started.elapsed() < TIMEOUT, "the node does not answer");
         }
         assert_eq!(done[0].status, WcStatus::Success);
     }
@@ -139,8 +139,8 @@ impl Survivor<'_> {
         out
     }
 
-    /// Writes a range of its own, and reads it back.
-    fn visit(&self, byte: u8) {
+    /// Writes a range that no other client accesses, and reads it back.
+    fn write_and_read_back(&self, byte: u8) {
         let (offset, len) = (SLOTS * SLOT_BYTES + 77 * usize::from(byte), 50_000);
         self.buffer.write(0, &vec![byte; len]).expect("within");
         self.region.write(offset as u64, &self.buffer, 0, len as u32, 1).expect("begun");
@@ -149,15 +149,15 @@ impl Survivor<'_> {
     }
 }
 
-/// Every slot holds a version that a client of this round or an earlier one wrote, and no acknowledged write is
-/// missing.
+/// Checks that every slot has a version that a client of this round or an earlier one wrote, and that no acknowledged
+/// write is missing.
 fn check_slots(survivor: &Survivor<'_>, acknowledged: &[u64], round: u64) {
     for (slot, version) in acknowledged.iter().enumerate() {
         let found = survivor.read(slot * SLOT_BYTES, SLOT_BYTES);
         for word in found.chunks(8) {
             let word = u64::from_ne_bytes(word.try_into().expect("8 bytes"));
-            let (of, found) = ((word >> 48) as usize, word & ((1 << 48) - 1));
-            let is_known = word == 0 || (of == slot && found >> 32 <= round);
+            let (index, found) = ((word >> 48) as usize, word & ((1 << 48) - 1));
+            let is_known = word == 0 || (index == slot && found >> 32 <= round);
             assert!(
                 is_known && found >= *version,
                 "slot {slot} in round {round} of seed {}: {word:#x}, {version:#x} was acknowledged",
@@ -167,10 +167,10 @@ fn check_slots(survivor: &Survivor<'_>, acknowledged: &[u64], round: u64) {
     }
 }
 
-/// Kills one client a round.
-pub fn die(rounds: u64) {
+/// Kills one client per round.
+pub fn kill_clients(rounds: u64) {
     const { assert!(SLOTS * SLOT_BYTES + 256 * 77 + 50_000 < REGION_BYTES) };
-    let disk = Disk::new(Place::File, REGION_BYTES as u64);
+    let disk = Disk::new(Storage::File, REGION_BYTES as u64);
     let mut node = Node::start(&disk.region());
     let client = node.connect();
     let region = client.open(REGION).expect("the region");
@@ -180,11 +180,11 @@ pub fn die(rounds: u64) {
     let mut count = 0;
     for round in 1..=rounds {
         let mut victim = Victim::start(&node, random.random(), round);
-        let first = victim.wait_until_busy();
-        let moment = Duration::from_micros(random.random_range(0..60_000));
+        let first = victim.wait_for_write();
+        let delay = Duration::from_micros(random.random_range(0..60_000));
         let started = Instant::now();
-        while started.elapsed() < moment {
-            survivor.visit(round as u8);
+        while started.elapsed() < delay {
+            survivor.write_and_read_back(round as u8);
         }
         victim.process.kill().expect("it is a child");
         victim.process.wait().expect("it is a child");
@@ -192,7 +192,7 @@ pub fn die(rounds: u64) {
             acknowledged[slot] = version;
             count += 1;
         }
-        survivor.visit(!(round as u8));
+        survivor.write_and_read_back(!(round as u8));
         check_slots(&survivor, &acknowledged, round);
         assert!(node.is_alive());
     }

@@ -1,5 +1,5 @@
-//! The region's storage, and reads of it that bypass the node.
-#![allow(dead_code, reason = "not every test uses everything")]
+//! The storage of a region, and reads of it that bypass the node.
+#![allow(dead_code, reason = "each test uses some of it")]
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -12,32 +12,33 @@ use tempfile::TempDir;
 const PAGE_BYTES: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Storage {
     /// A sparse file, like most regions.
     File,
-    /// A loop device: its image holds exactly the data that has left its page cache. Needs the right to create one.
+    /// A loop device: its image contains exactly the data written back from its page cache. Requires the right to create
+    /// one.
     BlockDevice,
 }
 
 /// The region's file or device. Removed on drop.
 pub struct Disk {
     dir: TempDir,
-    /// A loop device, and the open file that keeps it.
+    /// A loop device, and the open file that keeps it attached.
     device: Option<(PathBuf, File)>,
     len: u64,
 }
 
 impl Disk {
-    /// Falls back to a file where no device can be made.
-    pub fn new(place: Place, len: u64) -> Disk {
+    /// Creates the storage; a file if no loop device can be created.
+    pub fn new(storage: Storage, len: u64) -> Disk {
         let dir = tempfile::tempdir().expect("a directory");
         let mut disk = Disk { dir, device: None, len };
-        if place == Place::BlockDevice {
+        if storage == Storage::BlockDevice {
             File::create(disk.image_path()).and_then(|image| image.set_len(len)).expect("an image");
             match loop_device(&disk.image_path()) {
                 Ok(device) => disk.device = Some(device),
                 Err(error) => {
-                    eprintln!("no loop device here, so what a device has is not looked at: {error}")
+                    eprintln!("no loop device, so the content of the device is not checked: {error}")
                 }
             }
         }
@@ -57,17 +58,17 @@ impl Disk {
         }
     }
 
-    /// The device's content at this time, without its page cache. `None` for a file: a read past the page cache would
-    /// make the kernel write the cached data back.
+    /// The device's content without its page cache. `None` for a file: a direct read would make the kernel write the
+    /// cached data back.
     pub fn device_image(&self) -> Option<Vec<u8>> {
         self.device.as_ref().map(|_| std::fs::read(self.image_path()).expect("the image"))
     }
 
-    /// The file's content once none of it is in the page cache.
+    /// The file's content, read with direct IO after its page cache was dropped.
     pub fn direct_image(&self) -> Vec<u8> {
         let mut options = File::options();
         let file =
-            options.read(true).custom_flags(OFlag::O_DIRECT.bits()).open(self.region()).expect("it is there");
+            options.read(true).custom_flags(OFlag::O_DIRECT.bits()).open(self.region()).expect("it exists");
         // One page extra, to align the buffer.
         let len = self.len as usize;
         let mut memory = vec![0; len + PAGE_BYTES];
@@ -79,15 +80,15 @@ impl Disk {
         memory
     }
 
-    /// Drops clean pages: the file's own, or those of all files with `TERRACE_CRASH_DROP_CACHES=1` (for a machine of
-    /// our own).
+    /// Drops clean pages of the file, or those of all files with `TERRACE_CRASH_DROP_CACHES=1` (for a dedicated
+    /// machine).
     fn drop_caches(&self, file: &File) {
         file.sync_all().expect("the disk works");
         let dropped = std::env::var("TERRACE_CRASH_DROP_CACHES").is_ok_and(|value| value == "1")
             && std::fs::write("/proc/sys/vm/drop_caches", "1").is_ok();
         if !dropped {
             let advice = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
-            posix_fadvise(file, 0, 0, advice).expect("a file can be advised on");
+            posix_fadvise(file, 0, 0, advice).expect("advice for a file");
         }
     }
 }

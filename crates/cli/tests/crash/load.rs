@@ -1,4 +1,4 @@
-//! Two clients that write and commit without pause.
+//! The load: two clients that write and commit continuously.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,16 +14,16 @@ use super::node::REGION;
 use super::{MIB, REGION_BYTES};
 
 const LEN_MAX: usize = 256 << 10;
-/// Outstanding accesses of a client.
+/// The accesses in flight of a client.
 const SLOTS: usize = 12;
-/// Slots that may be long: with long accesses in every slot, soon nothing else would be outstanding.
+/// The slots for long accesses. With long accesses in every slot, soon all accesses in flight would be long.
 const LONG_SLOTS: usize = 3;
 /// Half of the writes go to this prefix, so that units become resident.
 const HOT_BYTES: usize = 2 * MIB;
-/// Limit for one access. It is much longer than an access takes, because of other load on the disk.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long to wait for answers that a killed node had already sent.
-const ECHO: Duration = Duration::from_millis(20);
+/// The time limit for an access, which includes other load on the disk.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// The time to receive answers that a killed node had sent.
+const DRAIN: Duration = Duration::from_millis(20);
 
 /// The purpose of an access.
 enum Purpose {
@@ -36,8 +36,8 @@ struct Writer<'a> {
     client: &'a Client,
     region: Region<'a>,
     buffers: Vec<Buffer>,
-    /// By slot, which is the tag.
-    under_way: HashMap<usize, Purpose>,
+    /// The accesses in flight by slot, which is the tag.
+    in_flight: HashMap<usize, Purpose>,
 }
 
 pub struct Load<'a> {
@@ -50,7 +50,7 @@ impl<'a> Load<'a> {
         let writer = |client: &'a Client| {
             let region = client.open(REGION).expect("the region");
             let buffers = (0..SLOTS).map(|_| client.buffer(LEN_MAX).expect("a buffer")).collect();
-            Writer { client, region, buffers, under_way: HashMap::new() }
+            Writer { client, region, buffers, in_flight: HashMap::new() }
         };
         Load { random: StdRng::seed_from_u64(seed), writers: clients.each_ref().map(writer) }
     }
@@ -60,28 +60,28 @@ impl<'a> Load<'a> {
         let Writer { client, region, .. } = &self.writers[0];
         region.commit(0, REGION_BYTES as u32, 0).expect("begun");
         wait_for(client, 1);
-        model.all_is_durable();
+        model.make_all_durable();
     }
 
     /// Reads the whole region.
     pub fn read_all(&mut self) -> Vec<u8> {
         let Writer { client, region, buffers, .. } = &self.writers[0];
         let mut image = vec![0; REGION_BYTES];
-        for (turn, pieces) in image.chunks_mut(SLOTS * LEN_MAX).enumerate() {
-            let pieces: Vec<&mut [u8]> = pieces.chunks_mut(LEN_MAX).collect();
-            for (slot, piece) in pieces.iter().enumerate() {
-                let offset = ((turn * SLOTS + slot) * LEN_MAX) as u64;
-                region.read(offset, &buffers[slot], 0, piece.len() as u32, slot as u64).expect("begun");
+        for (batch, chunks) in image.chunks_mut(SLOTS * LEN_MAX).enumerate() {
+            let chunks: Vec<&mut [u8]> = chunks.chunks_mut(LEN_MAX).collect();
+            for (slot, chunk) in chunks.iter().enumerate() {
+                let offset = ((batch * SLOTS + slot) * LEN_MAX) as u64;
+                region.read(offset, &buffers[slot], 0, chunk.len() as u32, slot as u64).expect("begun");
             }
-            wait_for(client, pieces.len());
-            for (slot, piece) in pieces.into_iter().enumerate() {
-                buffers[slot].read(0, piece).expect("within");
+            wait_for(client, chunks.len());
+            for (slot, chunk) in chunks.into_iter().enumerate() {
+                buffers[slot].read(0, chunk).expect("within");
             }
         }
         image
     }
 
-    /// Writes and commits until the node is dead.
+    /// Writes and commits until the node has died.
     pub fn run(&mut self, model: &mut Model, is_dead: impl Fn() -> bool) {
         let mut last_end = Instant::now();
         while !is_dead() {
@@ -93,17 +93,17 @@ impl<'a> Load<'a> {
                 match self.collect(writer, model) {
                     Ok(0) => {}
                     Ok(_) => last_end = Instant::now(),
-                    Err(what) => return assert!(wait_until(&is_dead), "{what}"),
+                    Err(failure) => return assert!(wait_until(&is_dead), "{failure}"),
                 }
             }
-            assert!(last_end.elapsed() < PATIENCE, "the node has stopped to answer");
+            assert!(last_end.elapsed() < TIMEOUT, "the node does not answer");
         }
     }
 
-    /// Takes the last answers of a killed node.
-    pub fn abandon(mut self, model: &mut Model) {
+    /// Receives the last answers of a killed node.
+    pub fn drain(mut self, model: &mut Model) {
         let started = Instant::now();
-        while started.elapsed() < ECHO {
+        while started.elapsed() < DRAIN {
             for writer in 0..self.writers.len() {
                 // Failures are expected now.
                 let _ = self.collect(writer, model);
@@ -114,45 +114,45 @@ impl<'a> Load<'a> {
     /// Starts accesses in all free slots of a writer.
     fn fill(&mut self, writer: usize, model: &mut Model) -> Result<(), ClientError> {
         for slot in 0..SLOTS {
-            if self.writers[writer].under_way.contains_key(&slot) {
+            if self.writers[writer].in_flight.contains_key(&slot) {
                 continue;
             }
             let range = self.pick(slot < LONG_SLOTS);
-            // The order of two clients' overlapping writes would be unknown.
-            let disputed = |purpose: &Purpose| match purpose {
+            // The order of overlapping writes of two clients is undefined.
+            let overlaps = |purpose: &Purpose| match purpose {
                 Purpose::Write { range: other, .. } => other.start < range.end && range.start < other.end,
                 Purpose::Commit(_) => false,
             };
-            if self.writers[1 - writer].under_way.values().any(disputed) {
+            if self.writers[1 - writer].in_flight.values().any(overlaps) {
                 continue;
             }
             let is_commit = self.random.random_range(0..40) == 0;
-            let Writer { region, buffers, under_way, .. } = &mut self.writers[writer];
+            let Writer { region, buffers, in_flight, .. } = &mut self.writers[writer];
             if is_commit {
                 let len = if self.random.random() { range.len() } else { REGION_BYTES - range.start };
                 let commit = model.begin_commit(range.start..range.start + len);
                 region.commit(range.start as u64, len as u32, slot as u64)?;
-                under_way.insert(slot, Purpose::Commit(commit));
+                in_flight.insert(slot, Purpose::Commit(commit));
                 continue;
             }
             let mut data = vec![0; range.len()];
             self.random.fill_bytes(&mut data);
             buffers[slot].write(0, &data).expect("within");
-            // Even if the call fails, the write may take effect.
+            // The write may take effect even if the call fails.
             let number = model.begin(range.clone(), data);
             region.write(range.start as u64, &buffers[slot], 0, range.len() as u32, slot as u64)?;
-            under_way.insert(slot, Purpose::Write { number, range });
+            in_flight.insert(slot, Purpose::Write { number, range });
         }
         Ok(())
     }
 
     /// Takes completions and updates the model. Returns their count, or the failure.
     fn collect(&mut self, writer: usize, model: &mut Model) -> Result<usize, String> {
-        let Writer { client, under_way, .. } = &mut self.writers[writer];
+        let Writer { client, in_flight, .. } = &mut self.writers[writer];
         let mut done = Vec::new();
         client.poll(&mut done).map_err(|error| error.to_string())?;
         for completion in &done {
-            let purpose = under_way.remove(&(completion.tag as usize)).expect("it is under way");
+            let purpose = in_flight.remove(&(completion.tag as usize)).expect("it is under way");
             if completion.status != WcStatus::Success {
                 return Err(format!("{completion:?}"));
             }
@@ -164,7 +164,7 @@ impl<'a> Load<'a> {
         Ok(done.len())
     }
 
-    /// 1 B to 256 KiB; many short ranges, some aligned to pages.
+    /// A random range of 1 B to 256 KiB: many are short, some are aligned to pages.
     fn pick(&mut self, may_be_long: bool) -> Range<usize> {
         let len_max = [16, 600, 4096, 20_000][self.random.random_range(0..4)];
         let mut len = self.random.random_range(1..=if may_be_long { LEN_MAX } else { len_max });
@@ -190,7 +190,7 @@ fn wait_for(client: &Client, count: usize) {
     let (mut done, started) = (Vec::new(), Instant::now());
     while done.len() < count {
         client.poll(&mut done).expect("a healthy connection");
-        assert!(started.elapsed() < PATIENCE, "{} of {count} answers", done.len());
+        assert!(started.elapsed() < TIMEOUT, "{} of {count} answers", done.len());
     }
     assert!(done.iter().all(|one| one.status == WcStatus::Success), "{done:?}");
 }

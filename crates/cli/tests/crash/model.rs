@@ -1,12 +1,12 @@
-//! The possible contents of a region: after a kill, and on the device.
+//! A model of the possible contents of a region, after a kill and on the device.
 
 use std::ops::Range;
 
-/// A write that a client has started.
+/// A write that a client has begun.
 struct Write {
     range: Range<usize>,
     data: Vec<u8>,
-    /// The time of the acknowledgement; `None` while the write is outstanding.
+    /// The time of the acknowledgement; `None` while the write is in flight.
     acknowledged_at: Option<u32>,
 }
 
@@ -16,7 +16,7 @@ impl Write {
     }
 }
 
-/// A commit that a client has started.
+/// A commit that a client has begun.
 pub struct Commit {
     range: Range<usize>,
     at: u32,
@@ -31,14 +31,14 @@ pub struct Model {
     /// Each byte's content at its last commit, and the time at which that commit started.
     durable: Vec<u8>,
     durable_at: Vec<u32>,
-    /// In the order of their start.
+    /// The writes, in the order in which they were begun.
     writes: Vec<Write>,
     commit_count: usize,
     now: u32,
 }
 
 impl Model {
-    /// Durable zeros.
+    /// A region of durable zeros.
     pub fn new(len: usize) -> Model {
         Model {
             acknowledged: vec![0; len],
@@ -50,7 +50,7 @@ impl Model {
         }
     }
 
-    /// Starts a write and returns its number.
+    /// Begins a write and returns its number.
     pub fn begin(&mut self, range: Range<usize>, data: Vec<u8>) -> usize {
         self.writes.push(Write { range, data, acknowledged_at: None });
         self.writes.len() - 1
@@ -64,7 +64,7 @@ impl Model {
         self.acknowledged[write.range.clone()].copy_from_slice(&write.data);
     }
 
-    /// Starts a commit.
+    /// Begins a commit.
     pub fn begin_commit(&mut self, range: Range<usize>) -> Commit {
         self.now += 1;
         Commit { bytes: self.acknowledged[range.clone()].to_vec(), range, at: self.now }
@@ -73,9 +73,9 @@ impl Model {
     /// Acknowledges a commit.
     pub fn acknowledge_commit(&mut self, commit: &Commit) {
         self.commit_count += 1;
-        for (place, byte) in commit.range.clone().zip(&commit.bytes) {
-            if self.durable_at[place] < commit.at {
-                (self.durable[place], self.durable_at[place]) = (*byte, commit.at);
+        for (at, byte) in commit.range.clone().zip(&commit.bytes) {
+            if self.durable_at[at] < commit.at {
+                (self.durable[at], self.durable_at[at]) = (*byte, commit.at);
             }
         }
     }
@@ -88,17 +88,17 @@ impl Model {
         self.commit_count
     }
 
-    pub fn under_way_count(&self) -> usize {
+    pub fn in_flight_count(&self) -> usize {
         self.writes.len() - self.acknowledged_count()
     }
 
-    /// Checks a region's content: each byte is the acknowledged one, or from an outstanding write.
+    /// Checks a region's content: each byte is the acknowledged one, or from a write in flight.
     ///
     /// # Errors
     /// Describes the wrong bytes.
     pub fn check(&self, image: &[u8]) -> Result<(), String> {
-        let under_way = self.writes.iter().filter(|write| write.acknowledged_at.is_none());
-        self.report(&unexplained(image, &self.acknowledged, under_way, |_, _| true))
+        let in_flight = self.writes.iter().filter(|write| write.acknowledged_at.is_none());
+        self.report(&unexplained(image, &self.acknowledged, in_flight, |_, _| true))
     }
 
     /// Checks a device's content: each byte is the committed one, or from a write that was not acknowledged before the
@@ -107,33 +107,34 @@ impl Model {
     /// # Errors
     /// Describes the wrong bytes.
     pub fn check_durable(&self, image: &[u8]) -> Result<(), String> {
-        let is_later =
-            |write: &Write, place: usize| write.acknowledged_at.is_none_or(|at| at > self.durable_at[place]);
+        let is_later = |write: &Write, at: usize| {
+            write.acknowledged_at.is_none_or(|acknowledged_at| acknowledged_at > self.durable_at[at])
+        };
         self.report(&unexplained(image, &self.durable, self.writes.iter(), is_later))
     }
 
     fn report(&self, wrong: &[usize]) -> Result<(), String> {
         let (Some(first), Some(last)) = (wrong.first(), wrong.last()) else { return Ok(()) };
         let range = *first..last + 1;
-        let about: Vec<_> = self
+        let writes: Vec<_> = self
             .writes
             .iter()
             .enumerate()
             .filter(|(_, write)| write.overlaps(&range))
             .map(|(number, write)| (number, &write.range, write.acknowledged_at))
             .collect();
-        let about = &about[about.len().saturating_sub(10)..];
-        Err(format!("{} wrong bytes in {range:x?}; the last writes there: {about:x?}", wrong.len()))
+        let last = &writes[writes.len().saturating_sub(10)..];
+        Err(format!("{} wrong bytes in {range:x?}; the last writes there: {last:x?}", wrong.len()))
     }
 
-    /// Takes over the content after a kill.
-    pub fn settle(&mut self, image: Vec<u8>) {
+    /// Makes the content after a kill the acknowledged one.
+    pub fn restart(&mut self, image: Vec<u8>) {
         self.acknowledged = image;
         self.commit_count = 0;
     }
 
-    /// Makes all acknowledged writes durable, and forgets all writes.
-    pub fn all_is_durable(&mut self) {
+    /// Makes all acknowledged writes durable, and removes all writes.
+    pub fn make_all_durable(&mut self) {
         self.durable.copy_from_slice(&self.acknowledged);
         self.durable_at.fill(0);
         self.writes.clear();
@@ -141,7 +142,7 @@ impl Model {
     }
 }
 
-/// The positions whose bytes are neither the wanted ones nor from a write that `admits` allows there.
+/// The positions whose bytes are neither the wanted ones nor from a write for which `admits` is true.
 fn unexplained<'a>(
     image: &[u8],
     wanted: &[u8],
@@ -151,22 +152,22 @@ fn unexplained<'a>(
     assert_eq!(image.len(), wanted.len());
     let mut wrong: Vec<bool> = image.iter().zip(wanted).map(|(found, wanted)| found != wanted).collect();
     for write in writes {
-        for (place, byte) in write.range.clone().zip(&write.data) {
-            if wrong[place] && image[place] == *byte && admits(write, place) {
-                wrong[place] = false;
+        for (at, byte) in write.range.clone().zip(&write.data) {
+            if wrong[at] && image[at] == *byte && admits(write, at) {
+                wrong[at] = false;
             }
         }
     }
-    (0..wrong.len()).filter(|&place| wrong[place]).collect()
+    (0..wrong.len()).filter(|&at| wrong[at]).collect()
 }
 
-/// All checks depend on the model, so it must notice wrong bytes itself.
+/// All checks depend on the model, so that it must detect wrong bytes.
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_is_lost_torn_or_late_is_noticed() {
+    fn lost_torn_and_uncommitted_bytes_are_detected() {
         let mut model = Model::new(8);
         let first = model.begin(0..4, vec![1; 4]);
         model.acknowledge(first);
@@ -176,15 +177,15 @@ mod tests {
         model.acknowledge_commit(&commit);
         model.begin(5..8, vec![3; 3]);
         let is_lost = [1, 1, 1, 2, 2, 2, 0, 0];
-        let is_of_nobody = [1, 1, 2, 2, 3, 2, 0, 0];
+        let is_of_no_write = [1, 1, 2, 2, 3, 2, 0, 0];
         assert_eq!(model.check(&[1, 1, 2, 2, 2, 2, 0, 0]), Ok(()));
         assert_eq!(model.check(&[1, 1, 2, 2, 2, 3, 0, 3]), Ok(()));
-        assert!(model.check(&is_lost).is_err() && model.check(&is_of_nobody).is_err());
+        assert!(model.check(&is_lost).is_err() && model.check(&is_of_no_write).is_err());
         let committed_is_lost = [0, 1, 1, 1, 0, 0, 0, 0];
-        let is_of_elsewhere = [1, 1, 1, 1, 1, 0, 0, 0];
+        let is_of_another_range = [1, 1, 1, 1, 1, 0, 0, 0];
         assert_eq!(model.check_durable(&[1, 1, 1, 1, 0, 0, 0, 0]), Ok(()));
         assert_eq!(model.check_durable(&[1, 1, 1, 2, 0, 3, 0, 0]), Ok(()));
         assert!(model.check_durable(&committed_is_lost).is_err());
-        assert!(model.check_durable(&is_of_elsewhere).is_err());
+        assert!(model.check_durable(&is_of_another_range).is_err());
     }
 }

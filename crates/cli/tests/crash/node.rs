@@ -1,5 +1,5 @@
 //! A memory node as a process: `terrace serve`.
-#![allow(dead_code, reason = "not every test uses everything")]
+#![allow(dead_code, reason = "each test uses some of it")]
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,16 +12,16 @@ use super::REGION_BYTES;
 
 pub const DRAM_BYTES: u64 = 4 << 20;
 pub const REGION: &str = "data";
-/// The UDP port of slot 0.
+/// The UDP port of instance index 0.
 const FIRST_PORT: u32 = 4791;
 
-/// A node. Killed when dropped.
+/// A node, which is killed when this is dropped.
 pub struct Node {
     process: Child,
-    pub slot: u8,
+    pub instance: u8,
 }
 
-/// A loopback address that no other test run uses at the same time: a host of its own.
+/// A loopback address that no concurrent test run uses.
 pub fn address() -> IpAddr {
     let pid = std::process::id();
     IpAddr::V4(Ipv4Addr::new(127, 64 + (pid >> 8) as u8 % 128, pid as u8, 77))
@@ -43,29 +43,29 @@ impl Node {
             .stderr(Stdio::piped())
             .spawn()
             .expect("terrace starts");
-        Node { process, slot: 0 }
+        Node { process, instance: 0 }
     }
 
     /// Starts the node and waits until it serves.
     pub fn start(path: &Path) -> Node {
-        Node::spawn(path).serving()
+        Node::spawn(path).wait_until_serving()
     }
 
     /// Starts a node with other arguments and waits until it serves.
     pub fn start_with(arguments: &[&str]) -> Node {
-        Node::spawn_with(arguments).serving()
+        Node::spawn_with(arguments).wait_until_serving()
     }
 
     /// Waits until the node serves.
-    fn serving(self) -> Node {
+    fn wait_until_serving(self) -> Node {
         let mut node = self;
         let mut line = String::new();
         let output = node.process.stdout.as_mut().expect("it is piped");
-        BufReader::new(output).read_line(&mut line).expect("it says where it serves");
+        BufReader::new(output).read_line(&mut line).expect("it prints its address");
         let port = line.split_once("UDP port ").and_then(|(_, rest)| rest.split_once(')'));
         let port = port.and_then(|(port, _)| port.parse::<u32>().ok());
-        node.slot = port.and_then(|port| u8::try_from(port - FIRST_PORT).ok()).unwrap_or_else(|| {
-            panic!("the node does not serve: {line:?}, {}", node.complaints());
+        node.instance = port.and_then(|port| u8::try_from(port - FIRST_PORT).ok()).unwrap_or_else(|| {
+            panic!("the node does not serve: {line:?}, {}", node.kill_and_read_log());
         });
         node
     }
@@ -75,7 +75,7 @@ impl Node {
     }
 
     pub fn connect(&self) -> Client {
-        connect(address(), self.slot)
+        connect(address(), self.instance)
     }
 
     pub fn is_alive(&mut self) -> bool {
@@ -83,23 +83,23 @@ impl Node {
     }
 
     /// Kills the node and returns its stderr.
-    pub fn complaints(&mut self) -> String {
+    pub fn kill_and_read_log(&mut self) -> String {
         self.kill();
-        let mut said = String::new();
+        let mut log = String::new();
         let errors = self.process.stderr.as_mut().expect("it is piped");
-        errors.read_to_string(&mut said).expect("it is text");
-        said
+        errors.read_to_string(&mut log).expect("it is text");
+        log
     }
 
-    /// Sends SIGKILL; afterwards none of its threads runs.
+    /// Kills the node and waits until none of its threads runs.
     pub fn kill(&mut self) {
         self.process.kill().expect("it is a child");
         self.process.wait().expect("it is a child");
     }
 }
 
-pub fn connect(address: IpAddr, slot: u8) -> Client {
-    Client::connect(&ClientConfig { instance: slot, ..ClientConfig::new(address) }).expect("the node answers")
+pub fn connect(address: IpAddr, instance: u8) -> Client {
+    Client::connect(&ClientConfig { instance, ..ClientConfig::new(address) }).expect("the node answers")
 }
 
 impl Drop for Node {
@@ -107,7 +107,7 @@ impl Drop for Node {
         let _ = self.process.kill();
         let _ = self.process.wait();
         if std::thread::panicking() {
-            eprintln!("the node has said: {}", self.complaints());
+            eprintln!("log of the node: {}", self.kill_and_read_log());
         }
     }
 }
