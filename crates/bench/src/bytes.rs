@@ -1,6 +1,6 @@
-//! Sizes as text.
+//! Parsing and formatting of sizes.
 
-/// Parses a number of bytes: digits, then nothing, `K`, `M`, `G` or `T` (powers of 1024), in either case.
+/// Parses a number of bytes: digits, and optionally `K`, `M`, `G` or `T` (powers of 1024), in either case.
 pub fn parse(text: &str) -> Result<u64, String> {
     let split = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);
@@ -20,8 +20,8 @@ pub fn parse(text: &str) -> Result<u64, String> {
         .ok_or(format!("{text} bytes are too many"))
 }
 
-/// Formats a size with the largest unit that leaves no fraction.
-pub fn show(bytes: u64) -> String {
+/// Formats a size in the largest unit without a fraction.
+pub fn format(bytes: u64) -> String {
     for (shift, unit) in [(40, "T"), (30, "G"), (20, "M"), (10, "K")] {
         if bytes > 0 && bytes.trailing_zeros() >= shift {
             return format!("{}{unit}", bytes >> shift);
@@ -35,12 +35,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_and_shown() {
+    fn sizes_are_parsed_and_formatted() {
         for (text, bytes) in
             [("64", 64), ("4K", 4096), ("1536M", 1536 << 20), ("2G", 2 << 30), ("1T", 1 << 40)]
         {
             assert_eq!(parse(text), Ok(bytes));
-            assert_eq!(show(bytes), text);
+            assert_eq!(format(bytes), text);
         }
         assert_eq!(parse("16k"), Ok(16384));
         for wrong in ["", "K", "4 K", "4KB", "-1", "1.5G", "99999999999999999999", "99999999999T"] {

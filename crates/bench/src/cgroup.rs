@@ -1,4 +1,4 @@
-//! Limits for the server's process, by the control groups of this machine, version 2 or 1.
+//! Limits of the server's process by control groups, version 2 or 1.
 
 use std::fs;
 use std::io;
@@ -9,41 +9,43 @@ use crate::leftovers;
 
 const MOUNT: &str = "/sys/fs/cgroup";
 
-/// Why the server's process cannot be limited.
+/// An error of limiting the server's process.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
-    /// No controller that this user may use.
-    #[error("cannot limit the server's {what} here ({tried}): needs root and a cgroup {what} controller")]
+    /// There is no controller that this user may use.
+    #[error(
+        "cannot limit the server's {resource} here ({tried}): needs root and a cgroup {resource} controller"
+    )]
     Unavailable {
         /// `memory` or `IO`.
-        what: &'static str,
+        resource: &'static str,
         /// The attempts, and their errors.
         tried: String,
     },
 }
 
-/// The limits that make a device slower.
+/// The limits that throttle a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Throttle {
-    /// Major and minor number of the whole disk.
+    /// The major and minor number of the whole disk.
     pub device: (u32, u32),
-    /// I/Os per second, READs and WRITEs each.
+    /// I/Os per second, for reads and for writes.
     pub iops: u64,
-    /// Bytes per second, READs and WRITEs each.
+    /// Bytes per second, for reads and for writes.
     pub bytes_per_s: u64,
 }
 
-/// A control group with limits. Dropping it removes it, which works once its processes have ended.
+/// A control group with limits. Dropping it removes the group, whose processes must have ended.
 #[derive(Debug)]
 pub struct Group {
     memory: PathBuf,
     peak_file: &'static str,
-    /// The group's directory in version 1's separate hierarchy for I/O.
+    /// The group's directory in the separate hierarchy for I/O of version 1.
     io: Option<PathBuf>,
 }
 
 impl Group {
-    /// Creates a group of that name.
+    /// Creates a group.
     pub fn new(name: &str, limit_bytes: u64, throttle: Option<Throttle>) -> Result<Group, GroupError> {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         Group::below(Path::new(MOUNT), &own, name, limit_bytes, throttle)
@@ -63,7 +65,7 @@ impl Group {
         match version_1(mount, own, name, limit_bytes) {
             Ok(group) => group.throttled_1(mount, own, name, throttle),
             Err(version_1) => Err(GroupError::Unavailable {
-                what: "memory",
+                resource: "memory",
                 tried: format!("cgroup v2: {version_2}; cgroup v1: {version_1}"),
             }),
         }
@@ -74,7 +76,7 @@ impl Group {
         [Some(&self.memory), self.io.as_ref()].into_iter().flatten().map(|path| path.join("cgroup.procs"))
     }
 
-    /// The most memory that the group ever held, including page cache; `None` when this kernel does not record it.
+    /// The peak memory use of the group, including page cache; `None` if this kernel does not record it.
     pub fn peak_bytes(&self) -> Option<u64> {
         fs::read_to_string(self.memory.join(self.peak_file)).ok()?.trim().parse().ok()
     }
@@ -84,12 +86,12 @@ impl Group {
             return Ok(self);
         };
         let line = format!("{major}:{minor} rbps={bytes_per_s} wbps={bytes_per_s} riops={iops} wiops={iops}");
-        let parent = self.memory.parent().expect("a group lies in the mount");
+        let parent = self.memory.parent().expect("a group is in the mount");
         if !words(&parent.join("cgroup.subtree_control")).any(|word| word == "io") {
             // If the controller cannot be delegated, the file below does not exist, and its error is reported.
             let _ = fs::write(parent.join("cgroup.subtree_control"), "+io");
         }
-        fs::write(self.memory.join("io.max"), line).map_err(|error| no_io("cgroup v2", &error))?;
+        fs::write(self.memory.join("io.max"), line).map_err(|error| no_io_controller("cgroup v2", &error))?;
         Ok(self)
     }
 
@@ -104,14 +106,14 @@ impl Group {
             return Ok(self);
         };
         let path = version_1_parent(mount, own, "blkio").join(name);
-        make_dir(&path).map_err(|error| no_io("cgroup v1", &error))?;
-        // From here on, dropping the group removes this directory, too.
+        make_dir(&path).map_err(|error| no_io_controller("cgroup v1", &error))?;
+        // Dropping the group removes this directory, too.
         self.io = Some(path.clone());
         for (file, limit) in
             [("read_iops", iops), ("write_iops", iops), ("read_bps", bytes_per_s), ("write_bps", bytes_per_s)]
         {
             fs::write(path.join(format!("blkio.throttle.{file}_device")), format!("{major}:{minor} {limit}"))
-                .map_err(|error| no_io("cgroup v1", &error))?;
+                .map_err(|error| no_io_controller("cgroup v1", &error))?;
         }
         Ok(self)
     }
@@ -133,8 +135,8 @@ impl Drop for Group {
     }
 }
 
-fn no_io(version: &str, error: &io::Error) -> GroupError {
-    GroupError::Unavailable { what: "IO", tried: format!("{version}: {error}") }
+fn no_io_controller(version: &str, error: &io::Error) -> GroupError {
+    GroupError::Unavailable { resource: "IO", tried: format!("{version}: {error}") }
 }
 
 fn words(path: &Path) -> impl Iterator<Item = String> {
@@ -150,16 +152,16 @@ fn own_path<'a>(own: &'a str, controller: &str) -> &'a str {
         .map_or("", |(_, path)| path.trim_start_matches('/'))
 }
 
-/// Creates a group's directory, and removes groups that interrupted runs left beside it.
+/// Creates a group's directory, and removes groups of interrupted runs beside it.
 fn make_dir(path: &Path) -> io::Result<()> {
     for left in path.parent().map(leftovers::of_dead_processes).unwrap_or_default() {
-        // Fails for groups that are in use, which stay.
+        // This fails for groups in use, which stay.
         let _ = fs::remove_dir(left);
     }
     fs::create_dir(path)
 }
 
-fn make(path: PathBuf, limit: (&str, u64), peak_file: &'static str) -> io::Result<Group> {
+fn create_group(path: PathBuf, limit: (&str, u64), peak_file: &'static str) -> io::Result<Group> {
     make_dir(&path)?;
     let group = Group { memory: path, peak_file, io: None };
     fs::write(group.memory.join(limit.0), limit.1.to_string())?;
@@ -171,7 +173,7 @@ fn version_2(mount: &Path, own: &str, name: &str, limit_bytes: u64) -> io::Resul
     if !has_memory(&mount.join("cgroup.controllers")) {
         return Err(io::Error::other("no memory controller"));
     }
-    // A group with processes cannot delegate controllers to children: go up to the first that already delegates.
+    // A group with processes cannot delegate controllers to children. The loop finds the nearest ancestor that delegates.
     let mut parent = mount.join(own_path(own, ""));
     while parent != mount && !has_memory(&parent.join("cgroup.subtree_control")) {
         parent.pop();
@@ -179,13 +181,13 @@ fn version_2(mount: &Path, own: &str, name: &str, limit_bytes: u64) -> io::Resul
     if !has_memory(&parent.join("cgroup.subtree_control")) {
         fs::write(parent.join("cgroup.subtree_control"), "+memory")?;
     }
-    make(parent.join(name), ("memory.max", limit_bytes), "memory.peak")
+    create_group(parent.join(name), ("memory.max", limit_bytes), "memory.peak")
 }
 
 fn version_1_parent(mount: &Path, own: &str, controller: &str) -> PathBuf {
     let mount = mount.join(controller);
     let inside = mount.join(own_path(own, controller));
-    // In a container the path is the host's, which does not exist here.
+    // In a container the path may be one of the host, which does not exist here.
     if inside.is_dir() { inside } else { mount }
 }
 
@@ -194,7 +196,7 @@ fn version_1(mount: &Path, own: &str, name: &str, limit_bytes: u64) -> io::Resul
         return Err(io::Error::other("no memory controller"));
     }
     let path = version_1_parent(mount, own, "memory").join(name);
-    make(path, ("memory.limit_in_bytes", limit_bytes), "memory.max_usage_in_bytes")
+    create_group(path, ("memory.limit_in_bytes", limit_bytes), "memory.max_usage_in_bytes")
 }
 
 #[cfg(test)]
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_uses_its_own_group_where_that_is_visible() {
+    fn version_1_uses_its_own_group_if_that_is_visible() {
         let mount = version_1_mount();
         let own = "4:memory:/container\n7:blkio:/elsewhere\n0::/\n";
         let group = Group::below(mount.path(), own, "g", 512 << 20, Some(THROTTLE)).unwrap();
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn version_2_goes_up_to_a_group_that_hands_the_controller_on() {
+    fn version_2_uses_the_nearest_ancestor_that_delegates() {
         let mount = tempfile::tempdir().unwrap();
         fs::create_dir_all(mount.path().join("user/session")).unwrap();
         fs::write(mount.path().join("cgroup.controllers"), "cpu io memory").unwrap();
@@ -246,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_controller_the_message_says_what_is_needed() {
+    fn without_a_controller_the_error_states_the_requirements() {
         let mount = tempfile::tempdir().unwrap();
         let message = Group::below(mount.path(), "0::/\n", "g", 1, None).unwrap_err().to_string();
         assert!(
@@ -256,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_is_removed_when_a_limit_is_refused() {
+    fn a_group_is_removed_if_a_limit_is_refused() {
         let mount = version_1_mount();
         fs::remove_dir(mount.path().join("blkio")).unwrap();
         let message =

@@ -1,30 +1,30 @@
-//! The contents of the region, chosen so that every byte can be checked.
+//! The content of the region, in which every byte can be verified.
 //!
-//! The region consists of granules of 64 bytes. The first 8 bytes of each are a stamp: the writer and the version. The
-//! other 56 are computed from the stamp and the granule's offset. So a granule checks itself: a flipped bit, bytes of
-//! another offset and a mixture of two writes are all detected, without knowing the last writer. Whether the version is
-//! the *right* one is checked by the [ledger](crate::ledger).
+//! The region consists of granules of 64 bytes. The first 8 bytes of a granule are a stamp: the writer and the version.
+//! The other 56 are a function of the stamp and the granule's offset. So the check of a granule detects flipped bits,
+//! bytes of another offset and mixtures of two writes, without knowledge of the last writer. The
+//! [ledger](crate::ledger) checks the version.
 
 use crate::permutation::mix;
 
-/// Accesses begin and end at multiples of this many bytes.
+/// The bytes of a granule, which are the alignment of accesses.
 pub const GRANULE_BYTES: usize = 64;
 const WORDS: usize = GRANULE_BYTES / 8;
 
 /// The writer and the version of a granule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// The number of the measurement in this run; 0 for the file's first content.
+    /// The number of the measurement in this run; 0 for the initial content.
     pub epoch: u16,
     /// The client thread.
     pub writer: u16,
-    /// Counts the writes to one key within an epoch, from 1.
+    /// The number of the write to its key within the epoch, from 1.
     pub version: u32,
 }
 
 impl Stamp {
-    /// The content before the first write.
-    pub const FIRST: Stamp = Stamp { epoch: 0, writer: 0, version: 0 };
+    /// The stamp of the initial content.
+    pub const INITIAL: Stamp = Stamp { epoch: 0, writer: 0, version: 0 };
 
     fn to_word(self) -> u64 {
         u64::from(self.epoch) << 48 | u64::from(self.writer) << 32 | u64::from(self.version)
@@ -35,8 +35,8 @@ impl Stamp {
     }
 }
 
-/// The words of the granule at `offset` with a stamp. One strong mix per granule and a constant for each word: cheap,
-/// because the measured machine computes it.
+/// The words of the granule at `offset` with a stamp. One strong mix per granule and a constant per word are cheap; the
+/// measured machine computes them.
 fn words(offset: u64, stamp: u64) -> [u64; WORDS] {
     let base = mix(offset ^ mix(stamp));
     let mut words = [0; WORDS];
@@ -52,8 +52,8 @@ pub fn fill(bytes: &mut [u8], offset: u64, stamp: Stamp) {
     let stamp = stamp.to_word();
     for (index, granule) in bytes.chunks_exact_mut(GRANULE_BYTES).enumerate() {
         let words = words(offset + (index * GRANULE_BYTES) as u64, stamp);
-        for (place, word) in granule.chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.to_le_bytes());
+        for (bytes, word) in granule.chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
         }
     }
 }
@@ -66,14 +66,14 @@ fn word(granule: &[u8], index: usize) -> u64 {
 pub fn stamp_of(granule: &[u8], offset: u64) -> Option<Stamp> {
     let stamp = word(granule, 0);
     let expected = words(offset, stamp);
-    // No early exit: so the compiler compares several words at a time.
+    // Without an early exit the compiler vectorizes the comparison.
     let differing =
         (0..WORDS).fold(0, |differing, index| differing | (word(granule, index) ^ expected[index]));
     (differing == 0).then(|| Stamp::from_word(stamp))
 }
 
-/// Whether each word of a granule is from one of `stamps`. A READ concurrent with a WRITE may return such a mixture,
-/// because nothing orders the two within a packet.
+/// Whether each word of a granule is of one of `stamps`. A READ concurrent with a WRITE may return such a mixture,
+/// because the two are not ordered within a packet.
 pub fn is_mixture(granule: &[u8], offset: u64, stamps: impl Iterator<Item = Stamp>) -> bool {
     let mut known = [false; WORDS];
     for stamp in stamps {
@@ -92,7 +92,7 @@ mod tests {
     const STAMP: Stamp = Stamp { epoch: 3, writer: 1, version: 77 };
 
     #[test]
-    fn what_was_filled_in_is_found_again() {
+    fn filled_granules_have_their_stamp() {
         let mut bytes = vec![0; 4096];
         fill(&mut bytes, 8192, STAMP);
         for (index, granule) in bytes.chunks_exact(GRANULE_BYTES).enumerate() {
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn any_flipped_bit_is_seen() {
+    fn every_flipped_bit_is_detected() {
         let mut bytes = vec![0; GRANULE_BYTES];
         fill(&mut bytes, 640, STAMP);
         for bit in 0..GRANULE_BYTES * 8 {
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_another_place_zeros_and_fd_are_seen() {
+    fn other_offsets_and_constant_bytes_are_detected() {
         let mut bytes = vec![0; GRANULE_BYTES];
         assert_eq!(stamp_of(&bytes, 0), None);
         assert_eq!(stamp_of(&[0xfd; GRANULE_BYTES], 64), None);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mixture_is_seen_and_explained_only_by_the_versions_it_is_of() {
+    fn a_mixture_is_legal_only_for_its_versions() {
         let of = |version| Stamp { version, ..STAMP };
         let (mut old, mut new) = ([0; GRANULE_BYTES], [0; GRANULE_BYTES]);
         fill(&mut old, 0, of(1));

@@ -7,9 +7,9 @@ use crate::progress::Progress;
 use crate::runner::{Outcome, Runner, estimates};
 use crate::test_harness::{REHEARSAL_REGION_BYTES, TestHarness};
 
-/// In the order of the table. `pin` shows the result with memory for all data, `odp` and `rpc` are the prior art.
+/// The modes, in the order of the table. `pin` has memory for all data, `odp` and `rpc` are the prior art.
 const MODES: [Mode; 5] = [Mode::Pin, Mode::Odp, Mode::Rpc, Mode::Term, Mode::Wait];
-/// Mode `term` gets its full time, the modes for comparison the least time for a stable number: the demo takes less
+/// The measured times. The modes for comparison get the shortest time with a stable result, so that the demo takes less
 /// than a minute and a half.
 const TERM_S: f64 = 20.0;
 const OTHERS_S: f64 = 8.0;
@@ -20,7 +20,7 @@ const WARM_UP_S: f64 = 2.0;
 pub struct DemoRow {
     /// The server's mode.
     pub mode: Mode,
-    /// Length of the measurement.
+    /// The measured time.
     pub seconds: f64,
     /// READs and WRITEs per second.
     pub ops_per_s: f64,
@@ -28,11 +28,11 @@ pub struct DemoRow {
     pub p50_us: f64,
     /// 99th percentile.
     pub p99_us: f64,
-    /// Share of accesses to resident units; `None` when the server does not count.
+    /// The share of accesses to resident units; `None` if the server does not count.
     pub hit_ratio: Option<f64>,
-    /// READ data compared with its expected content.
+    /// Data of READs that was verified.
     pub verified_mib: f64,
-    /// The most memory that the server held, including page cache.
+    /// The server's peak memory use, including page cache.
     pub server_peak_mib: Option<f64>,
     /// The error, for a mode that failed.
     pub error: Option<String>,
@@ -69,7 +69,7 @@ impl DemoRow {
         }
     }
 
-    /// The line as text; errors are printed below the table.
+    /// The cells of the line. Errors are printed below the table.
     pub fn cells(&self) -> Vec<String> {
         if self.error.is_some() {
             let mut cells = vec![self.mode.to_string()];
@@ -95,12 +95,12 @@ pub fn failures(rows: &[DemoRow]) -> String {
     failed.map(|(mode, error)| format!("{mode} FAILED: {error}\n")).collect()
 }
 
-/// A description of the measurement, printed above the table.
+/// The title above the table.
 pub const TITLE: &str = "a 2 GiB region on a server with 512 MiB of memory: two client threads, half READs, half WRITEs of 4 KiB, \
-    Zipf 0.99, every byte READ verified (pin: memory for all of it)";
+    Zipf 0.99, every byte READ verified (pin: memory for the whole region)";
 
-/// Measures all modes. A rehearsal takes little memory and time.
-pub fn run(bed: &mut dyn TestHarness, is_rehearsal: bool) -> Vec<DemoRow> {
+/// Measures all modes. A rehearsal uses a small region and a short time.
+pub fn run(harness: &mut dyn TestHarness, is_rehearsal: bool) -> Vec<DemoRow> {
     let settings = Settings { dram_percent: 25, write_percent: 50, ..Settings::default() };
     let settings = match is_rehearsal {
         true => Settings { region: REHEARSAL_REGION_BYTES, ..settings },
@@ -116,13 +116,13 @@ pub fn run(bed: &mut dyn TestHarness, is_rehearsal: bool) -> Vec<DemoRow> {
         })
         .collect();
     let mut progress = Progress::new(estimates(&points));
-    let mut runner = Runner::new(bed);
+    let mut runner = Runner::new(harness);
     let mut rows = Vec::new();
     for (point, timing) in &points {
-        let what = point.mode.to_string();
-        progress.begin(&what);
+        let name = point.mode.to_string();
+        progress.begin(&name);
         let row = DemoRow::new(point, timing, runner.run(point, timing));
-        progress.end(&what, &row.error.clone().unwrap_or_else(|| format!("{:.0} accesses/s", row.ops_per_s)));
+        progress.end(&name, &row.error.clone().unwrap_or_else(|| format!("{:.0} accesses/s", row.ops_per_s)));
         rows.push(row);
     }
     rows
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mode_that_fails_says_why() {
+    fn a_failed_mode_has_its_error() {
         let timing = Timing::SHORT;
         let point = Point { mode: Mode::Odp, x: String::new(), settings: Settings::default() };
         let row = DemoRow::new(&point, &timing, Err("no rights".into()));

@@ -1,4 +1,4 @@
-//! The choice of the part of the region for each access.
+//! The sequence of keys: the access-sized blocks of the region that a thread accesses.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -11,24 +11,24 @@ use crate::permutation::Permutation;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Distribution {
-    /// All keys equally.
+    /// All keys with equal probability.
     Uniform,
     /// The key of rank `r` with a probability proportional to `1 / r^theta`; ranks are scattered over the region.
     #[default]
     Zipf,
-    /// In order; each thread begins in its own part of the region.
+    /// In order. Each thread begins at another offset.
     Sequential,
 }
 
-/// The same for all threads and points of a run, so that hot keys stay hot.
+/// The seed of the scattering, equal for all threads and points of a run, so that hot keys stay hot.
 const SCATTER_SEED: u64 = 0x7e44_ace0;
 
-/// The keys by rank, the most popular one first.
+/// The keys by rank, from the most popular one on.
 pub(crate) fn scatter(count: u64) -> Permutation {
     Permutation::new(count, SCATTER_SEED)
 }
 
-/// One thread's endless stream of keys in `0..count`.
+/// The unlimited sequence of keys in `0..count` of one thread.
 #[derive(Debug)]
 pub struct Keys {
     count: u64,
@@ -44,14 +44,14 @@ enum Source {
 }
 
 impl Keys {
-    /// The stream of thread `thread` of `threads`. `count` is at least 1. Only [`Distribution::Zipf`] uses `theta`,
+    /// The sequence of thread `thread` of `threads`. `count` is at least 1. Only [`Distribution::Zipf`] uses `theta`,
     /// which is finite and not negative (0 is uniform).
     pub fn new(distribution: Distribution, theta: f64, count: u64, thread: u64, threads: u64) -> Keys {
         assert!(count > 0 && threads > thread, "no keys, or thread {thread} of {threads}");
         let source = match distribution {
             Distribution::Uniform => Source::Uniform,
             Distribution::Zipf => Source::Zipf {
-                ranks: Zipf::new(count as f64, theta).expect("checked by whoever read theta"),
+                ranks: Zipf::new(count as f64, theta).expect("the plan's check admits only valid exponents"),
                 scatter: scatter(count),
             },
             Distribution::Sequential => Source::Sequential { next: count / threads * thread },
@@ -59,8 +59,8 @@ impl Keys {
         Keys { count, source, rng: SmallRng::seed_from_u64(0x5eed + thread) }
     }
 
-    /// The next key. When the hotspot has switched, ranks are reversed: the hottest key becomes the coldest, and so on
-    /// (as in TeRM's figure 11).
+    /// The next key. After a switch of the hotspot the order of ranks is reversed, so that the hottest key becomes the
+    /// coldest (as in TeRM's figure 11).
     pub fn next(&mut self, is_switched: bool) -> u64 {
         match &mut self.source {
             Source::Uniform => self.rng.random_range(0..self.count),
@@ -78,18 +78,18 @@ impl Keys {
 
     /// True with a probability of `percent`.
     pub fn chance(&mut self, percent: u32) -> bool {
-        // 0 and 100 draw no number, so that a workload of READs only costs nothing more.
+        // 0 and 100 draw no number, so that read-only workloads have no extra cost.
         percent >= 100 || percent > 0 && self.rng.random_range(0..100) < percent
     }
 }
 
-/// The key that thread `thread` writes when it has drawn `key`: the one that it owns in the same group of `threads`
-/// adjacent keys. So each key has one writer, and its versions have an order.
+/// The key that thread `thread` writes instead of `key`: its own key in the group of `threads` adjacent keys around
+/// `key`. So each key has one writer, and its versions are ordered.
 pub fn owned(key: u64, thread: u64, threads: u64, count: u64) -> u64 {
     let group = key - key % threads;
     match group + thread {
         own if own < count => own,
-        // The last group may be short; regions with fewer keys than threads were refused before.
+        // The last group may be incomplete. The plan's check refuses regions with fewer keys than threads.
         _ => group - threads + thread,
     }
 }
@@ -99,18 +99,18 @@ mod tests {
     use super::*;
 
     fn frequencies(keys: &mut Keys, count: u64, draws: u64, is_switched: bool) -> Vec<u64> {
-        let mut met = vec![0; count as usize];
+        let mut counts = vec![0; count as usize];
         for _ in 0..draws {
-            met[keys.next(is_switched) as usize] += 1;
+            counts[keys.next(is_switched) as usize] += 1;
         }
-        met
+        counts
     }
 
-    /// Pearson's statistic over bins with enough expected draws each, and the number of bins.
-    fn chi_square(met: &[u64], expected: &[f64]) -> (f64, usize) {
+    /// Pearson's statistic over bins with at least 50 expected draws, and the number of bins.
+    fn chi_square(counts: &[u64], expected: &[f64]) -> (f64, usize) {
         let (mut statistic, mut bins, mut seen, mut due) = (0.0, 0, 0, 0.0);
-        for (&met, &expected) in met.iter().zip(expected) {
-            (seen, due) = (seen + met, due + expected);
+        for (&count, &expected) in counts.iter().zip(expected) {
+            (seen, due) = (seen + count, due + expected);
             if due >= 50.0 {
                 statistic += (seen as f64 - due).powi(2) / due;
                 (bins, seen, due) = (bins + 1, 0, 0.0);
@@ -126,52 +126,55 @@ mod tests {
     }
 
     #[test]
-    fn zipf_frequencies_are_those_of_theory() {
+    fn zipf_frequencies_match_the_distribution() {
         let (count, draws) = (10_000, 1_000_000);
         for theta in [0.0, 0.4, 0.8, 0.99, 1.2] {
             for is_switched in [false, true] {
                 let mut keys = Keys::new(Distribution::Zipf, theta, count, 0, 1);
-                let met = frequencies(&mut keys, count, draws, is_switched);
+                let counts = frequencies(&mut keys, count, draws, is_switched);
                 let scatter = scatter(count);
                 let by_rank: Vec<u64> = (0..count)
                     .map(|rank| if is_switched { count - 1 - rank } else { rank })
-                    .map(|rank| met[scatter.apply(rank) as usize])
+                    .map(|rank| counts[scatter.apply(rank) as usize])
                     .collect();
                 let (statistic, bins) = chi_square(&by_rank, &zipf_expected(count, theta, draws));
-                // Mean `bins`, standard deviation sqrt(2 bins): a right generator never differs by six of them.
+                // Mean `bins`, standard deviation sqrt(2 bins): a correct generator does not deviate by six.
                 let limit = bins as f64 + 6.0 * (2.0 * bins as f64).sqrt();
                 assert!(statistic < limit, "theta {theta}: {statistic:.0} over {bins} bins");
-                // A generator with this error would fail, also where the frequencies are flat.
+                // The test detects a generator with a slightly different exponent.
                 let wrong = zipf_expected(count, theta + 0.05, draws);
-                assert!(chi_square(&by_rank, &wrong).0 > limit, "theta {theta}: the test sees nothing");
+                assert!(
+                    chi_square(&by_rank, &wrong).0 > limit,
+                    "theta {theta}: the test does not detect a wrong exponent"
+                );
             }
         }
     }
 
     #[test]
-    fn every_page_of_the_region_can_be_touched() {
-        // Every key is the image of a rank, so a workload of 4 KiB accesses can reach all 524,288 pages of 2 GiB.
+    fn every_page_of_the_region_has_a_rank() {
+        // Every key is the image of a rank, so that accesses of 4 KiB can hit all 524,288 pages of 2 GiB.
         let count = 524_288;
         let scatter = scatter(count);
-        let met: std::collections::HashSet<u64> = (0..count).map(|rank| scatter.apply(rank)).collect();
-        assert_eq!(met.len() as u64, count);
+        let counts: std::collections::HashSet<u64> = (0..count).map(|rank| scatter.apply(rank)).collect();
+        assert_eq!(counts.len() as u64, count);
     }
 
     #[test]
-    fn uniform_keys_meet_everything_alike() {
-        let met = frequencies(&mut Keys::new(Distribution::Uniform, 0.0, 500, 1, 2), 500, 500_000, false);
-        let (statistic, bins) = chi_square(&met, &[1000.0; 500]);
+    fn uniform_frequencies_are_equal() {
+        let counts = frequencies(&mut Keys::new(Distribution::Uniform, 0.0, 500, 1, 2), 500, 500_000, false);
+        let (statistic, bins) = chi_square(&counts, &[1000.0; 500]);
         assert!(statistic < bins as f64 + 6.0 * (2.0 * bins as f64).sqrt(), "{statistic}");
     }
 
     #[test]
-    fn sequential_keys_come_in_order_and_begin_again() {
+    fn sequential_keys_wrap() {
         let mut keys = Keys::new(Distribution::Sequential, 0.0, 4, 1, 2);
         assert_eq!((0..6).map(|_| keys.next(false)).collect::<Vec<_>>(), [2, 3, 0, 1, 2, 3]);
     }
 
     #[test]
-    fn each_key_has_at_most_one_writer_and_none_beyond_the_end() {
+    fn each_key_has_at_most_one_writer() {
         for (count, threads) in [(16, 4), (17, 4), (19, 4), (5, 5), (7, 3)] {
             for thread in 0..threads {
                 for key in 0..count {
@@ -186,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_share_of_writes_is_what_was_asked_for() {
+    fn chance_has_the_given_probability() {
         let mut keys = Keys::new(Distribution::Uniform, 0.0, 10, 0, 1);
         let mut share = |percent| (0..100_000).filter(|_| keys.chance(percent)).count();
         assert_eq!((share(0), share(100)), (0, 100_000));

@@ -1,25 +1,25 @@
-//! The versions of all keys: for each key the last version issued, and the last acknowledged.
+//! The versions of all keys: for each key the last issued and the last acknowledged version.
 //!
-//! All client threads of a run share one table. Each key has one writer; all threads read. A READ posted after version
-//! `n` was acknowledged must return `n` or later, from any writer, and nothing that was not issued.
+//! All client threads of a run share one table. Each key has one writer and is read by all threads. A READ that is posted
+//! after the acknowledgement of version `n` must return version `n` or a later one that was issued.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::content::{GRANULE_BYTES, Stamp, is_mixture, stamp_of};
 use crate::keys;
 
-/// How READ data is wrong.
+/// An error in the data of a READ.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Corruption {
-    /// The content of no write to this granule.
-    #[error("the 64 bytes at offset {offset} are not what anybody wrote there: {bytes}")]
+    /// The bytes are of no write to this granule.
+    #[error("the 64 bytes at offset {offset} are of no write to this offset: {bytes}")]
     Damaged {
         /// The granule's offset in the region.
         offset: u64,
         /// Its first bytes, in hexadecimal.
         bytes: String,
     },
-    /// Older than the version acknowledged when the READ was posted, or not issued yet.
+    /// The version is older than the acknowledged one at the time of posting, or was not issued.
     #[error(
         "the 64 bytes at offset {offset} are version {found:?}, but it must be one of {low} to {high} of epoch {epoch}"
     )]
@@ -28,11 +28,11 @@ pub enum Corruption {
         offset: u64,
         /// The stamp found.
         found: Stamp,
-        /// The version acknowledged when the READ was posted.
+        /// The acknowledged version when the READ was posted.
         low: u32,
-        /// The last version issued when the READ completed.
+        /// The last issued version when the READ completed.
         high: u32,
-        /// The running measurement.
+        /// The epoch of the measurement.
         epoch: u16,
     },
 }
@@ -40,9 +40,9 @@ pub enum Corruption {
 /// The result of checking a READ's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
-    /// All granules.
+    /// The number of granules.
     pub granules: u64,
-    /// Granules that a concurrent WRITE made a mixture; checked word by word where the old version is known.
+    /// Granules that are mixtures because of a concurrent WRITE. Their words are checked if the old version is known.
     pub mixed: u64,
 }
 
@@ -57,7 +57,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// No writes in this epoch yet. `threads` own the keys in turn.
+    /// A ledger without writes. Key `k` belongs to thread `k % threads`.
     pub fn new(key_count: u64, key_bytes: u64, threads: u64, epoch: u16) -> Ledger {
         let entries = (0..key_count).map(|_| AtomicU64::new(0)).collect();
         Ledger { entries, key_bytes, threads, epoch }
@@ -91,7 +91,7 @@ impl Ledger {
         entry.store(acknowledged << 32 | before & 0xffff_ffff, Ordering::Release);
     }
 
-    /// The oldest version that a READ posted now may return.
+    /// The oldest version that a READ may return if it is posted now.
     pub fn acknowledged(&self, key: u64) -> u32 {
         (self.entries[key as usize].load(Ordering::Acquire) >> 32) as u32
     }
@@ -112,11 +112,11 @@ impl Ledger {
             let offset = key * self.key_bytes + (index * GRANULE_BYTES) as u64;
             verified.granules += 1;
             match stamp_of(granule, offset) {
-                Some(found) if self.may_be(key, found, low, high) => {}
+                Some(found) if self.is_legal(key, found, low, high) => {}
                 Some(found) => {
                     return Err(Corruption::WrongVersion { offset, found, low, high, epoch: self.epoch });
                 }
-                None if self.may_be_mixed(key, granule, offset, low, high) => verified.mixed += 1,
+                None if self.is_legal_mixture(key, granule, offset, low, high) => verified.mixed += 1,
                 None => {
                     let bytes = granule[..16].iter().map(|byte| format!("{byte:02x}")).collect();
                     return Err(Corruption::Damaged { offset, bytes });
@@ -126,16 +126,16 @@ impl Ledger {
         Ok(verified)
     }
 
-    fn may_be(&self, key: u64, found: Stamp, low: u32, high: u32) -> bool {
+    fn is_legal(&self, key: u64, found: Stamp, low: u32, high: u32) -> bool {
         if found.epoch < self.epoch {
-            // The content of an earlier measurement, whose versions are no longer recorded.
+            // Content of an earlier measurement, whose versions are not recorded any more.
             return low == 0;
         }
         found == self.stamp(key, found.version) && (low.max(1)..=high).contains(&found.version)
     }
 
-    /// A mixture is legal only during a write. Over the content of an earlier measurement, the old words are not known.
-    fn may_be_mixed(&self, key: u64, granule: &[u8], offset: u64, low: u32, high: u32) -> bool {
+    /// A mixture is legal only during a write. If the old content is of an earlier measurement, its words are not known.
+    fn is_legal_mixture(&self, key: u64, granule: &[u8], offset: u64, low: u32, high: u32) -> bool {
         high > low
             && (low == 0 || is_mixture(granule, offset, (low..=high).map(|version| self.stamp(key, version))))
     }
@@ -153,30 +153,30 @@ mod tests {
     }
 
     #[test]
-    fn first_content_is_right_until_a_write_was_acknowledged() {
+    fn initial_content_is_legal_until_a_write_is_acknowledged() {
         let ledger = Ledger::new(8, 4096, 2, 1);
-        assert_eq!(ledger.verify(3, ledger.acknowledged(3), &page(3, Stamp::FIRST)).unwrap().granules, 64);
+        assert_eq!(ledger.verify(3, ledger.acknowledged(3), &page(3, Stamp::INITIAL)).unwrap().granules, 64);
         let stamp = ledger.issue(3);
-        assert!(ledger.verify(3, ledger.acknowledged(3), &page(3, Stamp::FIRST)).is_ok());
+        assert!(ledger.verify(3, ledger.acknowledged(3), &page(3, Stamp::INITIAL)).is_ok());
         assert!(ledger.verify(3, ledger.acknowledged(3), &page(3, stamp)).is_ok());
         ledger.acknowledge(3, stamp.version);
         let low = ledger.acknowledged(3);
         assert!(matches!(
-            ledger.verify(3, low, &page(3, Stamp::FIRST)),
+            ledger.verify(3, low, &page(3, Stamp::INITIAL)),
             Err(Corruption::WrongVersion { low: 1, high: 1, .. })
         ));
         assert!(ledger.verify(3, low, &page(3, stamp)).is_ok());
     }
 
     #[test]
-    fn planted_corruption_is_caught() {
+    fn injected_corruption_is_detected() {
         let ledger = Ledger::new(8, 4096, 2, 1);
-        let right = page(2, Stamp::FIRST);
+        let right = page(2, Stamp::INITIAL);
         for byte in [0, 7, 8, 63, 64, 2000, 4095] {
             let mut wrong = right.clone();
             wrong[byte] ^= 0x10;
             let corruption = ledger.verify(2, 0, &wrong).unwrap_err();
-            // A stamp damaged into one of a later epoch does not agree with its words either.
+            // A corrupt stamp of a later epoch does not match the words either.
             assert!(matches!(corruption, Corruption::Damaged { .. }), "byte {byte}: {corruption}");
         }
         assert!(ledger.verify(3, 0, &right).is_err(), "the bytes of another page");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_of_the_future_or_of_another_writer_is_caught() {
+    fn unissued_versions_and_other_writers_are_detected() {
         let ledger = Ledger::new(8, 4096, 2, 1);
         let stamp = ledger.issue(2);
         for wrong in
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mixture_is_right_only_while_a_write_runs() {
+    fn a_mixture_is_legal_only_during_a_write() {
         let ledger = Ledger::new(8, 4096, 2, 1);
         let one = ledger.issue(2);
         ledger.acknowledge(2, one.version);
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(ledger.verify(2, 1, &bytes).unwrap(), Verified { granules: 64, mixed: 1 });
         ledger.acknowledge(2, two.version);
         assert!(ledger.verify(2, ledger.acknowledged(2), &bytes).is_err());
-        // Words of neither version are wrong even then.
+        // Words of neither version are illegal even then.
         let mut wrong = page(2, one);
         wrong[8] ^= 1;
         assert!(ledger.verify(2, 1, &wrong).is_err());

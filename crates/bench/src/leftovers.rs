@@ -1,15 +1,15 @@
-//! Files and control groups that an interrupted run could not remove. Their names contain the process ID of their run.
+//! Files and control groups of interrupted runs. Their names contain the process ID of the run.
 
 use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "terrace-bench-";
 
 /// A name with the ID of this process.
-pub(crate) fn name(what: &str) -> String {
-    format!("{PREFIX}{}-{what}", std::process::id())
+pub(crate) fn name(suffix: &str) -> String {
+    format!("{PREFIX}{}-{suffix}", std::process::id())
 }
 
-/// The entries of `dir` with such names whose process does not exist any more.
+/// The entries of `dir` with such names whose process does not exist.
 pub(crate) fn of_dead_processes(dir: &Path) -> Vec<PathBuf> {
     let is_left = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -1,15 +1,15 @@
-//! `terrace bench`: measures regions larger than memory, as the evaluation of TeRM (FAST'24) does.
+//! `terrace bench`: measurements of regions larger than memory, modelled on the evaluation of TeRM (FAST'24).
 //!
-//! | module | holds |
+//! | module | contains |
 //! |---|---|
-//! | `permutation`, `keys` | the part of the region for each access |
-//! | `content`, `ledger` | the expected content |
-//! | `target` | connections that carry out accesses |
+//! | `permutation`, `keys` | the sequence of keys |
+//! | `content`, `ledger` | the expected content and versions |
+//! | `target` | connections that execute accesses |
 //! | `workload`, `worker`, `measure` | client threads and their results |
-//! | `plan`, `ratios` | figures, tables and promises as data |
-//! | `test_harness`, `servers`, `runner`, `session` | servers, points, whole runs |
-//! | `cgroup`, `process`, `storage`, `preload` | the server's limits and process, the region's file, filling memory |
-//! | `results`, `report`, `plot`, `machine`, `progress` | output for people |
+//! | `plan`, `ratios` | plans of figures, tables and promised ratios |
+//! | `test_harness`, `servers`, `runner`, `session` | servers, points, runs |
+//! | `cgroup`, `process`, `storage`, `preload` | the server's limits and process, the region's file, preloading |
+//! | `results`, `report`, `plot`, `machine`, `progress` | results, plots, progress |
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

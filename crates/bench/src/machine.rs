@@ -1,4 +1,4 @@
-//! The machine of the measurements.
+//! The description of the measured machine.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -9,7 +9,7 @@ use serde::Serialize;
 /// A description of this machine, for the results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
-    /// Processor model.
+    /// The processor model.
     pub cpu: String,
     /// Processors that this process may use.
     pub cores: usize,
@@ -23,8 +23,7 @@ pub struct Machine {
     pub cgroups: &'static str,
     /// The version of `terrace`.
     pub version: &'static str,
-    /// The load average over one minute before the first measurement: how busy other programs kept the
-    /// machine.
+    /// The load average over one minute before the first measurement, caused by other programs.
     pub load: String,
 }
 

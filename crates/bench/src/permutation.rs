@@ -1,18 +1,17 @@
-//! A permutation of `0..size`, drawn from a seed: the places of a skewed workload's keys.
+//! A seeded pseudorandom permutation of `0..size`, from ranks to keys.
 //!
-//! Popularity follows rank, and adjacent ranks must not be adjacent in the region. Hashing the rank modulo the size
-//! achieves that, too, but several ranks then share a key, and about a third of the keys is never used. A Feistel
-//! network is a bijection by construction; walking its cycles until the result is below `size` keeps it one for any
-//! size.
+//! Adjacent ranks must not be adjacent in the region. With a hash of the rank modulo the size, several ranks would share a
+//! key, and about a third of the keys would be unused. A Feistel network is a bijection by construction. Cycle walking
+//! (applying it until the result is below `size`) makes it a bijection for any size.
 
-/// The rounds of the network. Four make the images of adjacent numbers seem independent; nothing here is secret.
+/// The rounds of the network. With four rounds the images of adjacent numbers are uncorrelated.
 const ROUNDS: usize = 4;
 
 /// A bijection of `0..size` onto itself.
 #[derive(Clone, Debug)]
 pub struct Permutation {
     size: u64,
-    /// Bits of each half of the network's domain, the smallest power of four that is not below `size`.
+    /// The bits of each half of the network's domain, which is the smallest power of four that is at least `size`.
     half_bits: u32,
     round_keys: [u64; ROUNDS],
 }
@@ -26,12 +25,12 @@ impl Permutation {
         Permutation { size, half_bits: bits.div_ceil(2).max(1), round_keys }
     }
 
-    /// The image of `index`, which must be below the size.
+    /// The image of `index`, which is below the size.
     pub fn apply(&self, index: u64) -> u64 {
         assert!(index < self.size, "{index} of a permutation of {} numbers", self.size);
         let mut value = index;
-        // The domain is at most four times the size, so this takes at most four iterations on average. It ends because
-        // the cycle that began below `size` returns there.
+        // The domain is at most four times the size, so the loop has at most four iterations on average. It ends, because a
+        // cycle that begins below `size` returns there.
         loop {
             value = self.network(value);
             if value < self.size {
@@ -40,6 +39,7 @@ impl Permutation {
         }
     }
 
+    /// The Feistel network.
     fn network(&self, value: u64) -> u64 {
         let mask = (1_u64 << self.half_bits) - 1;
         let (mut left, mut right) = (value >> self.half_bits, value & mask);
@@ -63,15 +63,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_number_is_met_exactly_once() {
+    fn each_number_is_the_image_of_one_index() {
         for size in [1, 2, 3, 4, 5, 7, 16, 17, 100, 255, 256, 257, 1000, 4096, 65_537, 524_288, 1_000_003] {
             for seed in [0, 1, 0xdead_beef] {
                 let permutation = Permutation::new(size, seed);
-                let mut met = vec![false; size as usize];
+                let mut is_image = vec![false; size as usize];
                 for index in 0..size {
                     let key = permutation.apply(index) as usize;
-                    assert!(!met[key], "size {size}, seed {seed}: {key} twice");
-                    met[key] = true;
+                    assert!(!is_image[key], "size {size}, seed {seed}: {key} twice");
+                    is_image[key] = true;
                 }
             }
         }
@@ -84,18 +84,18 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_do_not_stay_neighbours() {
+    fn images_of_adjacent_numbers_are_not_adjacent() {
         let size = 1 << 19;
         let permutation = Permutation::new(size, 3);
         let near = (1..size)
             .filter(|&index| permutation.apply(index).abs_diff(permutation.apply(index - 1)) < 256)
             .count();
-        // The expected number by chance is 2 * 256 / size of them, about 512.
-        assert!((300..800).contains(&near), "{near} neighbours within 1 MiB");
+        // By chance the share is 2 * 256 / size, which is about 512 images.
+        assert!((300..800).contains(&near), "{near} images within 1 MiB");
     }
 
     #[test]
-    fn seeds_differ() {
+    fn seeds_give_different_permutations() {
         let (one, other) = (Permutation::new(1000, 1), Permutation::new(1000, 2));
         assert!((0..1000).filter(|&index| one.apply(index) == other.apply(index)).count() < 20);
     }

@@ -1,8 +1,8 @@
-//! Fills memory with the pages that a long run would leave there.
+//! Preloading: fills memory with the pages that are resident after a long run.
 //!
-//! Modes that fill memory by page faults need minutes for that: a few thousand faults a second, for a quarter of a
-//! million pages. So a process in the server's control group reads the most accessed pages into the page cache before
-//! the measurement, and the kernel charges them to the group as if the server had read them.
+//! Modes that fill memory by page faults need minutes: a few thousand faults per second, for a quarter of a million
+//! pages. So a process in the server's control group reads the hottest pages into the page cache before the measurement.
+//! The kernel charges them to the group, as if the server had read them.
 
 use std::fs::File;
 use std::io;
@@ -17,31 +17,30 @@ use crate::keys::scatter;
 
 const PAGE_BYTES: u64 = 4096;
 /// The most bytes per read.
-const PIECE_BYTES: u64 = 1 << 20;
+const CHUNK_BYTES: u64 = 1 << 20;
 
-/// Reads those `memory_bytes` of a region's file into the page cache that accesses of `access_bytes` use most. Returns
-/// when they are there.
+/// Reads the hottest `memory_bytes` of a region's file into the page cache, for accesses of `access_bytes`.
 ///
 /// # Errors
 /// Errors of reading the file.
 pub fn preload(path: &Path, access_bytes: u64, memory_bytes: u64) -> io::Result<()> {
     let file = File::open(path)?;
     let runs = runs(&hottest(file.metadata()?.len(), access_bytes, memory_bytes));
-    // Readahead for all first, so that the disk has many requests at a time.
+    // Readahead of all runs first, so that the disk gets many concurrent requests.
     for run in &runs {
         fadvise(&file, run.start, NonZero::new(run.end - run.start), Advice::WillNeed)?;
     }
-    let mut piece = vec![0; PIECE_BYTES as usize];
+    let mut chunk = vec![0; CHUNK_BYTES as usize];
     for run in runs {
-        for at in run.clone().step_by(piece.len()) {
-            let len = (run.end - at).min(PIECE_BYTES) as usize;
-            file.read_exact_at(&mut piece[..len], at)?;
+        for at in run.clone().step_by(chunk.len()) {
+            let len = (run.end - at).min(CHUNK_BYTES) as usize;
+            file.read_exact_at(&mut chunk[..len], at)?;
         }
     }
     Ok(())
 }
 
-/// For each page, whether it is among the most used.
+/// For each page, whether it is among the hottest.
 fn hottest(region_bytes: u64, access_bytes: u64, memory_bytes: u64) -> Vec<bool> {
     let page_count = region_bytes / PAGE_BYTES;
     let mut wanted = vec![false; page_count as usize];

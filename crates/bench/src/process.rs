@@ -11,19 +11,19 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cgroup::Group;
 
-/// How long a server may take to end after SIGTERM before it is killed.
-const GRACE: Duration = Duration::from_secs(10);
+/// The time from SIGTERM to SIGKILL.
+const TERM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Joins the groups (all arguments up to `--`), then executes the program. The program is killed when its parent dies.
 const JOIN: &str = "while [ \"$1\" != -- ]; do echo $$ > \"$1\" || exit 97; shift; done; shift; \
     exec setpriv --pdeathsig KILL -- \"$@\"";
 
-/// A running program. Dropping this ends it.
+/// A running program, which is terminated when this is dropped.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
     log: PathBuf,
-    /// The last field, so that the process has ended when the group is removed.
+    /// The group is the last field, so that the process has ended when the group is removed.
     group: Group,
 }
 
@@ -44,8 +44,8 @@ impl Process {
         Ok(Process { child, log: log.to_owned(), group })
     }
 
-    /// Runs another program to its end in the same group, which is charged for its memory. With version 1 its I/O is
-    /// not limited: it joins the memory hierarchy only.
+    /// Runs another program in the same group, which is charged for its memory, and waits for it. With version 1 the program
+    /// joins only the memory hierarchy, so that its I/O is not limited.
     pub fn run_beside(&self, program: &Path, arguments: &[OsString]) -> io::Result<()> {
         let output = Command::new("/bin/sh")
             .args(["-c", JOIN, "sh"])
@@ -58,12 +58,8 @@ impl Process {
         match output.status.success() {
             true => Ok(()),
             false => {
-                let said = String::from_utf8_lossy(&output.stderr);
-                Err(io::Error::other(format!(
-                    "{}: {}",
-                    output.status,
-                    last_words(&said).unwrap_or("nothing")
-                )))
+                let log = String::from_utf8_lossy(&output.stderr);
+                Err(io::Error::other(format!("{}: {}", output.status, error_line(&log).unwrap_or("nothing"))))
             }
         }
     }
@@ -78,29 +74,29 @@ impl Process {
         &self.group
     }
 
-    /// The exit status and the last line of output, once the process has ended.
+    /// The exit status and the error line of the output, if the process has ended.
     pub fn exit_status_text(&mut self) -> Option<String> {
         let status = self.child.try_wait().ok().flatten()?;
-        Some(format!("the server has ended: {status}{}", self.last_words()))
+        Some(format!("the server has ended: {status}{}", self.error_line()))
     }
 
-    fn last_words(&self) -> String {
+    fn error_line(&self) -> String {
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();
-        match last_words(&text) {
+        match error_line(&text) {
             Some(line) => format!(": {line}"),
             None => String::new(),
         }
     }
 
-    /// Sends SIGTERM, waits, and kills the process if it does not end.
-    fn end(&mut self) -> io::Result<ExitStatus> {
+    /// Sends SIGTERM, and kills the process if it does not end in time.
+    fn terminate(&mut self) -> io::Result<ExitStatus> {
         if let Some(status) = self.child.try_wait()? {
             return Ok(status);
         }
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
             kill_process(pid, Signal::TERM)?;
         }
-        let deadline = Instant::now() + GRACE;
+        let deadline = Instant::now() + TERM_TIMEOUT;
         while Instant::now() < deadline {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
@@ -112,8 +108,8 @@ impl Process {
     }
 }
 
-/// The line of a program's output that says why it ended: the last error line, else the last line.
-fn last_words(text: &str) -> Option<&str> {
+/// The line of a program's output that explains its end: the last error line, else the last line.
+fn error_line(text: &str) -> Option<&str> {
     let lines = || text.lines().rev().filter(|line| !line.trim().is_empty());
     let is_error = |line: &&str| ["error:", "terrace:"].iter().any(|start| line.starts_with(start));
     lines().find(is_error).or_else(|| lines().next())
@@ -121,8 +117,8 @@ fn last_words(text: &str) -> Option<&str> {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Ignored: the next server will report what it lacks.
-        let _ = self.end();
+        // An error here has no consequence but that the next server may fail, which is reported.
+        let _ = self.terminate();
     }
 }
 
@@ -132,8 +128,8 @@ mod tests {
 
     /// A group, or `None` where this user may not create one.
     fn group(name: &str) -> Option<Group> {
-        let made = Group::new(&format!("terrace-bench-test-{name}-{}", std::process::id()), 64 << 20, None);
-        made.inspect_err(|error| eprintln!("skipped: {error}")).ok()
+        let group = Group::new(&format!("terrace-bench-test-{name}-{}", std::process::id()), 64 << 20, None);
+        group.inspect_err(|error| eprintln!("skipped: {error}")).ok()
     }
 
     fn start(script: &str, group: Group, log: &Path) -> Process {
@@ -141,10 +137,10 @@ mod tests {
         Process::start(Path::new("/bin/sh"), &arguments, group, log).unwrap()
     }
 
-    fn wait_for(mut holds: impl FnMut() -> bool) {
+    fn wait_until(mut is_true: impl FnMut() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(20);
-        while !holds() {
-            assert!(Instant::now() < deadline, "it never came to that");
+        while !is_true() {
+            assert!(Instant::now() < deadline, "not true after 20 s");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -155,49 +151,49 @@ mod tests {
         let list = group.process_lists().next().unwrap();
         let log = tempfile::NamedTempFile::new().unwrap();
         let process = start("echo ready; exec sleep 600", group, log.path());
-        wait_for(|| std::fs::read_to_string(log.path()).unwrap().contains("ready"));
+        wait_until(|| std::fs::read_to_string(log.path()).unwrap().contains("ready"));
         let members = std::fs::read_to_string(&list).unwrap();
         assert_eq!(members.trim(), process.id().to_string());
         drop(process);
-        assert!(!list.exists(), "the group is still there");
+        assert!(!list.exists(), "the group still exists");
     }
 
     #[test]
-    fn the_limit_is_real() {
+    fn the_memory_limit_applies() {
         let Some(group) = group("limit") else { return };
         let log = tempfile::NamedTempFile::new().unwrap();
         // A shell variable of 256 MiB does not fit into 64 MiB.
         let mut process =
             start("x=$(head -c 268435456 /dev/zero | tr '\\0' x); echo done", group, log.path());
-        let mut ended = None;
-        wait_for(|| {
-            ended = process.exit_status_text();
-            ended.is_some()
+        let mut exit = None;
+        wait_until(|| {
+            exit = process.exit_status_text();
+            exit.is_some()
         });
-        assert!(!ended.unwrap().contains("done"));
+        assert!(!exit.unwrap().contains("done"));
         assert!(process.group().peak_bytes().is_none_or(|peak| peak <= 64 << 20));
     }
 
     #[test]
-    fn the_line_with_the_error_says_most() {
+    fn the_error_line_is_preferred() {
         let clap =
             "error: unexpected argument '--threads' found\n\nUsage: terrace\n\nFor more, try '--help'.\n";
-        assert_eq!(last_words(clap), Some("error: unexpected argument '--threads' found"));
-        assert_eq!(last_words("serving\nKilled\n\n"), Some("Killed"));
-        assert_eq!(last_words("\n"), None);
+        assert_eq!(error_line(clap), Some("error: unexpected argument '--threads' found"));
+        assert_eq!(error_line("serving\nKilled\n\n"), Some("Killed"));
+        assert_eq!(error_line("\n"), None);
     }
 
     #[test]
-    fn what_the_server_said_last_is_reported() {
+    fn the_error_line_of_the_server_is_reported() {
         let Some(group) = group("words") else { return };
         let log = tempfile::NamedTempFile::new().unwrap();
         let mut process = start("echo terrace: the budget is too large >&2; exit 3", group, log.path());
-        let mut ended = None;
-        wait_for(|| {
-            ended = process.exit_status_text();
-            ended.is_some()
+        let mut exit = None;
+        wait_until(|| {
+            exit = process.exit_status_text();
+            exit.is_some()
         });
-        let ended = ended.unwrap();
-        assert!(ended.contains("exit status: 3") && ended.contains("the budget is too large"), "{ended}");
+        let exit = exit.unwrap();
+        assert!(exit.contains("exit status: 3") && exit.contains("the budget is too large"), "{exit}");
     }
 }

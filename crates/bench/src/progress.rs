@@ -1,4 +1,4 @@
-//! The progress line, with the current step and the time left.
+//! The progress line: the current point and the remaining time.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::runner::Clock;
 
 /// Reports progress on standard error: on a terminal one line that is overwritten, elsewhere a line for each point.
 pub struct Progress {
-    bar: ProgressBar,
+    line: ProgressBar,
     is_terminal: bool,
     count: usize,
     done: usize,
@@ -19,15 +19,15 @@ pub struct Progress {
 impl Progress {
     /// A progress line for points with these estimated times.
     pub fn new(estimates: Vec<Duration>) -> Progress {
-        let bar = ProgressBar::with_draw_target(Some(estimates.len() as u64), ProgressDrawTarget::stderr());
-        // The template is constant; if it were wrong, the default would do.
+        let line = ProgressBar::with_draw_target(Some(estimates.len() as u64), ProgressDrawTarget::stderr());
+        // The template is constant and valid.
         if let Ok(style) = ProgressStyle::with_template("[{elapsed_precise}] {bar:24} {msg}") {
-            bar.set_style(style);
+            line.set_style(style);
         }
-        bar.enable_steady_tick(Duration::from_millis(500));
-        let is_terminal = !bar.is_hidden();
+        line.enable_steady_tick(Duration::from_millis(500));
+        let is_terminal = !line.is_hidden();
         Progress {
-            bar,
+            line,
             is_terminal,
             count: estimates.len(),
             done: 0,
@@ -37,31 +37,31 @@ impl Progress {
     }
 
     /// Begins a point.
-    pub fn begin(&self, what: &str) {
-        self.bar.set_message(self.line(what));
+    pub fn begin(&self, name: &str) {
+        self.line.set_message(self.message(name));
     }
 
-    fn line(&self, what: &str) -> String {
-        format!("{}/{} {what}, {} left", self.done + 1, self.count, show(self.clock.left()))
+    fn message(&self, name: &str) -> String {
+        format!("{}/{} {name}, {} left", self.done + 1, self.count, format_duration(self.clock.remaining()))
     }
 
-    /// Ends the point; `result` is one line.
-    pub fn end(&mut self, what: &str, result: &str) {
+    /// Ends the point. `result` is one line.
+    pub fn end(&mut self, name: &str, result: &str) {
         if let Some(&estimate) = self.estimates.get(self.done) {
             self.clock.advance(estimate);
         }
         self.done += 1;
-        self.bar.set_position(self.done as u64);
+        self.line.set_position(self.done as u64);
         if !self.is_terminal {
-            let left = show(self.clock.left());
-            eprintln!("bench: {}/{} {what}: {result}, {left} left", self.done, self.count);
+            let left = format_duration(self.clock.remaining());
+            eprintln!("bench: {}/{} {name}: {result}, {left} left", self.done, self.count);
         }
     }
 
-    /// Prints a line that stays on the screen.
-    pub fn say(&self, text: &str) {
+    /// Prints a line above the progress line.
+    pub fn print_line(&self, text: &str) {
         match self.is_terminal {
-            true => self.bar.suspend(|| eprintln!("bench: {text}")),
+            true => self.line.suspend(|| eprintln!("bench: {text}")),
             false => eprintln!("bench: {text}"),
         }
     }
@@ -69,42 +69,42 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.bar.finish_and_clear();
+        self.line.finish_and_clear();
     }
 }
 
-/// A progress line for one long step, measured in bytes.
-pub struct Step {
-    bar: ProgressBar,
+/// A progress line for one long operation, measured in bytes.
+pub struct ByteProgress {
+    line: ProgressBar,
     begun: Instant,
 }
 
-impl Step {
-    /// A step of `total` bytes.
-    pub fn new(what: &str, total: u64) -> Step {
-        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+impl ByteProgress {
+    /// An operation of `total` bytes.
+    pub fn new(name: &str, total: u64) -> ByteProgress {
+        let line = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
         if let Ok(style) = ProgressStyle::with_template("{msg} {bar:24} {bytes} of {total_bytes}, {eta} left")
         {
-            bar.set_style(style);
+            line.set_style(style);
         }
-        bar.set_message(what.to_owned());
-        Step { bar, begun: Instant::now() }
+        line.set_message(name.to_owned());
+        ByteProgress { line, begun: Instant::now() }
     }
 
     /// Sets the bytes done.
-    pub fn at(&self, bytes: u64) {
-        self.bar.set_position(bytes);
+    pub fn set_bytes(&self, bytes: u64) {
+        self.line.set_position(bytes);
     }
 
-    /// Ends the step, and returns its duration.
+    /// Ends the operation, and returns its duration.
     pub fn end(self) -> Duration {
-        self.bar.finish_and_clear();
+        self.line.finish_and_clear();
         self.begun.elapsed()
     }
 }
 
-/// Formats a time: `95 s`, `12 min`.
-fn show(duration: Duration) -> String {
+/// Formats a duration: `95 s`, `12 min`.
+fn format_duration(duration: Duration) -> String {
     match duration.as_secs() {
         seconds @ 0..=119 => format!("{seconds} s"),
         seconds => format!("{} min", seconds.div_ceil(60)),
@@ -116,16 +116,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_short() {
-        assert_eq!(show(Duration::from_secs(95)), "95 s");
-        assert_eq!(show(Duration::from_secs(700)), "12 min");
+    fn durations_are_in_seconds_or_minutes() {
+        assert_eq!(format_duration(Duration::from_secs(95)), "95 s");
+        assert_eq!(format_duration(Duration::from_secs(700)), "12 min");
     }
 
     #[test]
-    fn the_line_counts_points_and_time() {
+    fn the_message_has_points_and_remaining_time() {
         let mut progress = Progress::new(vec![Duration::from_secs(60); 4]);
-        assert_eq!(progress.line("term 4K"), "1/4 term 4K, 4 min left");
+        assert_eq!(progress.message("term 4K"), "1/4 term 4K, 4 min left");
         progress.end("term 4K", "ok");
-        assert!(progress.line("pin 4K").starts_with("2/4 pin 4K, "));
+        assert!(progress.message("pin 4K").starts_with("2/4 pin 4K, "));
     }
 }

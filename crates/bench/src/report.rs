@@ -1,4 +1,4 @@
-//! The report of a run for readers of the repository: Markdown with the machine, the promises and each figure.
+//! The report of a run: Markdown with the machine, the ratios and the figures.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::path::Path;
 use crate::ratios;
 use crate::results::{Document, FigureResults, ResultsError, Row};
 
-/// Writes `README.md` beside the files that it refers to.
+/// Writes `README.md` into the directory of the results.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// If the file cannot be written.
 pub fn write(document: &Document, dir: &Path) -> Result<(), ResultsError> {
     let path = dir.join("README.md");
     std::fs::write(&path, text(document)).map_err(|error| ResultsError { path, error })
@@ -19,12 +19,12 @@ fn text(document: &Document) -> String {
     let machine = &document.machine;
     let mut text = format!("# Regions larger than memory: a {} run of all plans\n\n", document.length);
     if document.is_rehearsal {
-        text += "A rehearsal: the numbers mean nothing.\n\n";
+        text += "A rehearsal, without meaningful numbers.\n\n";
     }
-    // Writing to a string cannot fail.
-    let _ = writeln!(text, "Machine: {}. Load when it began: {}.", machine.line(), machine.load);
-    text += "Server and clients share its cores. What is measured, and how, is in `bench/term/README.md`; all numbers are in\n\
-        the CSV files and in `results.json`.\n";
+    // Writing to a string cannot fail, so results of `writeln!` are ignored.
+    let _ = writeln!(text, "Machine: {}. Load average before the run: {}.", machine.line(), machine.load);
+    text += "Server and clients share its cores. `bench/term/README.md` describes the measurements; all numbers are in the CSV\n\
+        files and in `results.json`.\n";
     if !document.ratios.is_empty() {
         text += "\n## Promised ratios\n\n";
         text += &table(&ratios::HEADER, document.ratios.iter().map(ratios::Verdict::cells));
@@ -38,7 +38,7 @@ fn text(document: &Document) -> String {
 fn section(results: &FigureResults) -> String {
     let plan = &results.plan;
     let axis = plan.x.as_ref().map_or("", |x| x.label.as_str());
-    let header = ["mode", axis, "ops/s", "the paper's", "p50 us", "p99 us", "hit ratio"];
+    let header = ["mode", axis, "ops/s", "paper", "p50 us", "p99 us", "hit ratio"];
     let mut text =
         format!("\n## {}: {}\n\n![{}]({}.svg)\n\n", plan.figure, plan.title, plan.title, plan.figure);
     text += &table(&header, results.rows.iter().map(cells));

@@ -1,4 +1,4 @@
-//! The output files: a CSV file for each figure, and all results with the machine's description as JSON.
+//! The output files: a CSV file for each figure, and a JSON file of all results with the machine's description.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::ratios::Verdict;
 use crate::runner::Outcome;
 use crate::workload::STEP;
 
-/// Why results cannot be written.
+/// An error of writing results.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {path}: {error}")]
 pub struct ResultsError {
@@ -32,13 +32,13 @@ pub struct Row {
     pub axis: String,
     /// The point's value on the axis.
     pub x: String,
-    /// READs and WRITEs per second: the median of the repeats. Empty when the point failed.
+    /// READs and WRITEs per second: the median of the repeats. Empty if the point failed.
     pub ops_per_s: Option<f64>,
     /// The throughput that the paper states.
     pub paper_ops_per_s: Option<f64>,
-    /// The least throughput of the repeats.
+    /// The minimum throughput of the repeats.
     pub ops_per_s_min: Option<f64>,
-    /// The greatest throughput of the repeats.
+    /// The maximum throughput of the repeats.
     pub ops_per_s_max: Option<f64>,
     /// The number of repeats.
     pub repeats: u32,
@@ -68,13 +68,13 @@ pub struct Row {
     pub write_p50_us: Option<f64>,
     /// 99th percentile of WRITEs; empty without WRITEs.
     pub write_p99_us: Option<f64>,
-    /// Share of accesses to resident units; empty when the server does not count.
+    /// The share of accesses to resident units; empty if the server does not count.
     pub hit_ratio: Option<f64>,
-    /// The most memory that the server held, including page cache.
+    /// The server's peak memory use, including page cache.
     pub server_peak_mib: Option<f64>,
-    /// READ data compared with its expected content.
+    /// Data of READs that was verified.
     pub verified_mib: Option<f64>,
-    /// Granules of 64 bytes that a READ found partly written during a WRITE.
+    /// Granules of 64 bytes that were mixtures, because of a concurrent WRITE.
     pub mixed_granules: Option<u64>,
     /// The source of the paper's values.
     pub paper_source: String,
@@ -104,12 +104,12 @@ impl Row {
             ..Row::default()
         };
         match outcome {
-            Ok(outcome) => row.filled(&point.settings, outcome),
+            Ok(outcome) => row.with_outcome(&point.settings, outcome),
             Err(error) => Row { error: error.clone(), ..row },
         }
     }
 
-    fn filled(self, settings: &Settings, outcome: &Outcome) -> Row {
+    fn with_outcome(self, settings: &Settings, outcome: &Outcome) -> Row {
         let measured = &outcome.measured;
         let per_s = |count: u64| count as f64 / measured.seconds;
         let (reads, writes) = (&measured.read_latencies, &measured.write_latencies);
@@ -150,12 +150,12 @@ impl Row {
     }
 }
 
-/// Rounds to hundredths: more digits are noise, and make files hard to read.
+/// Rounds to hundredths, since further digits are noise.
 fn round(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
-/// The throughput of a point over time: lines of a second CSV file.
+/// The throughput of a point over time, for a second CSV file.
 #[derive(Clone, Debug, Serialize)]
 pub struct Timeline {
     /// The server's mode.
@@ -182,14 +182,14 @@ pub struct FigureResults {
     pub plan: Plan,
     /// The times that were used.
     pub timing: Timing,
-    /// One for each point.
+    /// The rows, one for each point.
     pub rows: Vec<Row>,
-    /// One for each mode; only for plans over time.
+    /// The timelines, one for each mode; only for plans over time.
     pub timelines: Vec<Timeline>,
 }
 
 impl FigureResults {
-    /// Writes `FIGURE.csv`, and `FIGURE.timeline.csv` where there are timelines.
+    /// Writes `FIGURE.csv`, and `FIGURE.timeline.csv` if there are timelines.
     pub fn write_csv(&self, dir: &Path) -> Result<(), ResultsError> {
         let path = dir.join(format!("{}.csv", self.plan.figure));
         write_rows(&path, self.rows.iter())?;
@@ -231,7 +231,7 @@ pub fn write_verdicts(dir: &Path, verdicts: &[Verdict]) -> Result<(), ResultsErr
         least: Option<f64>,
         most: Option<f64>,
         unit: &'a str,
-        bar: f64,
+        threshold: f64,
         target: Option<f64>,
         verdict: &'a str,
         from: &'a str,
@@ -242,9 +242,9 @@ pub fn write_verdicts(dir: &Path, verdicts: &[Verdict]) -> Result<(), ResultsErr
         least: verdict.range.map(|(least, _)| round(least)),
         most: verdict.range.map(|(_, most)| round(most)),
         unit: verdict.unit,
-        bar: verdict.bar,
+        threshold: verdict.threshold,
         target: verdict.target,
-        verdict: verdict.word(),
+        verdict: verdict.label(),
         from: &verdict.note,
     });
     write_rows(&dir.join("ratios.csv"), lines)
@@ -257,9 +257,9 @@ pub struct Document {
     pub machine: Machine,
     /// `short` or `full`.
     pub length: &'static str,
-    /// Whether memory of this process was measured: then the numbers mean nothing.
+    /// Whether this was a rehearsal, without meaningful numbers.
     pub is_rehearsal: bool,
-    /// One for each plan.
+    /// The figures, one for each plan.
     pub figures: Vec<FigureResults>,
     /// Verdicts on the promised ratios, if they were measured.
     pub ratios: Vec<Verdict>,

@@ -1,4 +1,4 @@
-//! Real servers: `terrace serve` in a control group, over a file that is not in the page cache.
+//! Servers for measurements: `terrace serve` in a control group, over a file that is not in the page cache.
 
 use std::ffi::OsString;
 use std::fs;
@@ -13,20 +13,20 @@ use crate::cgroup::Group;
 use crate::leftovers;
 use crate::plan::{Mode, Storage};
 use crate::process::Process;
-use crate::progress::Step;
+use crate::progress::ByteProgress;
 use crate::storage::RegionFile;
 use crate::target::{Connect, NodeRegion};
-use crate::test_harness::{Served, ServerCounts, ServerSpec, TestHarness, TestHarnessError};
+use crate::test_harness::{ServerCounts, ServerSpec, TestHarness, TestHarnessError, TestServer};
 
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const REGION: &str = "bench";
-/// The server's memory beside its budget: its program and stacks, packet buffers, page tables of the mapping (a five
-/// hundredth of the region), bounce buffers (at most 32 MiB).
+/// The server's memory outside its budget: program and stacks, packet buffers, page tables of the mapping (1/500 of the
+/// region), bounce buffers (at most 32 MiB).
 const HEADROOM_BYTES: u64 = 64 << 20;
-/// How long a server may take to become ready: `pin` reads the whole region first.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// The time limit for a server's start. In mode `pin` the server reads the whole region first.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Starts servers. The regions' files are kept until this is dropped.
+/// Starts servers. The regions' files exist until this is dropped.
 pub struct Servers {
     program: PathBuf,
     data: PathBuf,
@@ -37,7 +37,7 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Servers of the program at `program`, with files on the disk of `data`. Clients reach them by `path`.
+    /// Servers of the program at `program`, with files in the directory `data`. Clients use the transport `path`.
     pub fn new(program: &Path, data: &Path, path: PathChoice) -> Result<Servers, TestHarnessError> {
         let logs = tempfile::tempdir()
             .map_err(|error| TestHarnessError(format!("no directory for logs: {error}")))?;
@@ -51,22 +51,22 @@ impl Servers {
         })
     }
 
-    /// The region's file, dropped from the page cache.
-    fn file(&mut self, storage: Storage, len: u64) -> Result<&RegionFile, TestHarnessError> {
+    /// The region's file, which is created if necessary and dropped from the page cache.
+    fn region_file(&mut self, storage: Storage, len: u64) -> Result<&RegionFile, TestHarnessError> {
         let key = (storage == Storage::Tmpfs, len);
         if !self.files.iter().any(|(of, _)| *of == key) {
-            let step = Step::new("writing the region's file", len);
-            let file = RegionFile::create(storage, &self.data, len, &mut |bytes| step.at(bytes));
-            step.end();
-            self.files.push((key, file.map_err(said)?));
+            let progress = ByteProgress::new("writing the region's file", len);
+            let file = RegionFile::create(storage, &self.data, len, &mut |bytes| progress.set_bytes(bytes));
+            progress.end();
+            self.files.push((key, file.map_err(to_harness_error)?));
         }
-        let (_, file) = self.files.iter().find(|(of, _)| *of == key).expect("just made");
-        file.leave_cache().map_err(said)?;
+        let (_, file) = self.files.iter().find(|(of, _)| *of == key).expect("the file was created above");
+        file.drop_from_page_cache().map_err(to_harness_error)?;
         Ok(file)
     }
 }
 
-fn said(error: impl std::fmt::Display) -> TestHarnessError {
+fn to_harness_error(error: impl std::fmt::Display) -> TestHarnessError {
     TestHarnessError(error.to_string())
 }
 
@@ -86,28 +86,28 @@ fn arguments(spec: &ServerSpec, path: &Path) -> Vec<OsString> {
 }
 
 impl TestHarness for Servers {
-    fn start(&mut self, spec: &ServerSpec) -> Result<Box<dyn Served>, TestHarnessError> {
+    fn start(&mut self, spec: &ServerSpec) -> Result<Box<dyn TestServer>, TestHarnessError> {
         self.started += 1;
         let name = leftovers::name(&self.started.to_string());
         let log = self.logs.path().join(format!("{}.log", self.started));
         let (program, path) = (self.program.clone(), self.path);
-        let file = self.file(spec.storage, spec.region)?;
+        let file = self.region_file(spec.storage, spec.region)?;
         let budget = if spec.mode == Mode::Pin { spec.region } else { spec.dram };
         let throttle = match spec.storage {
-            Storage::Throttled => Some(file.throttle().map_err(said)?),
+            Storage::Throttled => Some(file.throttle().map_err(to_harness_error)?),
             _ => None,
         };
         let limit = budget + kernel_bytes(budget) + HEADROOM_BYTES;
-        let group = Group::new(&name, limit, throttle).map_err(said)?;
+        let group = Group::new(&name, limit, throttle).map_err(to_harness_error)?;
         let process = Process::start(&program, &arguments(spec, file.path()), group, &log)
             .map_err(|error| TestHarnessError(format!("cannot start {}: {error}", program.display())))?;
         let mut server = RunningServer { process, region: None, mode: spec.mode, path };
-        server.await_region(spec.region)?;
+        server.wait_until_ready(spec.region)?;
         if let Some(preload) = spec.preload {
             let mut arguments: Vec<OsString> = vec!["bench".into(), "preload".into(), file.path().into()];
             arguments.extend([preload.access_bytes, budget].map(|number| number.to_string().into()));
             let done = server.process.run_beside(&program, &arguments);
-            done.map_err(|error| TestHarnessError(format!("cannot fill the server's memory: {error}")))?;
+            done.map_err(|error| TestHarnessError(format!("cannot preload the server's memory: {error}")))?;
         }
         Ok(Box::new(server))
     }
@@ -122,18 +122,18 @@ struct RunningServer {
 
 impl RunningServer {
     /// Waits until the region can be opened.
-    fn await_region(&mut self, len: u64) -> Result<(), TestHarnessError> {
-        let deadline = Instant::now() + PATIENCE;
+    fn wait_until_ready(&mut self, len: u64) -> Result<(), TestHarnessError> {
+        let deadline = Instant::now() + START_TIMEOUT;
         loop {
-            if let Some(ended) = self.process.exit_status_text() {
-                return Err(TestHarnessError(ended));
+            if let Some(exit) = self.process.exit_status_text() {
+                return Err(TestHarnessError(exit));
             }
-            let error = match self.slot() {
-                None => "it has opened no port".to_owned(),
-                Some(slot) => {
+            let error = match self.instance() {
+                None => "it has no port".to_owned(),
+                Some(instance) => {
                     let region =
-                        NodeRegion { server: ADDRESS, slot, name: REGION.to_owned(), path: self.path };
-                    match region.probe() {
+                        NodeRegion { server: ADDRESS, instance, name: REGION.to_owned(), path: self.path };
+                    match region.open_length() {
                         Ok(found) if found == len => {
                             self.region = Some(region);
                             return Ok(());
@@ -148,7 +148,7 @@ impl RunningServer {
             if Instant::now() > deadline {
                 return Err(TestHarnessError(format!(
                     "the server is not ready after {} s: {error}",
-                    PATIENCE.as_secs()
+                    START_TIMEOUT.as_secs()
                 )));
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -159,20 +159,20 @@ impl RunningServer {
         stat::fetch(self.process.id()).ok()?.into_iter().next()
     }
 
-    /// The server's slot: other processes on this machine may have taken the first ones.
-    fn slot(&self) -> Option<u8> {
+    /// The instance index of the server's device. Other processes on this machine may use the first ones.
+    fn instance(&self) -> Option<u8> {
         self.snapshot().map(|device| device.slot)
     }
 }
 
-impl Served for RunningServer {
+impl TestServer for RunningServer {
     fn connect(&self) -> &dyn Connect {
-        self.region.as_ref().expect("a server is handed out when its region is there")
+        self.region.as_ref().expect("the harness returns a server after its region was opened")
     }
 
     fn counts(&self) -> Option<ServerCounts> {
         match self.mode {
-            // Only the kernel knows whether a copy from the mapping or a buffered read went to the disk.
+            // Only the kernel counts the page faults and buffered reads that access the disk.
             Mode::Rpc => major_faults(&fs::read_to_string(format!("/proc/{}/stat", self.process.id())).ok()?),
             Mode::RpcBuffer => None,
             _ => counts(self.snapshot()?.reports.get("memory")?),
@@ -188,14 +188,14 @@ impl Served for RunningServer {
     }
 }
 
-/// Misses as the process's major page faults, from its `/proc/PID/stat`.
+/// The process's major page faults as misses, from its `/proc/PID/stat`.
 fn major_faults(stat: &str) -> Option<ServerCounts> {
     // The program's name, in parentheses, may contain spaces; the count is the tenth field after it.
     let (_, fields) = stat.rsplit_once(')')?;
     Some(ServerCounts { misses: fields.split_whitespace().nth(9)?.parse().ok()? })
 }
 
-/// Misses from the tier's report.
+/// The misses in the tier's report.
 fn counts(report: &serde_json::Value) -> Option<ServerCounts> {
     let region = report.get("regions")?.get(0)?;
     let misses = |accesses: &str| -> Option<u64> {
@@ -226,13 +226,13 @@ mod tests {
     #[test]
     fn the_command_line_is_that_of_serve() {
         assert_eq!(line(&SPEC), "serve --region bench=/d/file --dram 512M --mode term --listen 127.0.0.1");
-        // All is locked: the budget must be as large as the region.
+        // In this mode the budget is the size of the region.
         assert!(line(&ServerSpec { mode: Mode::Pin, ..SPEC }).contains("--dram 2048M --mode pin"));
         assert!(line(&ServerSpec { threads: 4, ..SPEC }).ends_with("--threads 4"));
     }
 
     #[test]
-    fn faults_that_waited_are_found_behind_the_name() {
+    fn major_faults_are_the_tenth_field_after_the_name() {
         let stat = "42 (a ) b) S 1 42 42 0 -1 4194560 100 0 77 0 5 6 0 0 20 0 9 0";
         assert_eq!(major_faults(stat), Some(ServerCounts { misses: 77 }));
         assert_eq!(major_faults("42"), None);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn misses_are_those_of_the_tiers_report() {
+    fn misses_are_summed_over_the_kinds_of_io() {
         let reads = KindCounts { late_hits: 1, mapping: 2, cached: 3, buffered: 4, direct: 5 };
         let writes = KindCounts { direct: 100, ..KindCounts::default() };
         let region = RegionStats { reads, writes, ..RegionStats::default() };

@@ -1,4 +1,4 @@
-//! A run: plans in order, with files written after each.
+//! A run of plans. Results are written after each plan.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,14 +13,14 @@ use crate::results::{Document, FigureResults, ResultsError, Row, Timeline, write
 use crate::runner::{Runner, estimates};
 use crate::test_harness::{REHEARSAL_REGION_BYTES, TestHarness};
 
-/// Why a run ended without results, or with a part of them.
+/// An error that ends a run.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// A plan is invalid.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The chosen modes leave no points.
-    #[error("no plan has a point of the modes that were asked for")]
+    /// No plan has points of the chosen modes.
+    #[error("no plan has a point of the chosen modes")]
     Nothing,
     /// Results cannot be written.
     #[error(transparent)]
@@ -28,7 +28,7 @@ pub enum SessionError {
     /// A plot cannot be drawn.
     #[error(transparent)]
     Plot(#[from] PlotError),
-    /// No font.
+    /// There is no font for plots.
     #[error(transparent)]
     Font(#[from] FontError),
 }
@@ -47,25 +47,25 @@ impl Input {
     pub fn load(path: &Path) -> Result<Input, PlanError> {
         let text = std::fs::read_to_string(path)
             .map_err(|error| PlanError::Read { path: path.to_owned(), error })?;
-        match RatioPlan::is_one(&text) {
+        match RatioPlan::is_ratio_plan(&text) {
             true => Ok(Input::Ratios(Box::new(RatioPlan::parse(&text, path)?))),
             false => Ok(Input::Figure(Box::new(Plan::parse(&text, path)?))),
         }
     }
 
-    /// Keeps only these modes; empty means all. Ratios need all of theirs.
-    fn keep_modes(&mut self, modes: &[Mode]) {
+    /// Removes the points of other modes; empty means all modes. Ratios retain all points.
+    fn retain_modes(&mut self, modes: &[Mode]) {
         if let (Input::Figure(plan), false) = (self, modes.is_empty()) {
             plan.modes.retain(|mode| modes.contains(mode));
         }
     }
 
-    /// Reduces the region for a rehearsal.
-    fn shrink(&mut self) {
+    /// Reduces the size of the region for a rehearsal.
+    fn shrink_region(&mut self) {
         match self {
             Input::Figure(plan) => plan.settings.region = plan.settings.region.min(REHEARSAL_REGION_BYTES),
             Input::Ratios(plan) => {
-                let size = crate::bytes::show(REHEARSAL_REGION_BYTES);
+                let size = crate::bytes::format(REHEARSAL_REGION_BYTES);
                 plan.settings.insert("region".to_owned(), size.into());
             }
         }
@@ -74,7 +74,7 @@ impl Input {
     /// The points in the order of measurement.
     ///
     /// # Errors
-    /// The error in a point.
+    /// If a point is invalid.
     pub fn points(&self, length: Length) -> Result<Vec<(Point, Timing)>, String> {
         match self {
             Input::Figure(plan) => {
@@ -94,13 +94,13 @@ impl Input {
 pub struct Options {
     /// The short or the full setting.
     pub length: Length,
-    /// Only these modes; empty means all.
+    /// The modes to measure; empty means all.
     pub modes: Vec<Mode>,
     /// The directory in which the run's directory is created.
     pub out: PathBuf,
-    /// The directory of the region's file; only for the machine's description.
+    /// The directory of the region's file, for the machine's description.
     pub data: PathBuf,
-    /// Whether this is a rehearsal, which measures nothing.
+    /// Whether this is a rehearsal, without meaningful numbers.
     pub is_rehearsal: bool,
 }
 
@@ -111,24 +111,24 @@ pub struct Summary {
     pub document: Document,
     /// The directory of the files.
     pub dir: PathBuf,
-    /// Points that failed.
+    /// The number of failed points.
     pub failed: usize,
-    /// Promises that were not kept.
+    /// The number of ratios that missed their thresholds.
     pub missed: usize,
 }
 
 /// Runs plans.
 pub fn run(
     mut inputs: Vec<Input>,
-    bed: &mut dyn TestHarness,
+    harness: &mut dyn TestHarness,
     options: &Options,
 ) -> Result<Summary, SessionError> {
-    // Before the measurements: a missing font should be reported now, not after a quarter of an hour.
+    // A missing font is reported before the measurements, not after a quarter of an hour.
     load_font()?;
     for input in &mut inputs {
-        input.keep_modes(&options.modes);
+        input.retain_modes(&options.modes);
         if options.is_rehearsal {
-            input.shrink();
+            input.shrink_region();
         }
     }
     inputs.retain(|input| !matches!(input, Input::Figure(plan) if plan.modes.is_empty()));
@@ -137,7 +137,7 @@ pub fn run(
     if points.is_empty() {
         return Err(SessionError::Nothing);
     }
-    let dir = make_dir(options)?;
+    let dir = create_dir(options)?;
     let machine = Machine::describe(&options.data);
     let length = if options.length == Length::Full { "full" } else { "short" };
     let document = Document {
@@ -148,15 +148,15 @@ pub fn run(
         ratios: Vec::new(),
     };
     let progress = Progress::new(estimates(&points));
-    progress.say(&format!("{} points on {}", points.len(), document.machine.line()));
+    progress.print_line(&format!("{} points on {}", points.len(), document.machine.line()));
     let summary = Summary { document, dir, failed: 0, missed: 0 };
-    let mut session = Session { runner: Runner::new(bed), progress, summary };
+    let mut session = Session { runner: Runner::new(harness), progress, summary };
     for input in inputs {
         match input {
-            Input::Figure(plan) => session.figure(*plan, options.length)?,
-            Input::Ratios(plan) => session.ratios(&plan, options.length)?,
+            Input::Figure(plan) => session.run_figure(*plan, options.length)?,
+            Input::Ratios(plan) => session.run_ratios(&plan, options.length)?,
         }
-        // After each plan, so that an interrupted run keeps its results so far.
+        // Results are written after each plan, so that an interrupted run has the results so far.
         session.summary.document.write(&session.summary.dir)?;
         report::write(&session.summary.document, &session.summary.dir)?;
     }
@@ -170,12 +170,12 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    fn figure(&mut self, plan: Plan, length: Length) -> Result<(), SessionError> {
+    fn run_figure(&mut self, plan: Plan, length: Length) -> Result<(), SessionError> {
         let timing = plan.timing(length);
         let mut results =
             FigureResults { plan: plan.clone(), timing, rows: Vec::new(), timelines: Vec::new() };
         for point in plan.points(length).unwrap_or_default() {
-            let outcome = self.point(&plan.figure, &point, &timing);
+            let outcome = self.run_point(&plan.figure, &point, &timing);
             results.rows.push(Row::new(&plan, &point, &outcome));
             if let (Kind::Time, Ok(outcome)) = (plan.kind, &outcome) {
                 results.timelines.push(Timeline::new(&point, outcome));
@@ -184,52 +184,53 @@ impl Session<'_> {
         results.write_csv(&self.summary.dir)?;
         let mut figure = Figure::new(&results);
         if self.summary.document.is_rehearsal {
-            figure.title += " (rehearsal: the numbers mean nothing)";
+            figure.title += " (rehearsal, without meaningful numbers)";
         }
         figure.write(&self.summary.dir, &plan.figure)?;
         self.summary.document.figures.push(results);
         Ok(())
     }
 
-    fn ratios(&mut self, plan: &RatioPlan, length: Length) -> Result<(), SessionError> {
+    fn run_ratios(&mut self, plan: &RatioPlan, length: Length) -> Result<(), SessionError> {
         let round = plan.round(length).unwrap_or_default();
         let mut outcomes: Vec<Rounds> = vec![Vec::new(); round.len()];
         for _ in 0..plan.rounds(length) {
             for (index, (point, timing)) in round.iter().enumerate() {
-                let outcome = self.point("ratios", point, timing);
+                let outcome = self.run_point("ratios", point, timing);
                 outcomes[index].push(outcome);
             }
         }
         let verdicts: Vec<Verdict> = judge(plan, &outcomes);
         write_verdicts(&self.summary.dir, &verdicts)?;
-        self.summary.missed += verdicts.iter().filter(|verdict| !verdict.is_kept()).count();
+        self.summary.missed += verdicts.iter().filter(|verdict| !verdict.is_threshold_met()).count();
         self.summary.document.ratios.extend(verdicts);
         Ok(())
     }
 
-    fn point(
+    fn run_point(
         &mut self,
         figure: &str,
         point: &Point,
         timing: &Timing,
     ) -> Result<crate::runner::Outcome, String> {
-        let what = format!("{figure} {} {}", point.mode, point.x);
-        self.progress.begin(what.trim_end());
+        let name = format!("{figure} {} {}", point.mode, point.x);
+        self.progress.begin(name.trim_end());
         let outcome = self.runner.run(point, timing);
         let result = match &outcome {
             Ok(outcome) => format!("{:.0} ops/s", outcome.measured.ops_per_s()),
             Err(error) => format!("FAILED: {error}"),
         };
-        self.progress.end(what.trim_end(), &result);
+        self.progress.end(name.trim_end(), &result);
         if outcome.is_err() {
             self.summary.failed += 1;
-            self.progress.say(&format!("{}: {result}", what.trim_end()));
+            self.progress.print_line(&format!("{}: {result}", name.trim_end()));
         }
         outcome
     }
 }
 
-fn make_dir(options: &Options) -> Result<PathBuf, SessionError> {
+/// Creates the directory of the results.
+fn create_dir(options: &Options) -> Result<PathBuf, SessionError> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     let kind = match (options.is_rehearsal, options.length) {
         (true, _) => "rehearsal",
@@ -244,7 +245,7 @@ fn make_dir(options: &Options) -> Result<PathBuf, SessionError> {
 /// Seconds since 1970 as `20261121-150102`, in UTC.
 fn stamp(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Years that begin in March end with the leap day, which gives months a formula (Hinnant's civil_from_days).
+    // If years begin in March, the leap day is the last day, and months have a formula (Hinnant's civil_from_days).
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;

@@ -1,4 +1,4 @@
-//! The region's file: written before the measurements, dropped from the page cache before each server.
+//! The region's file. It is written before the measurements, and dropped from the page cache before each server's start.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -13,21 +13,21 @@ use crate::content::{Stamp, fill};
 use crate::leftovers;
 use crate::plan::Storage;
 
-/// The directory for files in memory.
+/// The directory of the tmpfs.
 const TMPFS: &str = "/dev/shm";
-/// The limits of a throttled device: about a tenth of the I/Os of the disk on which this was developed.
+/// The limits of a throttled device: about a tenth of the IOPS of the developers' disk.
 const THROTTLED_IOPS: u64 = 10_000;
 const THROTTLED_BYTES_PER_S: u64 = 100 << 20;
-/// Free space left on a device.
+/// The space to leave free on a device.
 const SPARE_BYTES: u64 = 256 << 20;
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// Why the region's file cannot be created.
+/// An error of creating the region's file.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
-    /// Not enough free space.
-    #[error("{dir} has {} MiB left, a region of {} needs {} MiB (`--data DIR` uses another place)",
-        free >> 20, bytes::show(*needed), (needed + SPARE_BYTES) >> 20)]
+    /// The device has too little free space.
+    #[error("{dir} has {} MiB left, a region of {} needs {} MiB (`--data DIR` uses another directory)",
+        free >> 20, bytes::format(*needed), (needed + SPARE_BYTES) >> 20)]
     Full {
         /// The directory of the file.
         dir: PathBuf,
@@ -44,9 +44,9 @@ pub enum StorageError {
         /// The error.
         error: io::Error,
     },
-    /// Only a disk can be throttled.
+    /// The file is not on a block device, whose I/O could be throttled.
     #[error(
-        "{path} is not on a block device, so that its IO cannot be throttled (`--data DIR` uses another place)"
+        "{path} is not on a block device, so that its IO cannot be throttled (`--data DIR` uses another directory)"
     )]
     NoDevice {
         /// The file.
@@ -54,7 +54,7 @@ pub enum StorageError {
     },
 }
 
-/// A region's file. Dropping this removes it.
+/// A region's file, which is removed when this is dropped.
 #[derive(Debug)]
 pub struct RegionFile {
     path: PathBuf,
@@ -62,8 +62,8 @@ pub struct RegionFile {
 }
 
 impl RegionFile {
-    /// Writes a file of `len` bytes with the first content for this kind of storage. `data` is the directory for files
-    /// on disk; `progress` is called with the bytes done.
+    /// Creates a file of `len` bytes with the initial content. `data` is the directory for files on disk; `progress` is
+    /// called with the number of written bytes.
     pub fn create(
         storage: Storage,
         data: &Path,
@@ -71,11 +71,11 @@ impl RegionFile {
         progress: &mut dyn FnMut(u64),
     ) -> Result<RegionFile, StorageError> {
         let dir = if storage == Storage::Tmpfs { Path::new(TMPFS) } else { data };
-        let path = dir.join(leftovers::name(&bytes::show(len)));
+        let path = dir.join(leftovers::name(&bytes::format(len)));
         let at = |error| StorageError::Io { path: path.clone(), error };
         fs::create_dir_all(dir).map_err(at)?;
         for left in leftovers::of_dead_processes(dir) {
-            // A file that cannot be removed takes space, which the check below notices.
+            // If a file cannot be removed, the check below accounts for its space.
             let _ = fs::remove_file(left);
         }
         let space = statvfs(dir).map_err(|error| at(error.into()))?;
@@ -85,7 +85,7 @@ impl RegionFile {
         }
         let file = RegionFile { path: path.clone(), len };
         file.write(progress).map_err(at)?;
-        file.leave_cache()?;
+        file.drop_from_page_cache()?;
         Ok(file)
     }
 
@@ -95,7 +95,7 @@ impl RegionFile {
         let mut offset = 0;
         while offset < self.len {
             let len = (self.len - offset).min(CHUNK_BYTES as u64);
-            fill(&mut chunk[..len as usize], offset, Stamp::FIRST);
+            fill(&mut chunk[..len as usize], offset, Stamp::INITIAL);
             file.write_all(&chunk[..len as usize])?;
             offset += len;
             progress(offset);
@@ -108,16 +108,16 @@ impl RegionFile {
         &self.path
     }
 
-    /// Drops the file from the page cache. The kernel charges cached pages to the group that read them first: pages
-    /// left there would cost the next server nothing.
-    pub fn leave_cache(&self) -> Result<(), StorageError> {
+    /// Drops the file from the page cache. The kernel charges cached pages to the group that read them first, so that the
+    /// next server would not be charged for pages that stay cached.
+    pub fn drop_from_page_cache(&self) -> Result<(), StorageError> {
         let at = |error| StorageError::Io { path: self.path.clone(), error };
         let file = File::open(&self.path).map_err(at)?;
         file.sync_all().map_err(at)?;
         fadvise(&file, 0, None, Advice::DontNeed).map_err(|error| at(error.into()))
     }
 
-    /// The limits that slow the file's disk down to [`Storage::Throttled`].
+    /// The limits of the file's disk for [`Storage::Throttled`].
     pub fn throttle(&self) -> Result<Throttle, StorageError> {
         let metadata =
             fs::metadata(&self.path).map_err(|error| StorageError::Io { path: self.path.clone(), error })?;
@@ -134,14 +134,14 @@ impl Drop for RegionFile {
     }
 }
 
-/// The disk of a partition, or the disk itself: limits are per disk.
+/// The disk of a partition, or the disk itself, because limits apply to disks.
 fn whole_disk(devices: &Path, (major, minor): (u32, u32)) -> Option<(u32, u32)> {
     let device = fs::canonicalize(devices.join(format!("{major}:{minor}"))).ok()?;
     let disk = if device.join("partition").exists() { device.parent()? } else { &device };
     let numbers = fs::read_to_string(disk.join("dev")).ok()?;
     let (major, minor) = numbers.trim().split_once(':')?;
     let (major, minor) = (major.parse().ok()?, minor.parse().ok()?);
-    // Device number 0 would be a mistake of the kernel; it must not get into the files of the limits.
+    // Device number 0 is invalid and must not be written to the files of the limits.
     (makedev(major, minor) != 0).then_some((major, minor))
 }
 
@@ -151,21 +151,21 @@ mod tests {
     use crate::content::stamp_of;
 
     #[test]
-    fn the_file_has_its_content_and_goes_away() {
+    fn the_file_has_the_initial_content_and_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let mut done = 0;
         let file = RegionFile::create(Storage::Disk, dir.path(), 5 << 20, &mut |bytes| done = bytes).unwrap();
         let content = fs::read(file.path()).unwrap();
         assert_eq!((done, content.len()), (5 << 20, 5 << 20));
         let last = content.len() - 64;
-        assert_eq!(stamp_of(&content[last..], last as u64), Some(Stamp::FIRST));
+        assert_eq!(stamp_of(&content[last..], last as u64), Some(Stamp::INITIAL));
         let path = file.path().to_owned();
         drop(file);
         assert!(!path.exists());
     }
 
     #[test]
-    fn files_of_runs_that_were_interrupted_are_removed() {
+    fn files_of_interrupted_runs_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let mut gone = std::process::Command::new("true").spawn().unwrap();
         let old = dir.path().join(format!("terrace-bench-{}-2G", gone.id()));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_device_is_named_with_what_to_do() {
+    fn the_error_for_a_full_device_names_the_option() {
         let dir = tempfile::tempdir().unwrap();
         let message =
             RegionFile::create(Storage::Disk, dir.path(), 1 << 50, &mut |_| {}).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! A client thread: keeps its accesses outstanding, measures their latencies and checks their data.
+//! A client thread: posts accesses up to its depth, measures latencies and verifies data.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use crate::ledger::{Corruption, Ledger};
 use crate::target::{Completion, Target, TargetError};
 use crate::workload::{Measured, STEP, Workload};
 
-/// How long after its posting an access counts as lost. Checked only after the end of the measured time.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// The time after which an access counts as lost. It is checked after the end of the measured time.
+const ACCESS_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Why a measurement failed.
+/// An error of a measurement.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkError {
     /// The connection failed.
@@ -24,10 +24,10 @@ pub enum WorkError {
         error: TargetError,
     },
     /// An access was refused or failed.
-    #[error("{what} of {len} bytes at offset {offset}: {error}")]
+    #[error("{operation} of {len} bytes at offset {offset}: {error}")]
     Access {
         /// READ or WRITE.
-        what: &'static str,
+        operation: &'static str,
         /// The offset in the region.
         offset: u64,
         /// In bytes.
@@ -38,18 +38,18 @@ pub enum WorkError {
     /// The connection broke.
     #[error("polling for completions: {0}")]
     Poll(TargetError),
-    /// Accesses without completions.
-    #[error("{count} accesses had not completed {} s after they were posted; one of them: {example}", PATIENCE.as_secs())]
+    /// Accesses have no completions.
+    #[error("{count} accesses had not completed {} s after they were posted; one of them: {example}", ACCESS_TIMEOUT.as_secs())]
     Lost {
         /// The number of lost accesses.
         count: usize,
         /// The operation and the offset of one of them.
         example: String,
     },
-    /// A completion for an access that was not outstanding.
-    #[error("a completion with tag {0}, which no outstanding access has")]
+    /// A completion has the tag of no access in flight.
+    #[error("a completion with tag {0}, which no access in flight has")]
     Stray(u64),
-    /// The region held other data than was written to it.
+    /// The region had other data than was written to it.
     #[error("WRONG DATA: {0}")]
     Corrupt(#[from] Corruption),
 }
@@ -82,7 +82,7 @@ impl Schedule {
 struct Outstanding {
     is_write: bool,
     key: u64,
-    /// READ: the version acknowledged when it was posted. WRITE: the version it carries.
+    /// For a READ the acknowledged version at the time of posting, for a WRITE the new version.
     version: u32,
     posted: Instant,
 }
@@ -95,7 +95,7 @@ pub struct Worker<'a> {
     schedule: Schedule,
     target: &'a mut dyn Target,
     keys: Keys,
-    /// Data to be written, or just read.
+    /// The data of the current READ or WRITE.
     bytes: Vec<u8>,
     slots: Vec<Option<Outstanding>>,
     free: Vec<usize>,
@@ -134,11 +134,12 @@ impl<'a> Worker<'a> {
     /// Runs until the end of the schedule, or until `stop` is set because another thread has failed.
     pub fn run(mut self, schedule: Schedule, stop: &AtomicBool) -> Result<Measured, WorkError> {
         self.schedule = schedule;
-        self.work(stop)?;
+        self.run_loop(stop)?;
         Ok(self.measured)
     }
 
-    fn work(&mut self, stop: &AtomicBool) -> Result<(), WorkError> {
+    /// Posts accesses and handles completions until the end.
+    fn run_loop(&mut self, stop: &AtomicBool) -> Result<(), WorkError> {
         let mut done = Vec::with_capacity(self.workload.depth);
         let mut now = Instant::now();
         while !stop.load(Ordering::Relaxed) {
@@ -149,7 +150,7 @@ impl<'a> Worker<'a> {
             } else if self.free.len() == self.slots.len() {
                 break;
             } else {
-                self.lose_patience(now)?;
+                self.check_lost(now)?;
             }
             self.target.poll(&mut done).map_err(WorkError::Poll)?;
             now = Instant::now();
@@ -168,7 +169,7 @@ impl<'a> Worker<'a> {
             true => self.post_write(slot, key, posted),
             false => {
                 let version = self.ledger.acknowledged(key);
-                let (offset, len) = self.place(key);
+                let (offset, len) = self.range_of(key);
                 (self.target.read(offset, slot, len, slot as u64))
                     .map(|()| Outstanding { is_write, key, version, posted })
                     .map_err(|error| self.access_error(is_write, key, error))
@@ -181,7 +182,7 @@ impl<'a> Worker<'a> {
     fn post_write(&mut self, slot: usize, key: u64, posted: Instant) -> Result<Outstanding, WorkError> {
         let key = self.ledger.owned(key, self.thread as u64);
         let stamp = self.ledger.issue(key);
-        let (offset, len) = self.place(key);
+        let (offset, len) = self.range_of(key);
         fill(&mut self.bytes, offset, stamp);
         let stored = self.target.store(slot, &self.bytes);
         let written = stored.and_then(|()| self.target.write(offset, slot, len, slot as u64));
@@ -189,13 +190,13 @@ impl<'a> Worker<'a> {
         Ok(Outstanding { is_write: true, key, version: stamp.version, posted })
     }
 
-    fn place(&self, key: u64) -> (u64, usize) {
+    fn range_of(&self, key: u64) -> (u64, usize) {
         (key * self.workload.access_bytes as u64, self.workload.access_bytes)
     }
 
     fn access_error(&self, is_write: bool, key: u64, error: TargetError) -> WorkError {
-        let (offset, len) = self.place(key);
-        WorkError::Access { what: if is_write { "WRITE" } else { "READ" }, offset, len, error }
+        let (offset, len) = self.range_of(key);
+        WorkError::Access { operation: if is_write { "WRITE" } else { "READ" }, offset, len, error }
     }
 
     fn complete(&mut self, completion: Completion, now: Instant) -> Result<(), WorkError> {
@@ -219,6 +220,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
+    /// Counts a completed access, if it is within the measured time.
     fn count(&mut self, outstanding: &Outstanding, now: Instant) {
         let Some(since) = now.checked_duration_since(self.schedule.begin).filter(|_| now < self.schedule.end)
         else {
@@ -237,9 +239,10 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn lose_patience(&self, now: Instant) -> Result<(), WorkError> {
+    /// Fails if accesses are in flight for longer than the timeout.
+    fn check_lost(&self, now: Instant) -> Result<(), WorkError> {
         let lost: Vec<&Outstanding> =
-            self.slots.iter().flatten().filter(|access| now > access.posted + PATIENCE).collect();
+            self.slots.iter().flatten().filter(|access| now > access.posted + ACCESS_TIMEOUT).collect();
         match lost.first() {
             None => Ok(()),
             Some(access) => Err(WorkError::Lost {
@@ -247,7 +250,7 @@ impl<'a> Worker<'a> {
                 example: format!(
                     "{} at offset {}",
                     if access.is_write { "WRITE" } else { "READ" },
-                    self.place(access.key).0
+                    self.range_of(access.key).0
                 ),
             }),
         }

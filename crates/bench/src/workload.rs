@@ -1,4 +1,4 @@
-//! A measurement's accesses, and its results.
+//! The parameters of a measurement, and its results.
 
 use std::time::Duration;
 
@@ -7,8 +7,7 @@ use hdrhistogram::Histogram;
 use crate::keys::Distribution;
 use crate::ledger::Verified;
 
-/// The parameters of one measurement. The plan's checks ensure that sizes are multiples of a granule and nothing is
-/// zero.
+/// The parameters of one measurement. The plan's checks ensure that sizes are multiples of a granule and not zero.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
     /// Size of the region; the keys are its whole access-sized pieces.
@@ -19,13 +18,13 @@ pub struct Workload {
     pub write_percent: u32,
     /// Popularity of keys.
     pub distribution: Distribution,
-    /// For [`Distribution::Zipf`].
+    /// The exponent for [`Distribution::Zipf`].
     pub theta: f64,
     /// Client threads.
     pub threads: usize,
-    /// Accesses that each thread keeps outstanding.
+    /// The accesses in flight of each thread.
     pub depth: usize,
-    /// Whether READ data is compared with its expected content.
+    /// Whether the data of READs is verified.
     pub verify: bool,
     /// The time from the start of the measurement to the switch of the hotspot.
     pub switch_after: Option<Duration>,
@@ -48,12 +47,12 @@ pub const STEP: Duration = Duration::from_millis(100);
 /// A histogram of nanoseconds, with a precision of three digits.
 pub type Latencies = Histogram<u64>;
 
-/// Longer latencies count as this: client threads give up before.
+/// The maximum of the histograms. The timeout of accesses is shorter.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
 /// An empty histogram.
 pub fn latencies() -> Latencies {
-    // A fixed range: a histogram that resizes itself does so in `record`, in the middle of a measurement.
+    // The range is fixed, because a resizable histogram would allocate in `record`, during a measurement.
     Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("the bounds are in order")
 }
 
@@ -72,12 +71,12 @@ pub struct Measured {
     pub write_latencies: Latencies,
     /// Accesses completed in each [`STEP`].
     pub timeline: Vec<u64>,
-    /// Granules checked, including the warm-up.
+    /// The verified granules, including those of the warm-up.
     pub verified: Verified,
 }
 
 impl Measured {
-    /// No results yet.
+    /// Empty results.
     pub fn empty(measured: Duration) -> Measured {
         Measured {
             seconds: measured.as_secs_f64(),
@@ -121,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn latencies_keep_their_size_from_nanoseconds_to_seconds() {
+    fn latencies_are_precise_from_nanoseconds_to_seconds() {
         let mut measured = Measured::empty(Duration::from_secs(1));
         for (count, nanoseconds) in [(50, 100), (40, 70_000), (9, 5_000_000), (1, 2_000_000_000)] {
             measured.read_latencies.record_n(nanoseconds, count).unwrap();

@@ -33,8 +33,8 @@ const PAPER: &str =
 fn results(kind: &str, axis: &str, rest: &str) -> FigureResults {
     let text = PLAN.replace("KIND", kind).replace("AXIS", axis) + rest;
     let plan = Plan::parse(&text, Path::new("test.toml")).unwrap();
-    let mut bed = Rehearsal::default();
-    let mut runner = Runner::new(&mut bed);
+    let mut harness = Rehearsal::default();
+    let mut runner = Runner::new(&mut harness);
     let timing = plan.timing(Length::Full);
     let (mut rows, mut timelines) = (Vec::new(), Vec::new());
     for point in plan.points(Length::Full).unwrap() {
@@ -57,7 +57,7 @@ fn assert_plot(dir: &Path, name: &str, texts: &[&str]) {
     let mut reader = png::Decoder::new(std::io::BufReader::new(png)).read_info().unwrap();
     let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
     reader.next_frame(&mut pixels).unwrap();
-    assert!(pixels.iter().any(|&byte| byte != 255), "an empty picture");
+    assert!(pixels.iter().any(|&byte| byte != 255), "an empty plot");
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn bars_latencies_and_time_are_drawn() {
 }
 
 #[test]
-fn a_failed_point_keeps_its_line_and_the_plot_is_still_drawn() {
+fn a_failed_point_has_a_line_and_the_plot_is_drawn() {
     let dir = tempfile::tempdir().unwrap();
     let mut results = results("lines", AXIS, PAPER);
     let point = results.plan.points(Length::Full).unwrap().remove(3);
@@ -112,7 +112,7 @@ fn a_failed_point_keeps_its_line_and_the_plot_is_still_drawn() {
 }
 
 #[test]
-fn the_document_says_what_it_was_measured_on() {
+fn the_document_has_the_machine() {
     let dir = tempfile::tempdir().unwrap();
     let machine = Machine::describe(dir.path());
     let document = Document {

@@ -1,4 +1,4 @@
-//! The plans in the repository: each can be parsed, and a short run of all fits in its time.
+//! The plans in the repository: each is valid, and runs of all plans have limited durations.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,14 +18,14 @@ fn plans() -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_plan_is_right_and_named_like_its_file() {
+fn every_plan_is_valid_and_named_as_its_file() {
     let mut figures = 0;
     for path in plans() {
         match Input::load(&path).unwrap_or_else(|error| panic!("{error}")) {
             Input::Figure(plan) => {
                 figures += 1;
                 assert_eq!(plan.figure, path.file_stem().unwrap().to_str().unwrap());
-                // Each value needs its source.
+                // Each value has a source.
                 assert!(plan.paper.iter().all(|stated| !stated.source.is_empty()));
             }
             Input::Ratios(plan) => assert!(plan.ratios.len() >= 8 && plan.switches.len() == 1),
@@ -34,7 +34,7 @@ fn every_plan_is_right_and_named_like_its_file() {
     assert!(figures >= 17, "{figures} figures");
 }
 
-/// How long a run of all plans takes, as far as it can be estimated.
+/// The estimated duration of a run of all plans.
 fn estimate(length: Length) -> Duration {
     let mut total = Duration::ZERO;
     for path in plans() {
@@ -47,15 +47,15 @@ fn estimate(length: Length) -> Duration {
     total
 }
 
-// A tenth is reserved for time that cannot be estimated, such as servers that end slowly.
+// A tenth is reserved for durations that are not estimated, such as a slow end of servers.
 
 #[test]
-fn a_short_run_of_all_takes_a_quarter_of_an_hour() {
+fn a_short_run_of_all_plans_takes_a_quarter_of_an_hour() {
     assert!(estimate(Length::Short) < Duration::from_secs(27 * 30));
 }
 
 #[test]
-fn a_full_run_of_all_takes_less_than_half_an_hour() {
+fn a_full_run_of_all_plans_takes_less_than_half_an_hour() {
     assert!(estimate(Length::Full) < Duration::from_secs(27 * 60));
 }
 
@@ -68,7 +68,7 @@ fn a_rehearsal_writes_all_files_of_a_figure_and_of_ratios() {
         short = { warm-up-s = 0.0, rewarm-s = 0.0, measured-s = 0.2, repeats = 2 }\n\
         full = { warm-up-s = 0.0, rewarm-s = 0.0, measured-s = 0.2, repeats = 2 }\n\
         point = [{ name = \"a\", mode = \"pin\" }, { name = \"b\", mode = \"term\" }]\n\
-        ratio = [{ name = \"never\", of = \"a\", to = \"b\", bar = 1000.0 }]\n";
+        ratio = [{ name = \"never\", of = \"a\", to = \"b\", threshold = 1000.0 }]\n";
     let mut inputs = Vec::new();
     for (name, text) in [("f.toml", figure), ("r.toml", ratios)] {
         std::fs::write(out.path().join(name), text).unwrap();

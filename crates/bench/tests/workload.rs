@@ -1,4 +1,4 @@
-//! Whole measurements on memory of this process.
+//! Measurements on memory of this process.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -41,20 +41,20 @@ fn everything_is_counted_and_verified() {
 }
 
 #[test]
-fn corruption_in_the_region_is_found() {
+fn corruption_in_the_region_is_detected() {
     let region = MemoryTarget::region(REGION);
     let middle = REGION / 2 + 17;
     region.lock().unwrap_or_else(PoisonError::into_inner)[middle] ^= 1;
     let read_all = Workload { write_percent: 0, distribution: Distribution::Sequential, ..workload() };
     assert!(matches!(measure(&read_all, 1, &region, &mut |_| {}), Err(WorkError::Corrupt(_))));
-    // Without verification, corruption goes unnoticed.
+    // Without verification, corruption is not detected.
     measure(&Workload { verify: false, ..read_all }, 1, &region, &mut |_| {}).unwrap();
 }
 
 /// The defect of a faulty target.
 #[derive(Clone, Copy)]
 enum Fault {
-    ForgetsWrites,
+    LosesWrites,
     BreaksConnection,
     StrayCompletion,
     FailsAccesses,
@@ -80,8 +80,8 @@ impl Target for Faulty<'_> {
 
     fn write(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError> {
         match (self.fault, self.is_due()) {
-            // A write that is acknowledged but never arrives.
-            (Fault::ForgetsWrites, true) => self.inner.write(offset, slot, 0, tag),
+            // The write is acknowledged, but not executed.
+            (Fault::LosesWrites, true) => self.inner.write(offset, slot, 0, tag),
             _ => self.inner.write(offset, slot, len, tag),
         }
     }
@@ -108,9 +108,9 @@ impl Target for Faulty<'_> {
     }
 }
 
-struct Faults(SharedBytes, Fault);
+struct FaultyRegion(SharedBytes, Fault);
 
-impl Connect for Faults {
+impl Connect for FaultyRegion {
     fn with_target(
         &self,
         thread: usize,
@@ -125,8 +125,8 @@ impl Connect for Faults {
 }
 
 #[test]
-fn a_forgotten_write_is_found() {
-    let region = Faults(MemoryTarget::region(1 << 16), Fault::ForgetsWrites);
+fn a_lost_write_is_detected() {
+    let region = FaultyRegion(MemoryTarget::region(1 << 16), Fault::LosesWrites);
     let few_keys = Workload { region_bytes: 1 << 16, ..workload() };
     match measure(&few_keys, 1, &region, &mut |_| {}) {
         Err(WorkError::Corrupt(corruption)) => {
@@ -137,9 +137,9 @@ fn a_forgotten_write_is_found() {
 }
 
 #[test]
-fn failures_of_the_target_are_reported_as_what_they_are() {
+fn each_failure_of_the_target_has_its_error() {
     let outcome = |fault| {
-        measure(&workload(), 1, &Faults(MemoryTarget::region(REGION), fault), &mut |_| {}).map(|_| ())
+        measure(&workload(), 1, &FaultyRegion(MemoryTarget::region(REGION), fault), &mut |_| {}).map(|_| ())
     };
     assert!(matches!(outcome(Fault::StrayCompletion), Err(WorkError::Stray(99))));
     assert!(matches!(outcome(Fault::BreaksConnection), Err(WorkError::Poll(_))));
@@ -149,27 +149,30 @@ fn failures_of_the_target_are_reported_as_what_they_are() {
 
 #[test]
 fn a_thread_that_cannot_connect_ends_the_measurement() {
-    struct Nowhere;
-    impl Connect for Nowhere {
+    struct OneConnection;
+    impl Connect for OneConnection {
         fn with_target(&self, thread: usize, _: usize, _: usize, body: Body<'_>) -> Result<(), TargetError> {
             match thread {
                 0 => {
                     body(&mut MemoryTarget::new(MemoryTarget::region(REGION), 4, 4096));
                     Ok(())
                 }
-                _ => Err(TargetError("nobody listens".into())),
+                _ => Err(TargetError("no server".into())),
             }
         }
     }
     let long = Workload { measured: Duration::from_secs(600), ..workload() };
-    assert!(matches!(measure(&long, 1, &Nowhere, &mut |_| {}), Err(WorkError::Connect { thread: 1, .. })));
+    assert!(matches!(
+        measure(&long, 1, &OneConnection, &mut |_| {}),
+        Err(WorkError::Connect { thread: 1, .. })
+    ));
 }
 
 #[test]
-fn content_begins_with_the_first_stamp() {
+fn content_begins_with_the_initial_stamp() {
     let region = MemoryTarget::region(REGION);
     let bytes = region.lock().unwrap();
-    assert_eq!(terrace_bench::content::stamp_of(&bytes[640..704], 640), Some(Stamp::FIRST));
+    assert_eq!(terrace_bench::content::stamp_of(&bytes[640..704], 640), Some(Stamp::INITIAL));
 }
 
 /// Completes each access after a delay.
@@ -209,9 +212,9 @@ impl Target for Slow<'_> {
     }
 }
 
-struct Slowly(SharedBytes);
+struct SlowRegion(SharedBytes);
 
-impl Connect for Slowly {
+impl Connect for SlowRegion {
     fn with_target(
         &self,
         thread: usize,
@@ -226,12 +229,12 @@ impl Connect for Slowly {
 }
 
 #[test]
-fn no_latency_is_shorter_than_what_the_target_takes() {
-    let region = Slowly(MemoryTarget::region(REGION));
+fn no_latency_is_shorter_than_the_delay_of_the_target() {
+    let region = SlowRegion(MemoryTarget::region(REGION));
     let measured = measure(&workload(), 1, &region, &mut |_| {}).unwrap();
     let least = DELAY.as_nanos() as u64;
     for latencies in [&measured.read_latencies, &measured.write_latencies] {
-        // The histogram keeps three digits.
+        // The histogram has a precision of three digits.
         assert!(latencies.min() >= least - least / 500, "{} ns", latencies.min());
         assert!(latencies.value_at_quantile(0.5) >= latencies.min());
     }

@@ -1,4 +1,4 @@
-//! A plan: one figure or table of the paper as data.
+//! A plan: the definition of one figure or table of the paper.
 
 mod settings;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 pub use settings::{Axis, Mode, Settings, Storage};
 
-/// Why a plan cannot be used.
+/// An error of a plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// The file cannot be read.
@@ -21,15 +21,15 @@ pub enum PlanError {
         error: std::io::Error,
     },
     /// Not TOML, or not a plan.
-    #[error("the plan {path} is not right: {error}")]
+    #[error("the plan {path} is invalid: {error}")]
     Syntax {
         /// The plan's file.
         path: PathBuf,
-        /// The place and the error; several lines.
+        /// The position and the error, in several lines.
         error: toml::de::Error,
     },
     /// An invalid value.
-    #[error("the plan {path} is not right: {problem}")]
+    #[error("the plan {path} is invalid: {problem}")]
     Value {
         /// The plan's file.
         path: PathBuf,
@@ -42,17 +42,17 @@ pub enum PlanError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// Throughput over the axis, a line for each mode.
+    /// Throughput over the axis, with a line for each mode.
     Lines,
-    /// Throughput, a group of bars for each value of the axis, a bar for each mode.
+    /// Throughput, with a group of bars for each value of the axis and a bar for each mode.
     Bars,
-    /// Throughput over time, a line for each mode. There is no axis.
+    /// Throughput over time, with a line for each mode and without an axis.
     Time,
-    /// Latency percentiles, a group of bars for each value of the axis, on a logarithmic scale.
+    /// Latency percentiles on a logarithmic scale, with a group of bars for each value of the axis.
     Latency,
 }
 
-/// A number that is measured for a point.
+/// A metric of a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Metric {
@@ -105,7 +105,7 @@ pub struct AxisPlan {
     pub label: String,
     /// The values in order.
     pub values: Vec<String>,
-    /// The values that the short setting measures; without it, all.
+    /// The values for the short setting; all if empty.
     #[serde(default)]
     pub short: Vec<String>,
 }
@@ -114,13 +114,13 @@ pub struct AxisPlan {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Timing {
-    /// Warm-up before the measurement after a server start.
+    /// The warm-up after a server start.
     pub warm_up_s: f64,
-    /// Warm-up when the server is shared with the previous point.
+    /// The warm-up if the server is shared with the previous point.
     pub rewarm_s: f64,
-    /// The measurement.
+    /// The measured time.
     pub measured_s: f64,
-    /// Measurements of each point. The median by throughput is reported, with the least and the most beside it.
+    /// The measurements of each point. The one with the median throughput is reported, with the minimum and the maximum.
     pub repeats: u32,
 }
 
@@ -142,13 +142,13 @@ impl Timing {
     }
 }
 
-/// The setting of a plan to use.
+/// The variant of a plan to run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Length {
-    /// Few points, briefly.
+    /// Few points, short times.
     #[default]
     Short,
-    /// All points, for longer.
+    /// All points, longer times.
     Full,
 }
 
@@ -235,7 +235,7 @@ impl Plan {
         if let Some(x) = &self.x {
             let unknown = x.short.iter().find(|value| !x.values.contains(value));
             if let Some(unknown) = unknown {
-                return Err(format!("x.short has '{unknown}', which x.values has not"));
+                return Err(format!("x.short has '{unknown}', which is not in x.values"));
             }
         }
         for stated in &self.paper {
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn errors_state_the_mistake() {
         for (from, to, expected) in [
             ("kind = \"lines\"", "kind = \"pie\"", "pie"),
             ("kind = \"lines\"", "kind = \"time\"", "kind 'time' has none"),
@@ -345,7 +345,7 @@ mod tests {
             ("\"16K\"", "\"16Q\"", "16Q"),
             ("\"16K\"", "\"100\"", "multiple of 64"),
             ("\"16K\"", "\"8M\"", "larger than 4M"),
-            ("short = [\"4K\"]", "short = [\"8K\"]", "x.values has not"),
+            ("short = [\"4K\"]", "short = [\"8K\"]", "not in x.values"),
             ("dram-percent = 25", "dram-percent = 0", "dram-percent 0"),
             ("dram-percent = 25", "dram-present = 25", "dram-present"),
             ("region = \"1G\"", "region = \"1000\"", "region 1000"),
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_named() {
+    fn a_missing_file_is_named() {
         let message = Plan::load(Path::new("/nowhere/plan.toml")).unwrap_err().to_string();
         assert!(message.contains("/nowhere/plan.toml"), "{message}");
     }

@@ -18,7 +18,7 @@ pub enum Mode {
     Pin,
     /// The model of hardware on-demand paging.
     Odp,
-    /// All accesses by RPC; the server copies from the mapping and takes page faults.
+    /// All accesses by RPC; the server copies from the mapping, with page faults.
     Rpc,
     /// All accesses by RPC; the server uses buffered I/O.
     RpcBuffer,
@@ -28,9 +28,9 @@ pub enum Mode {
     RpcTiering,
     /// Like [`Mode::RpcTiering`], and hot units are promoted.
     RpcTieringPromote,
-    /// The full system: one-sided READs; absent pages are fetched by RPC.
+    /// One-sided READs; absent pages are fetched by RPC.
     Term,
-    /// The NIC itself defers READs of absent pages.
+    /// The NIC defers READs of absent pages.
     Wait,
 }
 
@@ -102,16 +102,16 @@ pub struct Settings {
     pub theta: f64,
     /// Client threads.
     pub threads: usize,
-    /// Accesses that each client thread keeps outstanding.
+    /// The accesses in flight of each client thread.
     pub depth: usize,
-    /// Threads of the server that serve RPCs.
+    /// The server's threads for RPCs.
     pub server_threads: usize,
     /// The storage of the region's file.
     pub storage: Storage,
-    /// Whether memory is filled before the measurement, as a long run would leave it, in modes whose page faults
-    /// determine its contents.
+    /// Whether memory is filled before the measurement, as after a long run, in modes in which page faults determine its
+    /// contents.
     pub preload: bool,
-    /// Whether the data of READs is checked.
+    /// Whether the data of READs is verified.
     pub verify: bool,
     /// The share of the measured time after which the hotspot switches.
     pub switch_at_percent: Option<u32>,
@@ -146,7 +146,7 @@ mod size {
     }
 
     pub fn serialize<S: Serializer>(bytes: &u64, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&crate::bytes::show(*bytes))
+        serializer.serialize_str(&crate::bytes::format(*bytes))
     }
 }
 
@@ -171,10 +171,10 @@ pub enum Axis {
 }
 
 impl Settings {
-    /// These settings with another value on an axis. The error says what is wrong with the value.
+    /// These settings with another value on an axis. The error states why the value is invalid.
     pub fn with(&self, axis: Axis, value: &str) -> Result<Settings, String> {
         fn number<T: std::str::FromStr>(value: &str) -> Result<T, String> {
-            value.parse().map_err(|_| format!("'{value}' is not a number that fits here"))
+            value.parse().map_err(|_| format!("'{value}' is not a valid number"))
         }
         let mut settings = self.clone();
         match axis {
@@ -198,9 +198,9 @@ impl Settings {
         let wrong = if self.size == 0 || !self.size.is_multiple_of(granule) {
             format!("size {} is not a multiple of {granule}", self.size)
         } else if self.size > 4 << 20 {
-            format!("size {} is larger than 4M", bytes::show(self.size))
+            format!("size {} is larger than 4M", bytes::format(self.size))
         } else if !self.region.is_multiple_of(1 << 20) || self.region == 0 || self.region > 1 << 40 {
-            format!("region {} is not a multiple of 1M of at most 1T", bytes::show(self.region))
+            format!("region {} is not a multiple of 1M of at most 1T", bytes::format(self.region))
         } else if !(1..=100).contains(&self.dram_percent) {
             format!("dram-percent {} is not 1 to 100", self.dram_percent)
         } else if self.write_percent > 100 {
@@ -216,7 +216,7 @@ impl Settings {
         } else if self.switch_at_percent.is_some_and(|percent| !(1..=99).contains(&percent)) {
             "switch-at-percent is not 1 to 99".to_owned()
         } else if self.region / self.size < self.threads as u64 {
-            format!("a region of {} has fewer places of {} than threads", self.region, self.size)
+            format!("a region of {} has fewer keys of {} than threads", self.region, self.size)
         } else {
             return Ok(());
         };

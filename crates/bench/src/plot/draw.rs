@@ -23,17 +23,17 @@ const COLOURS: [RGBColor; 9] = [
     RGBColor(110, 110, 110),
 ];
 
-/// The modes in the order of [`COLOURS`]: a mode has the same colour in all figures.
-const OWNERS: [&str; 9] =
+/// The modes with a fixed colour in all figures, in the order of [`COLOURS`].
+const COLOURED_MODES: [&str; 9] =
     ["pin", "odp", "rpc", "term", "wait", "rpc-buffer", "rpc-direct", "rpc-tiering", "rpc-tiering-promote"];
 
-/// The colour of a series: its mode's, or by its index.
+/// The colour of a series: of its mode, or of its index.
 fn colour(figure: &Figure, index: usize) -> RGBColor {
-    let own = OWNERS.iter().position(|owner| *owner == figure.series[index].name);
-    COLOURS[own.unwrap_or(index) % COLOURS.len()]
+    let fixed = COLOURED_MODES.iter().position(|mode| *mode == figure.series[index].name);
+    COLOURS[fixed.unwrap_or(index) % COLOURS.len()]
 }
 
-/// Width of the legend.
+/// The width of the legend.
 const LEGEND_PIXELS: i32 = 160;
 
 /// Draws a figure. The error is the backend's.
@@ -48,7 +48,7 @@ pub fn draw<Back: DrawingBackend>(root: &Area<'_, Back>, figure: &Figure) -> Res
             draw_bars(&chart, figure, categories, 0.0..top(figure))
         }
         Shape::Bars { categories, is_logarithmic: true } => {
-            let bottom = 10_f64.powf(least(figure).log10().floor());
+            let bottom = 10_f64.powf(smallest_positive(figure).log10().floor());
             draw_bars(&chart, figure, categories, (bottom..top(figure).max(bottom * 10.0)).log_scale())
         }
     };
@@ -59,12 +59,12 @@ fn values(figure: &Figure) -> impl Iterator<Item = f64> {
     figure.series.iter().flat_map(|series| series.values.iter().flatten().copied())
 }
 
-/// The upper end of the axis: a little above the highest value, also without values.
+/// The upper end of the axis, above the highest value.
 fn top(figure: &Figure) -> f64 {
     values(figure).fold(0.0, f64::max).max(1.0) * 1.1
 }
 
-fn least(figure: &Figure) -> f64 {
+fn smallest_positive(figure: &Figure) -> f64 {
     values(figure).filter(|&value| value > 0.0).fold(f64::INFINITY, f64::min).clamp(1e-3, 1e9)
 }
 
@@ -76,14 +76,14 @@ fn number(value: &f64) -> String {
     }
 }
 
-/// An axis of categories: category `n` is at `n`.
-struct Places<'a> {
+/// An axis of categories. Category `n` is at coordinate `n`.
+struct CategoryAxis<'a> {
     names: &'a [String],
-    /// Free space before the first category and after the last.
+    /// The space before the first category and after the last.
     margin: f64,
 }
 
-impl Ranged for Places<'_> {
+impl Ranged for CategoryAxis<'_> {
     type FormatOption = NoDefaultFormatting;
     type ValueType = f64;
 
@@ -102,7 +102,7 @@ impl Ranged for Places<'_> {
     }
 }
 
-impl ValueFormatter<f64> for Places<'_> {
+impl ValueFormatter<f64> for CategoryAxis<'_> {
     fn format_ext(&self, value: &f64) -> String {
         self.names.get(value.round() as usize).cloned().unwrap_or_default()
     }
@@ -120,7 +120,7 @@ fn draw_lines<Back: DrawingBackend>(
         .margin(12)
         .x_label_area_size(46)
         .y_label_area_size(76)
-        .build_cartesian_2d(Places { names: categories, margin: 0.3 }, 0.0..top(figure))?;
+        .build_cartesian_2d(CategoryAxis { names: categories, margin: 0.3 }, 0.0..top(figure))?;
     chart
         .configure_mesh()
         .x_desc(&figure.x_label)
@@ -130,7 +130,7 @@ fn draw_lines<Back: DrawingBackend>(
         .light_line_style(TRANSPARENT)
         .draw()?;
     for (index, series) in figure.series.iter().enumerate() {
-        let points = present(series).map(|(place, value)| (place as f64, value)).collect::<Vec<_>>();
+        let points = present(series).map(|(index, value)| (index as f64, value)).collect::<Vec<_>>();
         let style = colour(figure, index).stroke_width(2);
         chart.draw_series(LineSeries::new(points.iter().copied(), style))?;
         chart
@@ -140,7 +140,7 @@ fn draw_lines<Back: DrawingBackend>(
 }
 
 fn present(series: &Series) -> impl Iterator<Item = (usize, f64)> {
-    series.values.iter().enumerate().filter_map(|(place, value)| Some((place, (*value)?)))
+    series.values.iter().enumerate().filter_map(|(index, value)| Some((index, (*value)?)))
 }
 
 fn draw_time<Back: DrawingBackend>(root: &Area<'_, Back>, figure: &Figure, step: f64) -> Drawn<Back> {
@@ -161,14 +161,14 @@ fn draw_time<Back: DrawingBackend>(root: &Area<'_, Back>, figure: &Figure, step:
         .draw()?;
     for (index, series) in figure.series.iter().enumerate() {
         let style = colour(figure, index).stroke_width(2);
-        let points = present(series).map(|(place, value)| ((place as f64 + 0.5) * step, value));
+        let points = present(series).map(|(index, value)| ((index as f64 + 0.5) * step, value));
         chart.draw_series(LineSeries::new(points, style))?;
     }
     Ok(())
 }
 
-/// The share of a category's width that its bars take.
-const GROUP: f64 = 0.8;
+/// The share of a category's width for its bars.
+const GROUP_WIDTH: f64 = 0.8;
 
 fn draw_bars<Back, Y>(root: &Area<'_, Back>, figure: &Figure, categories: &[String], y: Y) -> Drawn<Back>
 where
@@ -181,7 +181,7 @@ where
         .margin(12)
         .x_label_area_size(46)
         .y_label_area_size(76)
-        .build_cartesian_2d(Places { names: categories, margin: 0.5 }, y)?;
+        .build_cartesian_2d(CategoryAxis { names: categories, margin: 0.5 }, y)?;
     chart
         .configure_mesh()
         .x_desc(&figure.x_label)
@@ -191,12 +191,12 @@ where
         .y_label_formatter(&number)
         .light_line_style(TRANSPARENT)
         .draw()?;
-    let width = GROUP / figure.series.len().max(1) as f64;
+    let width = GROUP_WIDTH / figure.series.len().max(1) as f64;
     let bottom = chart.y_range().start;
     for (index, series) in figure.series.iter().enumerate() {
         let style = colour(figure, index).filled();
-        let bars = present(series).map(|(place, value)| {
-            let left = place as f64 - GROUP / 2.0 + index as f64 * width;
+        let bars = present(series).map(|(category, value)| {
+            let left = category as f64 - GROUP_WIDTH / 2.0 + index as f64 * width;
             Rectangle::new([(left, bottom), (left + width * 0.92, value)], style)
         });
         chart.draw_series(bars)?;
@@ -204,7 +204,7 @@ where
     Ok(())
 }
 
-/// Draws the legend beside the chart, where it hides nothing.
+/// Draws the legend beside the chart.
 fn draw_legend<Back: DrawingBackend>(area: &Area<'_, Back>, figure: &Figure) -> Drawn<Back> {
     for (index, series) in figure.series.iter().enumerate() {
         let y = 50 + index as i32 * 22;

@@ -1,4 +1,4 @@
-//! The font of the plots: one of the machine's, because a font would be the largest file of the repository.
+//! The font of the plots. It is a font of the machine, because a font would be the largest file of the repository.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -15,7 +15,7 @@ const CANDIDATES: [&str; 5] = [
 
 /// No font was found.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("no font for the plots: install Debian's fonts-dejavu-core (looked for {tried})")]
+#[error("no font for the plots: install Debian's fonts-dejavu-core (none of {tried})")]
 pub struct FontError {
     tried: String,
 }
@@ -29,7 +29,7 @@ pub fn load_font() -> Result<(), FontError> {
 fn load(candidates: &[&str]) -> Result<(), FontError> {
     for path in candidates {
         if let Ok(bytes) = std::fs::read(Path::new(path)) {
-            // The library keeps fonts for the life of the process.
+            // The library requires fonts with static lifetime.
             if register_font("sans-serif", FontStyle::Normal, Box::leak(bytes.into_boxed_slice())).is_ok() {
                 return Ok(());
             }
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_font_the_message_says_what_to_install() {
+    fn without_a_font_the_error_names_the_package() {
         let message = load(&["/nowhere/font.ttf", "/etc/passwd"]).unwrap_err().to_string();
         assert!(message.contains("fonts-dejavu-core") && message.contains("/nowhere/font.ttf"), "{message}");
     }

@@ -1,4 +1,4 @@
-//! Draws a figure as SVG and PNG.
+//! Plots of figures as SVG and PNG.
 
 mod draw;
 mod font;
@@ -15,13 +15,13 @@ pub use font::{FontError, load_font};
 /// Width and height in pixels.
 const SIZE: (u32, u32) = (900, 540);
 
-/// Why a plot cannot be drawn.
+/// An error of drawing a plot.
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
-    /// No font.
+    /// There is no font.
     #[error(transparent)]
     Font(#[from] FontError),
-    /// The file cannot be written, or a part cannot be drawn.
+    /// The file cannot be written, or an element cannot be drawn.
     #[error("cannot draw {path}: {reason}")]
     Draw {
         /// The file.
@@ -31,7 +31,7 @@ pub enum PlotError {
     },
 }
 
-/// A figure to draw: names and numbers, independent of plans and points.
+/// A figure to draw.
 #[derive(Clone, Debug)]
 pub struct Figure {
     /// The title above the chart.
@@ -42,25 +42,25 @@ pub struct Figure {
     pub y_label: String,
     /// The shape of the series.
     pub shape: Shape,
-    /// One for each mode, or for each percentile.
+    /// The series: one for each mode, or for each percentile.
     pub series: Vec<Series>,
 }
 
 /// The shape of the series.
 #[derive(Clone, Debug)]
 pub enum Shape {
-    /// A point for each category, joined.
+    /// A line with a point for each category.
     Lines(Vec<String>),
     /// A bar for each category and series.
     Bars {
-        /// Written below the groups.
+        /// The labels below the groups.
         categories: Vec<String>,
         /// Whether the scale is logarithmic.
         is_logarithmic: bool,
     },
-    /// A line over time, with `step` seconds between values.
+    /// A line over time.
     Time {
-        /// In seconds.
+        /// The interval of the values in seconds.
         step: f64,
     },
 }
@@ -70,7 +70,7 @@ pub enum Shape {
 pub struct Series {
     /// The name in the legend.
     pub name: String,
-    /// One for each category.
+    /// The values, one for each category.
     pub values: Vec<Option<f64>>,
 }
 

@@ -1,4 +1,4 @@
-//! Promised ratios: between modes, measured alternately in one run, and around a switch of the hotspot.
+//! Promised ratios between modes, which are measured alternately in one run, and limits for a switch of the hotspot.
 
 mod plan;
 
@@ -14,35 +14,35 @@ pub use plan::{NamedPoint, Ratio, RatioPlan, Switch};
 pub struct Verdict {
     /// The name of the promise.
     pub name: String,
-    /// The measured value; `None` when a point failed.
+    /// The measured value; `None` if a point failed.
     pub value: Option<f64>,
-    /// The least and the greatest value of the rounds, for ratios.
+    /// The minimum and the maximum of the rounds, for ratios.
     pub range: Option<(f64, f64)>,
-    /// Its unit: `x`, `%` or `s`.
+    /// The unit of the value: `x`, `%` or `s`.
     pub unit: &'static str,
     /// Whether smaller is better.
     pub is_limit: bool,
-    /// The threshold that must be met.
-    pub bar: f64,
-    /// The target that should be met.
+    /// The threshold that must be counts.
+    pub threshold: f64,
+    /// The target that should be counts.
     pub target: Option<f64>,
-    /// The two throughputs, or why there is no value.
+    /// The two throughputs, or the reason for a missing value.
     pub note: String,
 }
 
 impl Verdict {
-    fn keeps(&self, limit: f64) -> bool {
+    fn satisfies(&self, limit: f64) -> bool {
         self.value.is_some_and(|value| if self.is_limit { value <= limit } else { value >= limit })
     }
 
-    /// Whether the threshold is met.
-    pub fn is_kept(&self) -> bool {
-        self.keeps(self.bar)
+    /// Whether the threshold is counts.
+    pub fn is_threshold_met(&self) -> bool {
+        self.satisfies(self.threshold)
     }
 
     /// `ok`, `ok, target missed` or `MISSED`.
-    pub fn word(&self) -> &'static str {
-        match (self.is_kept(), self.target.is_none_or(|target| self.keeps(target))) {
+    pub fn label(&self) -> &'static str {
+        match (self.is_threshold_met(), self.target.is_none_or(|target| self.satisfies(target))) {
             (false, _) => "MISSED",
             (true, false) => "ok, target MISSED",
             (true, true) => "ok",
@@ -57,25 +57,28 @@ impl Verdict {
             self.name.clone(),
             self.value.map_or("-".to_owned(), show),
             self.range.map_or(String::new(), |(least, most)| format!("{least:.2} to {most:.2}")),
-            format!("{sign} {}", show(self.bar)),
+            format!("{sign} {}", show(self.threshold)),
             self.target.map_or(String::new(), |target| format!("{sign} {}", show(target))),
-            self.word().to_owned(),
+            self.label().to_owned(),
             self.note.clone(),
         ]
     }
 }
 
-/// Titles of [`Verdict::cells`].
-pub const HEADER: [&str; 7] = ["ratio", "measured", "rounds", "bar", "target", "", "from"];
+/// The titles of [`Verdict::cells`].
+pub const HEADER: [&str; 7] = ["ratio", "measured", "rounds", "threshold", "target", "", "from"];
 
 /// The results of one point's rounds, in order.
 pub type Rounds = Vec<Result<Outcome, String>>;
 
-/// Compares the measurements with the promises. `rounds` has the order of the plan's points.
+/// Judges the promises. `rounds` is in the order of the plan's points.
 pub fn judge(plan: &RatioPlan, rounds: &[Rounds]) -> Vec<Verdict> {
     let of = |name: &str| -> &Rounds {
-        let index =
-            plan.points.iter().position(|point| point.name == name).expect("checked when it was read");
+        let index = plan
+            .points
+            .iter()
+            .position(|point| point.name == name)
+            .expect("the plan's check admits only names of points");
         &rounds[index]
     };
     let ratios = plan.ratios.iter().map(|ratio| judge_ratio(ratio, of(&ratio.of), of(&ratio.to)));
@@ -110,13 +113,13 @@ fn judge_ratio(ratio: &Ratio, of: &Rounds, to: &Rounds) -> Verdict {
         range: None,
         unit: "x",
         is_limit: false,
-        bar: ratio.bar,
+        threshold: ratio.threshold,
         target: ratio.target,
         note: String::new(),
     };
     match (throughputs(of), throughputs(to)) {
         (Ok(of), Ok(to)) if !of.is_empty() && to.iter().all(|&value| value > 0.0) => {
-            // Numerator and denominator of one round were measured shortly after each other.
+            // Each round measures numerator and denominator in succession.
             let each: Vec<f64> = of.iter().zip(&to).map(|(of, to)| of / to).collect();
             let (least, most) = each
                 .iter()
@@ -129,25 +132,26 @@ fn judge_ratio(ratio: &Ratio, of: &Rounds, to: &Rounds) -> Verdict {
             }
         }
         (Err(error), _) | (_, Err(error)) => Verdict { note: error, ..verdict },
-        _ => Verdict { note: "nothing was done".to_owned(), ..verdict },
+        _ => Verdict { note: "no round was measured".to_owned(), ..verdict },
     }
 }
 
-/// Throughput is judged by means over this many steps: half a second.
+/// The steps of a moving average of throughput: half a second.
 const WINDOW: usize = 5;
-/// The share of the earlier throughput at which a point has recovered.
-const BACK: f64 = 0.95;
+/// The share of the earlier throughput at which a point counts as recovered.
+const RECOVERED_SHARE: f64 = 0.95;
 
 /// The effect of a switch of the hotspot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dip {
-    /// The worst half second after the switch, in percent below the throughput before it.
+    /// The drop of throughput in the worst half second after the switch, in percent.
     pub drop_percent: f64,
-    /// The end of the first half second, not before the worst one, that reaches 95 % again; `None` without one.
-    pub back_s: Option<f64>,
+    /// The time from the switch to the end of the first half second with 95 % of the earlier throughput, not before the
+    /// worst one; `None` without recovery.
+    pub recovery_s: Option<f64>,
 }
 
-/// Evaluates a timeline whose hotspot switches at step `switch`; "before" is the two seconds before that.
+/// Evaluates a timeline whose hotspot switches at step `switch`, relative to the two seconds before.
 pub fn dip(timeline: &[u64], switch: usize) -> Option<Dip> {
     let earlier = timeline.get(switch.saturating_sub(20)..switch).filter(|steps| steps.len() >= WINDOW)?;
     let before = earlier.iter().sum::<u64>() as f64 / earlier.len() as f64;
@@ -161,33 +165,33 @@ pub fn dip(timeline: &[u64], switch: usize) -> Option<Dip> {
     if before == 0.0 {
         return None;
     }
-    let is_back = |&(_, mean): &(usize, &f64)| *mean >= BACK * before;
-    // Throughput that never fell below has recovered at once.
-    let from = if least >= BACK * before { 0 } else { worst };
-    let back = means.iter().enumerate().skip(from).find(is_back).map(|(place, _)| place);
+    let is_recovered = |&(_, mean): &(usize, &f64)| *mean >= RECOVERED_SHARE * before;
+    // Throughput that never fell below 95 % needs no recovery.
+    let from = if least >= RECOVERED_SHARE * before { 0 } else { worst };
+    let recovered = means.iter().enumerate().skip(from).find(is_recovered).map(|(index, _)| index);
     Some(Dip {
         drop_percent: (1.0 - least / before).max(0.0) * 100.0,
-        back_s: back.map(|place| match least >= BACK * before {
+        recovery_s: recovered.map(|index| match least >= RECOVERED_SHARE * before {
             true => 0.0,
-            false => (place + WINDOW) as f64 * STEP.as_secs_f64(),
+            false => (index + WINDOW) as f64 * STEP.as_secs_f64(),
         }),
     })
 }
 
-/// Two verdicts: the depth and the length of the dip. The median of several rounds counts.
+/// The verdicts on the drop and on the recovery time, by the median of the rounds.
 fn judge_switch(switch: &Switch, rounds: &Rounds, percent: u32) -> [Verdict; 2] {
-    let verdict = |what: &str, unit, bar| Verdict {
-        name: format!("{}: {what}", switch.name),
+    let verdict = |limit: &str, unit, threshold| Verdict {
+        name: format!("{}: {limit}", switch.name),
         value: None,
         range: None,
         unit,
         is_limit: true,
-        bar,
+        threshold,
         target: None,
         note: String::new(),
     };
     let mut drop = verdict("drop", "%", switch.drop_percent_max);
-    let mut back = verdict("back after", "s", switch.back_s_max);
+    let mut recovery = verdict("recovery", "s", switch.recovery_s_max);
     let dips: Result<Vec<Dip>, String> = rounds
         .iter()
         .map(|outcome| {
@@ -199,16 +203,16 @@ fn judge_switch(switch: &Switch, rounds: &Rounds, percent: u32) -> [Verdict; 2] 
     match dips {
         Ok(dips) if !dips.is_empty() => {
             drop.value = Some(median(&dips.iter().map(|dip| dip.drop_percent).collect::<Vec<_>>()));
-            let times: Vec<f64> = dips.iter().map(|dip| dip.back_s.unwrap_or(f64::INFINITY)).collect();
-            back.value = Some(median(&times)).filter(|time| time.is_finite());
-            if back.value.is_none() {
-                back.note = "it never came back".to_owned();
+            let times: Vec<f64> = dips.iter().map(|dip| dip.recovery_s.unwrap_or(f64::INFINITY)).collect();
+            recovery.value = Some(median(&times)).filter(|time| time.is_finite());
+            if recovery.value.is_none() {
+                recovery.note = "no recovery".to_owned();
             }
         }
-        Ok(_) => drop.note = "nothing was done".to_owned(),
-        Err(error) => (drop.note, back.note) = (error.clone(), error),
+        Ok(_) => drop.note = "no round was measured".to_owned(),
+        Err(error) => (drop.note, recovery.note) = (error.clone(), error),
     }
-    [drop, back]
+    [drop, recovery]
 }
 
 #[cfg(test)]
@@ -237,13 +241,13 @@ mod tests {
         name = "term/pin"
         of = "term"
         to = "pin"
-        bar = 0.9
+        threshold = 0.9
         target = 0.97
         [[switch]]
         name = "switch"
         point = "term"
         drop-percent-max = 15.0
-        back-s-max = 2.0
+        recovery-s-max = 2.0
     "#;
 
     fn outcome(ops: u64, timeline: Vec<u64>) -> Result<Outcome, String> {
@@ -257,8 +261,8 @@ mod tests {
     }
 
     #[test]
-    fn points_have_the_common_settings_and_their_own() {
-        assert!(RatioPlan::is_one(PLAN));
+    fn points_have_common_and_own_settings() {
+        assert!(RatioPlan::is_ratio_plan(PLAN));
         let plan = parse(PLAN).unwrap();
         let round = plan.round(Length::Short).unwrap();
         assert_eq!((round[0].0.settings.region, round[0].0.settings.theta), (1 << 30, 0.5));
@@ -268,10 +272,10 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn errors_state_the_mistake() {
         for (from, to, expected) in [
-            ("of = \"term\"", "of = \"tern\"", "no point is called 'tern'"),
-            ("name = \"pin\"", "name = \"term\"", "two points are called 'term'"),
+            ("of = \"term\"", "of = \"tern\"", "no point is named 'tern'"),
+            ("name = \"pin\"", "name = \"term\"", "two points are named 'term'"),
             ("theta = 0.5", "thete = 0.5", "thete"),
             ("theta = 0.5", "theta = 50.0", "theta 50"),
             ("measured-s = 8.0", "measured-s = 0.0", "point 'term': measured-s"),
@@ -286,28 +290,28 @@ mod tests {
     fn ratios_are_judged_by_the_median_of_the_rounds() {
         let plan = parse(PLAN).unwrap();
         let rounds = |values: [u64; 3]| values.map(|ops| outcome(ops, vec![100; 80])).to_vec();
-        for (term, word) in
+        for (term, label) in
             [([980, 100, 990], "ok"), ([950, 950, 100], "ok, target MISSED"), ([800; 3], "MISSED")]
         {
             let verdicts = judge(&plan, &[rounds(term), rounds([1000; 3])]);
-            assert_eq!(verdicts[0].word(), word, "{verdicts:?}");
+            assert_eq!(verdicts[0].label(), label, "{verdicts:?}");
             assert_eq!(verdicts.len(), 3);
         }
         let failed = judge(&plan, &[vec![Err("no server".into())], rounds([1000; 3])]);
-        assert_eq!((failed[0].word(), failed[0].note.as_str()), ("MISSED", "no server"));
+        assert_eq!((failed[0].label(), failed[0].note.as_str()), ("MISSED", "no server"));
     }
 
     #[test]
     fn a_dip_is_measured_in_half_seconds() {
         let mut timeline = vec![1000; 80];
-        assert_eq!(dip(&timeline, 40), Some(Dip { drop_percent: 0.0, back_s: Some(0.0) }));
+        assert_eq!(dip(&timeline, 40), Some(Dip { drop_percent: 0.0, recovery_s: Some(0.0) }));
         timeline[40..50].fill(800);
         let found = dip(&timeline, 40).unwrap();
         assert!((found.drop_percent - 20.0).abs() < 1e-9, "{found:?}");
         // From step 49 on a half second has one bad step: 960 of 1000. It ends 1.4 s after the switch.
-        assert!((found.back_s.unwrap() - 1.4).abs() < 1e-9, "{found:?}");
+        assert!((found.recovery_s.unwrap() - 1.4).abs() < 1e-9, "{found:?}");
         timeline[40..].fill(500);
-        assert_eq!(dip(&timeline, 40), Some(Dip { drop_percent: 50.0, back_s: None }));
+        assert_eq!(dip(&timeline, 40), Some(Dip { drop_percent: 50.0, recovery_s: None }));
         assert_eq!(dip(&timeline, 2), None);
         assert_eq!(dip(&[0; 80], 40), None);
     }

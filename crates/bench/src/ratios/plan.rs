@@ -1,4 +1,4 @@
-//! The file with the promised ratios.
+//! The plan of promised ratios.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::{Length, Mode, PlanError, Point, Settings, Timing};
 
-/// Points, and promises about them.
+/// A plan of points and of promises about them.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RatioPlan {
@@ -30,21 +30,22 @@ pub struct RatioPlan {
     pub switches: Vec<Switch>,
 }
 
-/// A measurement that ratios refer to.
+/// A named measurement.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct NamedPoint {
-    /// The name for references.
+    /// The name of the point.
     pub name: String,
     /// The server's mode.
     pub mode: Mode,
     /// Settings that differ from the common ones.
     #[serde(default)]
     pub set: toml::Table,
-    /// The measured time, if not the common one; a switch of the hotspot needs more.
+    /// The measured time, if it differs from the common one. A switch of the hotspot requires a longer time.
     #[serde(default)]
     pub measured_s: Option<f64>,
-    /// The warm-up of the full setting, if not the common one; a mode that fills its memory by page faults needs more.
+    /// The warm-up of the full setting, if it differs from the common one. Modes that fill memory by page faults require a
+    /// longer one.
     #[serde(default)]
     pub full_warm_up_s: Option<f64>,
 }
@@ -59,9 +60,9 @@ pub struct Ratio {
     pub of: String,
     /// The point of the denominator.
     pub to: String,
-    /// The threshold that must be met.
-    pub bar: f64,
-    /// The target that should be met.
+    /// The threshold that must be counts.
+    pub threshold: f64,
+    /// The target that should be counts.
     #[serde(default)]
     pub target: Option<f64>,
 }
@@ -76,13 +77,13 @@ pub struct Switch {
     pub point: String,
     /// The largest drop of throughput in the worst half second, in percent of the throughput before.
     pub drop_percent_max: f64,
-    /// The latest time at which throughput is back at 95 %, in seconds.
-    pub back_s_max: f64,
+    /// The maximum time until throughput is at 95 % of the throughput before, in seconds.
+    pub recovery_s_max: f64,
 }
 
 impl RatioPlan {
-    /// Whether the text is a file of ratios, not a figure's plan.
-    pub fn is_one(text: &str) -> bool {
+    /// Whether the text is a plan of ratios, not of a figure.
+    pub fn is_ratio_plan(text: &str) -> bool {
         toml::from_str::<toml::Table>(text).is_ok_and(|table| table.contains_key("point"))
     }
 
@@ -100,13 +101,13 @@ impl RatioPlan {
         for (index, named) in self.points.iter().enumerate() {
             self.point(named)?;
             if self.points[..index].iter().any(|other| other.name == named.name) {
-                return Err(format!("two points are called '{}'", named.name));
+                return Err(format!("two points are named '{}'", named.name));
             }
         }
         let used = self.ratios.iter().flat_map(|ratio| [&ratio.of, &ratio.to]);
         for name in used.chain(self.switches.iter().map(|switch| &switch.point)) {
             if !self.points.iter().any(|named| named.name == *name) {
-                return Err(format!("no point is called '{name}'"));
+                return Err(format!("no point is named '{name}'"));
             }
         }
         for switch in &self.switches {
@@ -121,7 +122,7 @@ impl RatioPlan {
         Ok(())
     }
 
-    /// A point with all of its settings.
+    /// A point with its common and own settings.
     pub fn point(&self, named: &NamedPoint) -> Result<Point, String> {
         let mut table = self.settings.clone();
         table.extend(named.set.clone());

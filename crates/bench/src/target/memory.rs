@@ -8,7 +8,7 @@ use crate::content::{Stamp, fill};
 /// The region's bytes, shared by all targets.
 pub type SharedBytes = Arc<Mutex<Vec<u8>>>;
 
-/// A target that accesses plain memory, and completes at the next poll.
+/// A target that accesses memory of this process. Accesses complete at the next poll.
 pub struct MemoryTarget {
     bytes: SharedBytes,
     buffers: Vec<Vec<u8>>,
@@ -16,10 +16,10 @@ pub struct MemoryTarget {
 }
 
 impl MemoryTarget {
-    /// A region of `len` bytes with the first content.
+    /// A region of `len` bytes with the initial content.
     pub fn region(len: usize) -> SharedBytes {
         let mut bytes = vec![0; len];
-        fill(&mut bytes, 0, Stamp::FIRST);
+        fill(&mut bytes, 0, Stamp::INITIAL);
         Arc::new(Mutex::new(bytes))
     }
 

@@ -1,4 +1,4 @@
-//! Connections that carry out a workload's accesses.
+//! Targets: connections that execute a workload's accesses.
 
 mod memory;
 mod node;
@@ -15,7 +15,7 @@ pub trait Target {
     fn read(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError>;
     /// Begins to write the first `len` bytes of the slot's buffer to `offset` of the region.
     fn write(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError>;
-    /// Makes progress and appends new completions. Returns soon, also without any.
+    /// Makes progress and appends new completions, without waiting for one.
     fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), TargetError>;
     /// Copies into the buffer of a slot that no access uses.
     fn store(&mut self, slot: usize, bytes: &[u8]) -> Result<(), TargetError>;
@@ -23,7 +23,7 @@ pub trait Target {
     fn load(&mut self, slot: usize, bytes: &mut [u8]) -> Result<(), TargetError>;
 }
 
-/// An access that has ended.
+/// The completion of an access.
 #[derive(Debug)]
 pub struct Completion {
     /// The tag of the access.
@@ -32,7 +32,7 @@ pub struct Completion {
     pub outcome: Result<(), TargetError>,
 }
 
-/// Why an access or a connection failed: one sentence from the target.
+/// An error of an access or a connection, as one line of text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct TargetError(pub String);

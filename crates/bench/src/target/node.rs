@@ -1,4 +1,4 @@
-//! A region of a memory node, through the client library: the target of real measurements.
+//! A region of a memory node, through the client library.
 
 use std::net::IpAddr;
 
@@ -7,22 +7,22 @@ use terrace_node::{Client, ClientConfig, ClientError, Region};
 
 use super::{Body, Completion, Connect, Target, TargetError};
 
-/// A region of a server. Each client thread has its own connection and port, as a process would.
+/// A region of a server. Each client thread has its own connection and port, as separate processes have.
 #[derive(Clone, Debug)]
 pub struct NodeRegion {
     /// The server's address.
     pub server: IpAddr,
-    /// The server's slot at that address.
-    pub slot: u8,
+    /// The instance index of the server's device.
+    pub instance: u8,
     /// The region's name.
     pub name: String,
-    /// The path to the server.
+    /// The transport to the server.
     pub path: PathChoice,
 }
 
 impl NodeRegion {
-    /// Opens the region, and returns its size.
-    pub fn probe(&self) -> Result<u64, ClientError> {
+    /// Opens the region, and returns its length.
+    pub fn open_length(&self) -> Result<u64, ClientError> {
         let client = Client::connect(&self.config(1))?;
         let region = client.open(&self.name)?;
         Ok(region.len())
@@ -31,7 +31,7 @@ impl NodeRegion {
     fn config(&self, depth: usize) -> ClientConfig {
         let config = ClientConfig::new(self.server);
         let port = PortConfig { path: self.path, ..config.port };
-        ClientConfig { instance: self.slot, depth: depth as u32, port, ..config }
+        ClientConfig { instance: self.instance, depth: depth as u32, port, ..config }
     }
 }
 
@@ -56,7 +56,7 @@ struct NodeTarget<'a> {
     region: Region<'a>,
     buffer: Buffer,
     slot_bytes: usize,
-    /// The library's completions before conversion; kept to reuse its memory.
+    /// The library's completions before conversion, in reused memory.
     done: Vec<terrace_node::Completion>,
 }
 
@@ -72,7 +72,7 @@ impl Target for NodeTarget<'_> {
     fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), TargetError> {
         self.client.poll(&mut self.done).map_err(failed)?;
         if self.done.is_empty() {
-            // Clients and server share few cores: an idle client yields its own.
+            // Clients and server share few cores, so that an idle client yields its core.
             std::thread::yield_now();
         }
         done.extend(self.done.drain(..).map(|completion| Completion {

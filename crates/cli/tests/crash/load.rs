@@ -152,7 +152,7 @@ impl<'a> Load<'a> {
         let mut done = Vec::new();
         client.poll(&mut done).map_err(|error| error.to_string())?;
         for completion in &done {
-            let purpose = in_flight.remove(&(completion.tag as usize)).expect("it is under way");
+            let purpose = in_flight.remove(&(completion.tag as usize)).expect("it is in flight");
             if completion.status != WcStatus::Success {
                 return Err(format!("{completion:?}"));
             }
