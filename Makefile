@@ -215,13 +215,13 @@ bench-peers-full: build ## The same with all sizes and more rounds, into bench/p
 	-@$(MAKE) --no-print-directory --keep-going peers-programs
 	$(PYTHON) bench/peers/peers.py --full --out bench/peers/results
 
-bench-term: build ## Measure regions larger than memory as TeRM does: all figures, briefly (WAY=local: over shared memory)
+bench-term: build ## Measure regions larger than memory as TeRM does: all figures, in a short run (TRANSPORT=local: over shared memory)
 	@scripts/setup.sh bench
-	build/bin/terrace bench --short $(if $(WAY),--path $(WAY)) bench/term/*.toml
+	build/bin/terrace bench --short $(if $(TRANSPORT),--path $(TRANSPORT)) bench/term/*.toml
 
 bench-term-full: build ## The same with all points, into bench/term/results, where results are committed
 	@scripts/setup.sh bench
-	build/bin/terrace bench --full $(if $(WAY),--path $(WAY)) --out bench/term/results bench/term/*.toml
+	build/bin/terrace bench --full $(if $(TRANSPORT),--path $(TRANSPORT)) --out bench/term/results bench/term/*.toml
 
 lint: ## Run rustfmt, clippy and cargo-deny
 	@scripts/setup.sh lint

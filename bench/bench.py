@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Measures Terrace beside bare UDP on this machine, in one run, and holds the ratios against the promised ones.
+"""Measures Terrace and bare UDP on this machine, in one run, and compares the ratios with the promised ones.
 
-Each measurement is taken several times, its reference right after it, and the best of each counts: whatever else the machine does
-can only slow them down. Writes all the numbers and a plot to results/bench/; exit status 0 when every bar is met.
+Each measurement is repeated, followed by its reference each time. The best of each counts, because other load on the machine only
+slows them down. Writes all numbers and a plot to results/bench/. Exit status 0 if every threshold is met.
 """
 
 import argparse
@@ -29,8 +29,8 @@ REG_MR = procs.ROOT / "build/bench/reg_mr"
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured (default 3)")
-    parser.add_argument("--only", default="", help="only measurements whose name contains this")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each measurement (default 3)")
+    parser.add_argument("--only", default="", help="only measurements whose name contains this word")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args()
     procs.end_cleanly_when_asked()
@@ -47,7 +47,7 @@ def main():
     else:
         show(rows, registration)
         print(f"\nnumbers and plot in {run_dir}")
-    return 0 if all(row["meets_bar"] for row in rows + registration) else 1
+    return 0 if all(row["meets_threshold"] for row in rows + registration) else 1
 
 
 def measure(each, rounds, run_dir):
@@ -71,11 +71,11 @@ def measure(each, rounds, run_dir):
         "ratio": value / reference,
         "judged": "value" if each.absolute else "ratio",
         "less_is_better": each.less_is_better,
-        "bar": each.bar,
+        "threshold": each.threshold,
         "target": each.target,
-        "meets_bar": each.meets(judged, each.bar),
-        "meets_target": each.target is None or each.meets(judged, each.target),
-        "score": each.bar / judged if each.less_is_better else judged / each.bar,
+        "meets_threshold": each.satisfies(judged, each.threshold),
+        "meets_target": each.target is None or each.satisfies(judged, each.target),
+        "score": each.threshold / judged if each.less_is_better else judged / each.threshold,
     }
 
 
@@ -107,8 +107,8 @@ def measure_registration(run_dir):
     for size in sizes.values():
         ratio = size["median"] / small["median"]
         is_large = size is large
-        meets = not is_large or (large["median"] < plan.REGISTRATION_US_MAX and ratio <= plan.REGISTRATION_RATIO_MAX)
-        rows.append({**size, "ratio_to_4k": ratio, "meets_bar": meets})
+        is_met = not is_large or (large["median"] < plan.REGISTRATION_US_MAX and ratio <= plan.REGISTRATION_RATIO_MAX)
+        rows.append({**size, "ratio_to_4k": ratio, "meets_threshold": is_met})
     return rows
 
 
@@ -119,7 +119,7 @@ def progress(text):
 def warn_if_busy():
     load = os.getloadavg()[0]
     if load > 0.5:
-        progress(f"WARNING: the machine is busy (load {load:.1f} on {os.cpu_count()} cores); the numbers will be worse than it is")
+        progress(f"WARNING: the machine is busy (load {load:.1f} on {os.cpu_count()} cores); the numbers will be worse than without load")
 
 
 def machine():
@@ -128,7 +128,7 @@ def machine():
 
 
 def show(rows, registration):
-    title = ("measurement", "Terrace", "bare UDP", "ratio", "bar", "target", "")
+    title = ("measurement", "Terrace", "bare UDP", "ratio", "threshold", "target", "")
     lines = [title]
     for row in rows:
         absolute = row["judged"] == "value"
@@ -137,19 +137,19 @@ def show(rows, registration):
         def limit(number):
             return "" if number is None else f"{sign} {number:g}" + (f" {row['unit']}" if absolute else "")
 
-        verdict = "below the bar" if not row["meets_bar"] else "ok" if row["meets_target"] else "ok, target missed"
+        verdict = "below the threshold" if not row["meets_threshold"] else "ok" if row["meets_target"] else "ok, target missed"
         lines.append((row["name"], f"{row['value']:.2f} {row['unit']}", f"{row['reference']:.2f} {row['unit']}",
-                      f"{row['ratio']:.2f}", limit(row["bar"]), limit(row["target"]), verdict))
+                      f"{row['ratio']:.2f}", limit(row["threshold"]), limit(row["target"]), verdict))
     widths = [max(len(line[column]) for line in lines) for column in range(len(title))]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
     if registration:
-        print(f"\nibv_reg_mr (bar: 64 GiB below {plan.REGISTRATION_US_MAX:g} us and within "
+        print(f"\nibv_reg_mr (threshold: 64 GiB below {plan.REGISTRATION_US_MAX:g} us and within "
               f"{plan.REGISTRATION_RATIO_MAX:g} times 4 KiB)")
     for row in registration:
         size = f"{row['bytes'] >> 10} KiB" if row["bytes"] < 1 << 20 else f"{row['bytes'] >> 20} MiB"
         print(f"  {size:>10}  median {row['median']:.2f} us  99th percentile {row['p99']:.2f} us"
-              f"  {row['ratio_to_4k']:.2f} times 4 KiB" + ("" if row["meets_bar"] else "  above the bar"))
+              f"  {row['ratio_to_4k']:.2f} times 4 KiB" + ("" if row["meets_threshold"] else "  above the threshold"))
 
 
 if __name__ == "__main__":

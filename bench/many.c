@@ -1,17 +1,17 @@
 /*
- * many: many queue pairs and memory regions in many processes, all busy, every byte checked.
+ * many: many busy queue pairs and memory regions in many processes, with every byte verified.
  *
  *     many [-p PROCESSES] [-q QUEUE PAIRS] [-m REGIONS] [-d DEPTH] [-b BYTES] [-t SECONDS] [-T THREADS] [-e] [-i]
  *
  * Starts PROCESSES (an even number) with this many queue pairs and regions each. Queue pair j of a process is connected to
- * queue pair j of another one. The partners change from j to j + 1, so that with enough queue pairs every process talks to
- * every other. A queue pair keeps DEPTH round trips outstanding: a WRITE of BYTES that were not written before into the
- * partner's memory, and a READ that fetches them back for comparison. The slots lie in all regions of the partner, so that
- * all keys are used. With -e threads sleep on completion events instead of polling; with -i nothing is posted, to measure
+ * queue pair j of another one. The partners change from j to j + 1, so that with enough queue pairs every process is
+ * connected to every other. A queue pair has DEPTH round trips in flight: a WRITE of BYTES of new data into the partner's
+ * memory, and a READ that fetches them back for comparison. The slots are in all regions of the partner, so that all keys
+ * are used. With -e threads sleep on completion events instead of polling. With -i no work requests are posted, to measure
  * idle processes.
  *
- * Prints a JSON object when the work is done, waits for the end of standard input (so that the processes can be inspected),
- * and prints another one about the destruction. Status 0 without errors.
+ * Prints a JSON object after the work, waits for the end of standard input (so that the processes can be inspected), and
+ * prints another one about the destruction. Status 0 without errors.
  *
  * Build:  cc -O2 -D_GNU_SOURCE -o many many.c -libverbs -lpthread
  */
@@ -35,7 +35,7 @@
 
 #include <infiniband/verbs.h>
 
-enum { PORT = 1, PSN = 0xffff00, POLL_MAX = 64, READS_MAX = 16, PROCESSES_MAX = 128, PATIENCE_S = 60 };
+enum { PORT = 1, PSN = 0xffff00, POLL_MAX = 64, READS_MAX = 16, PROCESSES_MAX = 128, TIMEOUT_S = 60 };
 
 static const unsigned ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
@@ -45,7 +45,7 @@ static struct {
     bool events, idle;
 } options = {.processes = 2, .pairs = 1, .regions = 1, .depth = 4, .bytes = 256, .threads = 1, .seconds = 2};
 
-/* Per process; the parent prints the sum or the maximum. */
+/* The results of a process. The parent prints sums or maxima. */
 struct result {
     pid_t pid;
     double register_us, create_us, connect_us, destroy_us, deregister_us; /* each */
@@ -56,24 +56,24 @@ struct result {
     uint64_t resident_bytes;
 };
 
-/* Shared memory of all processes. */
-struct meeting {
+/* The shared memory of all processes. */
+struct shared {
     atomic_uint arrived;
     atomic_bool failed;
     union ibv_gid gid[PROCESSES_MAX];
     uint64_t base[PROCESSES_MAX]; /* address of the slots that partners write to */
     struct result results[PROCESSES_MAX];
-    uint32_t numbers[]; /* of the queue pairs, then the regions' keys, process by process */
+    uint32_t numbers[]; /* of the queue pairs of each process, then the keys of the regions of each process */
 };
 
-static struct meeting *meeting;
+static struct shared *shared;
 static unsigned self;
 
 static void die(const char *what)
 {
     fprintf(stderr, "many: process %u: %s (errno: %s)\n", self, what, strerror(errno));
-    if (meeting != NULL)
-        meeting->failed = true;
+    if (shared != NULL)
+        shared->failed = true;
     exit(1);
 }
 
@@ -116,27 +116,27 @@ static double cpu_seconds(void)
 }
 
 /* The nth barrier of all processes. */
-static void meet(unsigned nth)
+static void barrier(unsigned nth)
 {
     double start = seconds_now();
-    meeting->arrived++;
-    while (meeting->arrived < nth * options.processes) {
-        if (meeting->failed || seconds_now() - start > PATIENCE_S + options.seconds)
-            die("the others do not come");
+    shared->arrived++;
+    while (shared->arrived < nth * options.processes) {
+        if (shared->failed || seconds_now() - start > TIMEOUT_S + options.seconds)
+            die("other processes do not reach the barrier");
         usleep(200);
     }
 }
 
 /* ---- connections and slots -------------------------------------------------------------------------------------- */
 
-/* The process at the other end of queue pair `pair`, by the pairings of a round-robin tournament. */
+/* The process at the other end of queue pair `pair`, by the schedule of a round-robin tournament. */
 static unsigned partner(unsigned process, unsigned pair)
 {
     unsigned others = options.processes - 1, round = pair % others;
     if (process == others)
-        return round * (others + 1) / 2 % others; /* the player without an opponent in this round: 2x = round */
-    unsigned opponent = (round + others - process) % others;
-    return opponent == process ? others : opponent;
+        return round * (others + 1) / 2 % others; /* the process without a partner in this round: 2x = round */
+    unsigned other = (round + others - process) % others;
+    return other == process ? others : other;
 }
 
 static unsigned slots_per_pair(void)
@@ -166,12 +166,12 @@ static unsigned region_of(uint64_t slot)
 
 static uint32_t *numbers_of(unsigned process)
 {
-    return meeting->numbers + (size_t)process * options.pairs;
+    return shared->numbers + (size_t)process * options.pairs;
 }
 
 static uint32_t *keys_of(unsigned process)
 {
-    return meeting->numbers + (size_t)options.processes * options.pairs + (size_t)process * options.regions;
+    return shared->numbers + (size_t)options.processes * options.pairs + (size_t)process * options.regions;
 }
 
 /* ---- the work --------------------------------------------------------------------------------------------------- */
@@ -180,14 +180,14 @@ struct pair {
     struct ibv_qp *qp;
     unsigned peer, next_slot;
     uint64_t round_trips, posted;
-    uint64_t *slot_of, *seed_of; /* by place in the queue */
+    uint64_t *slot_of, *seed_of; /* by entry of the queue */
 };
 
 struct worker {
     pthread_t thread;
     struct ibv_comp_channel *channel;
     struct ibv_cq *cq;
-    unsigned index, under_way;
+    unsigned index, in_flight;
     uint64_t wrong;
 };
 
@@ -205,23 +205,23 @@ static uint64_t mix(uint64_t value)
     return value ^ value >> 29;
 }
 
-static uint64_t *buffer_of(unsigned pair, unsigned place, bool back)
+static uint64_t *buffer_of(unsigned pair, unsigned entry, bool back)
 {
-    size_t index = ((size_t)pair * options.depth + place) * 2 + back;
+    size_t index = ((size_t)pair * options.depth + entry) * 2 + back;
     return (uint64_t *)(own + index * options.bytes);
 }
 
-static void post(struct worker *worker, unsigned index, unsigned place)
+static void post(struct worker *worker, unsigned index, unsigned entry)
 {
     struct pair *pair = &pairs[index];
     uint64_t slot = (uint64_t)pair->next_slot * options.pairs + index, seed = mix(((uint64_t)self << 48 | pair->posted << 16) + index);
-    uint64_t *out = buffer_of(index, place, false), *back = buffer_of(index, place, true);
+    uint64_t *out = buffer_of(index, entry, false), *back = buffer_of(index, entry, true);
     for (unsigned i = 0; i < options.bytes / 8; i++)
         out[i] = mix(seed + i);
-    uint64_t remote = meeting->base[pair->peer] + slot * options.bytes;
+    uint64_t remote = shared->base[pair->peer] + slot * options.bytes;
     uint32_t rkey = keys_of(pair->peer)[region_of(slot)];
     struct ibv_sge sges[] = {{(uintptr_t)out, options.bytes, own_mr->lkey}, {(uintptr_t)back, options.bytes, own_mr->lkey}};
-    struct ibv_send_wr read = {.wr_id = (uint64_t)index << 16 | place, .sg_list = &sges[1], .num_sge = 1,
+    struct ibv_send_wr read = {.wr_id = (uint64_t)index << 16 | entry, .sg_list = &sges[1], .num_sge = 1,
                                .opcode = IBV_WR_RDMA_READ, .send_flags = IBV_SEND_SIGNALED,
                                .wr.rdma = {remote, rkey}};
     struct ibv_send_wr write = {.next = &read, .sg_list = &sges[0], .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
@@ -229,35 +229,35 @@ static void post(struct worker *worker, unsigned index, unsigned place)
     if (ibv_post_send(pair->qp, &write, &bad) != 0)
         die("posting failed");
     pair->next_slot = (pair->next_slot + 1) % slots_per_pair();
-    pair->seed_of[place] = seed;
+    pair->seed_of[entry] = seed;
     pair->posted++;
-    worker->under_way++;
+    worker->in_flight++;
 }
 
 static void complete(struct worker *worker, const struct ibv_wc *wc)
 {
-    unsigned index = (unsigned)(wc->wr_id >> 16), place = wc->wr_id & 0xffff;
+    unsigned index = (unsigned)(wc->wr_id >> 16), entry = wc->wr_id & 0xffff;
     if (wc->status != IBV_WC_SUCCESS) {
         fprintf(stderr, "many: process %u: queue pair %u: %s\n", self, index, ibv_wc_status_str(wc->status));
         die("a request failed");
     }
     struct pair *pair = &pairs[index];
-    worker->under_way--;
+    worker->in_flight--;
     pair->round_trips++;
-    uint64_t *back = buffer_of(index, place, true);
+    uint64_t *back = buffer_of(index, entry, true);
     for (unsigned i = 0; i < options.bytes / 8; i++)
-        worker->wrong += back[i] != mix(pair->seed_of[place] + i);
+        worker->wrong += back[i] != mix(pair->seed_of[entry] + i);
     if (!stop)
-        post(worker, index, place);
+        post(worker, index, entry);
 }
 
 /* Sleeps until there are completions. */
 static void await_event(struct worker *worker)
 {
     struct ibv_cq *cq;
-    void *nothing;
+    void *unused;
     struct pollfd waiting = {.fd = worker->channel->fd, .events = POLLIN};
-    if (poll(&waiting, 1, 1000) == 1 && ibv_get_cq_event(worker->channel, &cq, &nothing) == 0)
+    if (poll(&waiting, 1, 1000) == 1 && ibv_get_cq_event(worker->channel, &cq, &unused) == 0)
         ibv_ack_cq_events(cq, 1);
 }
 
@@ -265,21 +265,21 @@ static void *work(void *argument)
 {
     struct worker *worker = argument;
     struct ibv_wc wcs[POLL_MAX];
-    double heard = seconds_now();
-    for (unsigned place = 0; place < options.depth; place++)
+    double last_completion = seconds_now();
+    for (unsigned entry = 0; entry < options.depth; entry++)
         for (unsigned index = worker->index; index < options.pairs; index += options.threads)
-            post(worker, index, place);
+            post(worker, index, entry);
     bool armed = false;
-    while (worker->under_way > 0) {
+    while (worker->in_flight > 0) {
         int got = ibv_poll_cq(worker->cq, POLL_MAX, wcs);
         if (got < 0)
             die("polling failed");
         for (int i = 0; i < got; i++)
             complete(worker, &wcs[i]);
         if (got > 0) {
-            heard = seconds_now();
-        } else if (seconds_now() - heard > PATIENCE_S) {
-            die("a request is stuck");
+            last_completion = seconds_now();
+        } else if (seconds_now() - last_completion > TIMEOUT_S) {
+            die("a request does not complete");
         } else if (options.events && armed) {
             await_event(worker);
             armed = false;
@@ -306,7 +306,7 @@ static void open_device(void)
 {
     struct ibv_device **list = ibv_get_device_list(NULL);
     context = list == NULL || list[0] == NULL ? NULL : ibv_open_device(list[0]);
-    if (context == NULL || (pd = ibv_alloc_pd(context)) == NULL || ibv_query_gid(context, PORT, 0, &meeting->gid[self]) != 0)
+    if (context == NULL || (pd = ibv_alloc_pd(context)) == NULL || ibv_query_gid(context, PORT, 0, &shared->gid[self]) != 0)
         die("no device");
     ibv_free_device_list(list);
     size_t own_bytes = (size_t)options.pairs * options.depth * 2 * options.bytes;
@@ -315,7 +315,7 @@ static void open_device(void)
     own_mr = ibv_reg_mr(pd, own, own_bytes, IBV_ACCESS_LOCAL_WRITE);
     if (own_mr == NULL)
         die("no region");
-    meeting->base[self] = (uintptr_t)slots;
+    shared->base[self] = (uintptr_t)slots;
 }
 
 static void register_regions(struct result *result)
@@ -380,7 +380,7 @@ static void connect_pairs(struct result *result)
             .path_mtu = IBV_MTU_4096, .rq_psn = PSN, .sq_psn = PSN, .dest_qp_num = numbers_of(pairs[i].peer)[i],
             .qp_access_flags = ACCESS, .max_rd_atomic = reads, .max_dest_rd_atomic = reads, .min_rnr_timer = 12,
             .port_num = PORT, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
-            .ah_attr = {.is_global = 1, .port_num = PORT, .grh = {.dgid = meeting->gid[pairs[i].peer], .hop_limit = 64}},
+            .ah_attr = {.is_global = 1, .port_num = PORT, .grh = {.dgid = shared->gid[pairs[i].peer], .hop_limit = 64}},
         };
         modify(pairs[i].qp, &attr, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
         modify(pairs[i].qp, &attr, IBV_QPS_RTR, IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
@@ -396,18 +396,18 @@ static void destroy(struct result *result)
     double start = seconds_now();
     for (unsigned i = 0; i < options.pairs; i++)
         if (ibv_destroy_qp(pairs[i].qp) != 0)
-            die("a queue pair stays");
+            die("a queue pair cannot be destroyed");
     double between = seconds_now();
     for (unsigned i = 0; i < options.regions; i++)
         if (ibv_dereg_mr(regions[i]) != 0)
-            die("a region stays");
+            die("a region cannot be deregistered");
     result->destroy_us = (between - start) * 1e6 / options.pairs;
     result->deregister_us = (seconds_now() - between) * 1e6 / options.regions;
     for (unsigned i = 0; i < options.threads; i++)
         if (ibv_destroy_cq(workers[i].cq) != 0 || ibv_destroy_comp_channel(workers[i].channel) != 0)
-            die("a completion queue stays");
+            die("a completion queue cannot be destroyed");
     if (ibv_dereg_mr(own_mr) != 0 || ibv_dealloc_pd(pd) != 0 || ibv_close_device(context) != 0)
-        die("the device stays");
+        die("the device cannot be closed");
 }
 
 /* ---- processes -------------------------------------------------------------------------------------------------- */
@@ -438,8 +438,8 @@ static void run_work(struct result *result)
 /* One of the processes. The first process closes `done` once the destruction may begin. */
 static void run_process(int done)
 {
-    struct result *result = &meeting->results[self];
-    char nothing;
+    struct result *result = &shared->results[self];
+    char unused;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     regions = calloc(options.regions, sizeof *regions);
     pairs = calloc(options.pairs, sizeof *pairs);
@@ -449,14 +449,14 @@ static void run_process(int done)
     result->descriptors_before = entries("/proc/self/fd");
     register_regions(result);
     create_pairs(result);
-    meet(1);
+    barrier(1);
     connect_pairs(result);
     result->descriptors = entries("/proc/self/fd");
-    meet(2);
+    barrier(2);
     run_work(result);
     result->resident_bytes = resident_bytes();
-    meet(3);
-    while (read(done, &nothing, 1) > 0)
+    barrier(3);
+    while (read(done, &unused, 1) > 0)
         ;
     destroy(result);
     exit(0);
@@ -466,7 +466,7 @@ static double sum_or_max(size_t offset, bool sum)
 {
     double total = 0;
     for (unsigned i = 0; i < options.processes; i++) {
-        double value = *(double *)((char *)&meeting->results[i] + offset);
+        double value = *(double *)((char *)&shared->results[i] + offset);
         total = sum ? total + value : value > total ? value : total;
     }
     return total;
@@ -480,7 +480,7 @@ static void print_work(void)
     unsigned descriptors = 0, threads = 0;
     printf("{\"pids\": [");
     for (unsigned i = 0; i < options.processes; i++) {
-        const struct result *result = &meeting->results[i];
+        const struct result *result = &shared->results[i];
         printf("%s%d", i == 0 ? "" : ", ", result->pid);
         round_trips += result->round_trips, wrong += result->wrong;
         slowest = result->slowest_pair < slowest ? result->slowest_pair : slowest;
@@ -527,11 +527,11 @@ static void parse(int argc, char **argv)
 int main(int argc, char **argv)
 {
     int done[2], status, failures = 0;
-    char nothing;
+    char unused;
     parse(argc, argv);
-    size_t bytes = sizeof *meeting + sizeof(uint32_t) * options.processes * ((size_t)options.pairs + options.regions);
-    meeting = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (meeting == MAP_FAILED || pipe(done) != 0)
+    size_t bytes = sizeof *shared + sizeof(uint32_t) * options.processes * ((size_t)options.pairs + options.regions);
+    shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED || pipe(done) != 0)
         die("no memory");
     for (self = 0; self < options.processes; self++) {
         pid_t child = fork();
@@ -542,14 +542,14 @@ int main(int argc, char **argv)
             run_process(done[0]);
         }
     }
-    while (meeting->arrived < 3 * options.processes && !meeting->failed) {
+    while (shared->arrived < 3 * options.processes && !shared->failed) {
         usleep(1000);
         if (waitpid(-1, &status, WNOHANG) > 0)
             die("a process has ended early");
     }
-    if (!meeting->failed) {
+    if (!shared->failed) {
         print_work();
-        while (read(0, &nothing, 1) > 0)
+        while (read(0, &unused, 1) > 0)
             ;
     }
     close(done[1]);
@@ -557,6 +557,6 @@ int main(int argc, char **argv)
         failures += status != 0;
     printf("{\"destroy_us\": %.3f, \"deregister_us\": %.3f}\n", LARGEST(destroy_us), LARGEST(deregister_us));
     for (unsigned i = 0; i < options.processes; i++)
-        failures += meeting->results[i].wrong != 0;
-    return failures == 0 && !meeting->failed ? 0 : 1;
+        failures += shared->results[i].wrong != 0;
+    return failures == 0 && !shared->failed ? 0 : 1;
 }

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""How Terrace's costs grow with the number of queue pairs, memory regions, processes and threads, every byte checked.
+"""Measures Terrace's costs as functions of the numbers of queue pairs, memory regions, processes and threads, with verified data.
 
-Each row is one run of `many` (bench/many.c) under `terrace run`, the best of several rounds by processor time for a request: what
-else the machine does can only cost more. Where there is perf, one more round of those with everything at once or several threads
-is sampled: how much of the time goes into waiting for locks, in user space (parking_lot's and futex(2)'s slow paths) and in the
-kernel (its spin locks' slow path), and how many futex calls there are. Writes JSON and CSV to results/bench-many/, or where --out says. Exit status 0 when all
-data was right and the bars below are met.
+Each row is one run of `many` (bench/many.c) under `terrace run`: the round with the least processor time per request, because other
+load on the machine only adds cost. If perf is installed, another round of some groups is sampled: the share of time in waits for
+locks, in user space (slow paths of parking_lot and futex(2)) and in the kernel (slow path of spin locks), and the number of futex
+calls. Writes JSON and CSV to results/bench-many/, or to --out. Exit status 0 if all data was correct and the thresholds are met.
 """
 
 import argparse
@@ -29,7 +28,7 @@ from harness import procs  # noqa: E402
 MANY = procs.ROOT / "build/bench/many"
 TIMEOUT_S = 120
 
-# Name of the row, options of `many`. In a group, everything is held against the first row.
+# The name of each row, and its options of `many`. The rows of a group are compared with its first row.
 GROUPS = {
     "queue pairs": [(f"{count} queue pairs", ("-q", count, "-m", 1000)) for count in (1, 10, 100, 1000)],
     "regions": [(f"{count} regions", ("-q", 10, "-m", count)) for count in (10, 100, 1000, 10_000)],
@@ -42,8 +41,8 @@ GROUPS = {
 PROFILED = ("all at once", "threads")
 LOCKS = re.compile(r"lock_slow|lock_contended|parking_lot|futex|spin_lock_slowpath|lock_exclusive_slow|lock_shared_slow")
 
-# What a row may cost at most beside the first one of its group.
-BAR_CPU_RATIO = 2.0
+# The limit of a row's processor time per request, relative to the first row of its group.
+CPU_RATIO_MAX = 2.0
 COLUMNS = ("group", "name", "requests_per_s", "cpu_us_per_request", "cpu_ratio", "create_us", "connect_us", "destroy_us",
            "pair_bytes", "register_us", "deregister_us", "region_bytes", "descriptors_of_objects", "threads_of_library",
            "resident_mib_max", "retransmits", "timeouts", "overflows", "lock_percent", "futex_calls_per_1000",
@@ -52,11 +51,11 @@ COLUMNS = ("group", "name", "requests_per_s", "cpu_us_per_request", "cpu_ratio",
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured (default 3)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of work in each (default 1)")
-    parser.add_argument("--only", default="", help="only groups whose name contains this")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each row (default 3)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds of work in each round (default 1)")
+    parser.add_argument("--only", default="", help="only groups whose name contains this word")
     parser.add_argument("--addr", default="127.0.42.1", help="the address of all processes (default 127.0.42.1)")
-    parser.add_argument("--out", type=pathlib.Path, help="where results go (default results/bench-many/TIME)")
+    parser.add_argument("--out", type=pathlib.Path, help="directory of the results (default results/bench-many/TIME)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     procs.end_cleanly_when_asked()
@@ -74,7 +73,7 @@ def main():
         writer.writeheader()
         writer.writerows({name: shortened(value) for name, value in row.items()} for row in rows)
     print(json.dumps(document, indent=1) if options.json else f"{table(rows)}\nnumbers in {out}")
-    return 0 if all(row["meets_bar"] for row in rows) else 1
+    return 0 if all(row["meets_threshold"] for row in rows) else 1
 
 
 def measure_group(group, members, options):
@@ -88,14 +87,14 @@ def measure_group(group, members, options):
         wrong = sum(row["wrong_words"] for row in rounds)
         rows.append({"group": group, "name": name, **best, "cpu_ratio": ratio, "wrong_words": wrong,
                      "requests_per_s_of_rounds": [row["requests_per_s"] for row in rounds],
-                     "meets_bar": ratio <= BAR_CPU_RATIO and wrong == 0})
+                     "meets_threshold": ratio <= CPU_RATIO_MAX and wrong == 0})
         if group in PROFILED and shutil.which("perf"):
             rows[-1].update(profile(arguments, options))
     return rows
 
 
 def profile(arguments, options):
-    """Shares of samples, and futex calls."""
+    """The share of samples in waits for locks, the number of futex calls, and the top symbols."""
     with tempfile.TemporaryDirectory() as directory:
         samples, calls = pathlib.Path(directory, "samples"), pathlib.Path(directory, "calls")
         run(arguments, options, ("perf", "record", "--quiet", "--freq", "999", "--output", samples, "--"))
@@ -136,7 +135,7 @@ def run(arguments, options, wrapper=()):
 
 
 def counters(pids):
-    """What went wrong on the way, over all processes, as `terrace stat` has it."""
+    """Retransmissions, timeouts and overflows of all processes, by `terrace stat`."""
     totals = {"retransmits": 0, "timeouts": 0, "overflows": 0}
     for pid in pids:
         shown = subprocess.run([procs.terrace_binary(), "stat", str(pid), "--json"], capture_output=True, text=True, timeout=30)

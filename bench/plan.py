@@ -1,4 +1,4 @@
-"""What is measured, beside what, and what must come out: the promises of SPECIFICATION.md as data."""
+"""The measurements, their references and their thresholds: the promises of SPECIFICATION.md as data."""
 
 import dataclasses
 from typing import Optional
@@ -22,7 +22,7 @@ def stream(segment):
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One perftest run and the bare UDP run that it is held against."""
+    """A perftest run, and the bare UDP run that is its reference."""
 
     name: str
     tool: str
@@ -32,15 +32,15 @@ class Measurement:
     reference: tuple  # arguments of udp_reference
     reference_value: callable  # from its JSON object, in the same unit
     less_is_better: bool
-    # The bar and the target are for the ratio to the reference, or for the value itself when `absolute`.
-    bar: float
+    # Threshold and target apply to the ratio to the reference, or to the value if `absolute`.
+    threshold: float
     target: Optional[float] = None
     absolute: bool = False
 
     def judged(self, value, ratio):
         return value if self.absolute else ratio
 
-    def meets(self, judged, limit):
+    def satisfies(self, judged, limit):
         return judged <= limit if self.less_is_better else judged >= limit
 
 
@@ -60,9 +60,9 @@ def thousand_packets(reference):
     return reference["packets_per_second"] / 1e3
 
 
-LATENCY = dict(value=perftest.typical_us, unit="us", less_is_better=True, bar=2.0, target=1.3)
+LATENCY = dict(value=perftest.typical_us, unit="us", less_is_better=True, threshold=2.0, target=1.3)
 BANDWIDTH = dict(value=data_gb_s, unit="GB/s", reference=stream(SEGMENT_4K), reference_value=stream_data_gb_s,
-                 less_is_better=False, bar=0.3, target=0.6)
+                 less_is_better=False, threshold=0.3, target=0.6)
 RATE = dict(value=thousand_messages, unit="k/s", reference_value=thousand_packets, less_is_better=False, absolute=True)
 
 MEASUREMENTS = [
@@ -74,14 +74,14 @@ MEASUREMENTS = [
     Measurement("READ 64 KiB bandwidth", "ib_read_bw", ("-s", "65536", "-n", "20000"), **BANDWIDTH),
     Measurement("WRITE 64 KiB bandwidth", "ib_write_bw", ("-s", "65536", "-n", "20000"), **BANDWIDTH),
     Measurement("READ 4 KiB, depth 16", "ib_read_bw", ("-s", "4096", "-t", "16", "-o", "16", "-n", "100000", "-N"),
-                reference=stream(SEGMENT_4K), bar=200.0, target=226.0, **RATE),
+                reference=stream(SEGMENT_4K), threshold=200.0, target=226.0, **RATE),
     Measurement("WRITE 8 B messages", "ib_write_bw", ("-s", "8", "-n", "200000", "-N"),
-                reference=stream(WRITE_8), bar=400.0, **RATE),
+                reference=stream(WRITE_8), threshold=400.0, **RATE),
     Measurement("SEND 8 B messages", "ib_send_bw", ("-s", "8", "-n", "200000", "-N"),
-                reference=stream(WRITE_8), bar=400.0, **RATE),
+                reference=stream(WRITE_8), threshold=400.0, **RATE),
 ]
 
-# Registration: microseconds for 64 GiB, and how many times as long as 4 KiB that may take.
+# Registration: the limit for 64 GiB in microseconds, and its limit as a multiple of the time for 4 KiB.
 REGISTRATION_LARGE_BYTES = 64 << 30
 REGISTRATION_SMALL_BYTES = 4096
 REGISTRATION_US_MAX = 50.0

@@ -1,14 +1,14 @@
-"""A bar chart as SVG: how far each measurement is from its bar. Right of the line is better."""
+"""A bar chart as SVG of each measurement relative to its threshold. Right of the line is better."""
 
 import math
 from xml.sax.saxutils import escape
 
 ROW, WIDTH, LEFT = 34, 760, 210
-OCTAVES = 3  # the axis goes from 1/8 of the bar to 8 times the bar
+OCTAVES = 3  # the axis is from 1/8 of the threshold to 8 times the threshold
 
 
 def x_of(score):
-    """Position of a score on a logarithmic axis whose middle is the bar."""
+    """The position of a score on a logarithmic axis whose middle is the threshold."""
     octaves = max(-OCTAVES, min(OCTAVES, math.log2(score))) if score > 0 else -OCTAVES
     return LEFT + (octaves + OCTAVES) / (2 * OCTAVES) * (WIDTH - LEFT - 20)
 
@@ -16,7 +16,7 @@ def x_of(score):
 def target_score(row):
     if row["target"] is None:
         return None
-    return row["bar"] / row["target"] if row["less_is_better"] else row["target"] / row["bar"]
+    return row["threshold"] / row["target"] if row["less_is_better"] else row["target"] / row["threshold"]
 
 
 def render(rows):
@@ -24,7 +24,7 @@ def render(rows):
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        '<text x="16" y="24" font-size="15">Terrace beside bare UDP: how many times better than the bar</text>',
+        '<text x="16" y="24" font-size="15">Terrace compared with bare UDP, relative to the threshold</text>',
     ]
     bottom = 44 + ROW * len(rows)
     for octave in range(-OCTAVES, OCTAVES + 1):
@@ -34,15 +34,15 @@ def render(rows):
         parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle" fill="#555">{label}</text>')
     for index, row in enumerate(rows):
         parts += _bar(44 + ROW * index, row)
-    bar_x = x_of(1)
-    parts.append(f'<line x1="{bar_x:.1f}" y1="36" x2="{bar_x:.1f}" y2="{bottom}" stroke="black" stroke-width="1.5"/>')
-    parts.append(f'<text x="{LEFT}" y="{bottom + 36}" fill="#555">black line: the bar; dashes: the target</text>')
+    threshold_x = x_of(1)
+    parts.append(f'<line x1="{threshold_x:.1f}" y1="36" x2="{threshold_x:.1f}" y2="{bottom}" stroke="black" stroke-width="1.5"/>')
+    parts.append(f'<text x="{LEFT}" y="{bottom + 36}" fill="#555">black line: the threshold; dashes: the target</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
 def _bar(y, row):
     start, end = x_of(2.0**-OCTAVES), x_of(row["score"])
-    colour = "#2f7d4f" if row["meets_bar"] else "#b3402e"
+    colour = "#2f7d4f" if row["meets_threshold"] else "#b3402e"
     text = f"{row['value']:.4g} {row['unit']}, {row['ratio']:.2f} of bare UDP"
     parts = [
         f'<text x="{LEFT - 10}" y="{y + 17}" text-anchor="end">{escape(row["name"])}</text>',

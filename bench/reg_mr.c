@@ -1,8 +1,8 @@
 /*
- * reg_mr: the time of `ibv_reg_mr` by the size of the memory.
+ * reg_mr: the time of `ibv_reg_mr` as a function of the size of the memory.
  *
- * Prints one JSON object: for each size the median and the 99th percentile in microseconds. The memory is sparse: mapped
- * without reservation and never touched, so a NIC that pins or walks pages shows at once.
+ * Prints one JSON object: for each size the median and the 99th percentile in microseconds. The memory is mapped
+ * without reservation and never accessed, so that the times show if a NIC pins or walks pages.
  *
  * Build:  cc -O2 -o reg_mr reg_mr.c -libverbs
  */
@@ -36,18 +36,18 @@ static void fail(const char *what)
     exit(1);
 }
 
-/* Registers and deregisters `length` bytes again and again; sorts the times of the registrations into `times`. */
+/* Registers and deregisters `length` bytes repeatedly. `times` gets the sorted times of the registrations. */
 static void measure(struct ibv_pd *pd, void *memory, size_t length, double times[ROUNDS])
 {
     for (int round = -WARM_UP_ROUNDS; round < ROUNDS; round++) {
         double start = microseconds_now();
         struct ibv_mr *mr =
             ibv_reg_mr(pd, memory, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
-        double took = microseconds_now() - start;
+        double elapsed = microseconds_now() - start;
         if (mr == NULL)
             fail("ibv_reg_mr");
         if (round >= 0)
-            times[round] = took;
+            times[round] = elapsed;
         if (ibv_dereg_mr(mr) != 0)
             fail("ibv_dereg_mr");
     }

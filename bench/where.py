@@ -1,11 +1,11 @@
-"""Where the time of a READ of 4 KiB over UDP goes, at both ends, beside what bare UDP needs for the same.
+"""Attributes the time of a READ of 4 KiB over UDP to components, at both ends, and compares it with bare UDP.
 
-    python3 bench/where.py [--json]         (`make bench-where` builds what it needs)
+    python3 bench/where.py [--json]         (`make bench-where` builds the programs)
 
-perf samples both ends of `crates/nic/examples/speed`, one READ at a time; each sample belongs to one of the parts below, by what it
-is in. Each end's column adds up to the round trip: it polls its socket while the other one works, so its time for receiving is
-mostly waiting. The ends also overlap: a packet is with its receiver before the sender's system call has returned. `perf` has to be
-there (Debian: linux-perf), and permitted.
+perf samples both ends of `crates/nic/examples/speed`, with one READ at a time. Each sample belongs to one of the components below, by
+the functions of its stack. Each end's column adds up to the round trip: an end polls its socket while the other one runs, so its time
+for receiving is mostly waiting. The ends also overlap: a packet is at its receiver before the sender's system call has returned.
+Requires `perf` (Debian: linux-perf) with sufficient rights.
 """
 
 import argparse
@@ -24,9 +24,9 @@ TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "re
 SECONDS = 3
 READ_BYTES, HEADERS_BYTES = 4096, 16
 
-# The first that matches any frame of a sample's stack.
+# A sample belongs to the first component whose pattern matches a frame of its stack.
 RECEIVE = "receiving, and waiting for the other end"
-PARTS = [
+COMPONENTS = [
     (RECEIVE, r"recvmsg"),
     ("sending: delivery to the peer's socket (softirq of the loopback)", r"do_softirq|net_rx_action"),
     ("sending: the system call, UDP and IP", r"sendmsg|sendto"),
@@ -41,17 +41,17 @@ PARTS = [
     ("batches and sockets (fabric)", r"terrace_fabric"),
     ("queues, locks, progress (nic)", r"terrace_nic"),
 ]
-REST = "the program, and the rest"
+REST = "the program and others"
 
 
-def part_of(frames):
+def component_of(frames):
     stack = "\n".join(frames)
-    return next((name for name, pattern in PARTS if re.search(pattern, stack)), REST)
+    return next((name for name, pattern in COMPONENTS if re.search(pattern, stack)), REST)
 
 
 def samples(text):
-    """(process, frames) of each sample of `perf script -F pid,ip,sym`: the kernel's frames, and the innermost of the program's, which
-    is all that can be told without frame pointers."""
+    """(process, frames) of each sample of `perf script -F pid,ip,sym`: the kernel's frames and the innermost one of the program, because
+    the program has no frame pointers."""
     for block in text.split("\n\n"):
         lines = [line.strip() for line in block.splitlines() if line.strip()]
         if lines:
@@ -61,17 +61,17 @@ def samples(text):
 
 
 def shares(text):
-    """For each process, each part's share of its samples."""
+    """For each process, the share of samples of each component."""
     counts = collections.defaultdict(collections.Counter)
     for process, frames in samples(text):
-        counts[process][part_of(frames)] += 1
-    return {process: {part: count / sum(parts.values()) for part, count in parts.items()}
-            for process, parts in counts.items()}
+        counts[process][component_of(frames)] += 1
+    return {process: {component: count / sum(components.values()) for component, count in components.items()}
+            for process, components in counts.items()}
 
 
 def spent(client, server, round_trip_us):
-    """Microseconds of a READ by part: [at the client, at the server]."""
-    return {name: [end.get(name, 0) * round_trip_us for end in (client, server)] for name in [*dict(PARTS), REST]}
+    """Microseconds of a READ by component: [at the client, at the server]."""
+    return {name: [end.get(name, 0) * round_trip_us for end in (client, server)] for name in [*dict(COMPONENTS), REST]}
 
 
 def run(*argv, **environment):
@@ -84,12 +84,12 @@ def measure():
         out = run("perf", "record", "--quiet", "--call-graph", "fp", "--output", data, str(TARGET / "speed"),
                   f"read-{READ_BYTES}-1", TERRACE_PATH="udp", SPEED_MS=str(SECONDS * 1000))
         text = run("perf", "script", "--input", data, "--fields", "pid,ip,sym")
-    # Undisturbed by perf.
-    alone = run(str(TARGET / "speed"), f"read-{READ_BYTES}-1", TERRACE_PATH="udp", SPEED_MS=str(SECONDS * 1000))
+    # The same without perf.
+    plain = run(str(TARGET / "speed"), f"read-{READ_BYTES}-1", TERRACE_PATH="udp", SPEED_MS=str(SECONDS * 1000))
     floor = json.loads(run(str(TARGET / "udp_reference"), "rtt", "--request", str(HEADERS_BYTES + 16), "--reply",
                            str(READ_BYTES + HEADERS_BYTES), "--seconds", str(SECONDS), "--json"))
     by_process = sorted(shares(text).items(), key=lambda entry: entry[0])
-    return median(out), median(alone), floor, [parts for _, parts in by_process][:2]
+    return median(out), median(plain), floor, [components for _, components in by_process][:2]
 
 
 def median(out):
@@ -98,17 +98,17 @@ def median(out):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
-    watched_us, alone_us, floor, (client, server) = measure()
-    table = spent(client, server, alone_us)
+    perf_us, plain_us, floor, (client, server) = measure()
+    table = spent(client, server, plain_us)
     floor_us = floor["rtt_us_p50"]
     if options.json:
-        print(json.dumps({"round_trip_us": alone_us, "under_perf_us": watched_us, "bare_udp_us": floor_us, "parts_us": table}))
+        print(json.dumps({"round_trip_us": plain_us, "under_perf_us": perf_us, "bare_udp_us": floor_us, "components_us": table}))
         return 0
-    print(f"READ of {READ_BYTES} bytes, median: {alone_us:.2f} us ({watched_us:.2f} while perf watched); "
-          f"bare UDP, the same bytes: {floor_us:.2f} us ({alone_us / floor_us:.2f} times)\n")
-    print(f"{'us of it':<66}{'client':>8}{'server':>8}")
+    print(f"READ of {READ_BYTES} bytes, median: {plain_us:.2f} us ({perf_us:.2f} with perf); "
+          f"bare UDP, the same bytes: {floor_us:.2f} us ({plain_us / floor_us:.2f} times)\n")
+    print(f"{'us':<66}{'client':>8}{'server':>8}")
     for name, (at_client, at_server) in sorted(table.items(), key=lambda entry: -sum(entry[1])):
         print(f"{name:<66}{at_client:>8.2f}{at_server:>8.2f}")
     return 0

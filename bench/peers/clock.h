@@ -1,4 +1,4 @@
-/* A clock for operations of some ten nanoseconds: the processor's time stamp counter, if it has one, with fences. */
+/* A clock for operations of tens of nanoseconds: the processor's time stamp counter with fences, on x86-64. */
 #pragma once
 
 #include <stdint.h>
@@ -16,7 +16,7 @@ static inline uint64_t clock_ns(void)
     return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-/* Later instructions begin after it; earlier ones, loads included, are complete before it. */
+/* Later instructions begin after the reading. Earlier ones, including loads, complete before it. */
 static inline uint64_t ticks_begin(void)
 {
 #if defined(__x86_64__)
@@ -52,17 +52,17 @@ static inline void clock_calibrate(void)
     ns_per_tick = (double)(now_ns - start_ns) / (double)(ticks_end() - start);
 }
 
-/* The time of an iteration of a loop that waits for execution units alone: about twice as long while the core's other hardware
-   thread is busy, as with other virtual machines on the host. */
+/* The time of an iteration of a loop without memory accesses. It doubles while the core's other hardware thread is busy, for
+   example with another virtual machine of the host. */
 static inline double loop_ns(void)
 {
-    enum { TURNS = 50000 };
+    enum { ITERATIONS = 50000 };
     uint64_t a = 0, b = 0, c = 0, d = 0, e = 0, f = 0, start = ticks_begin();
-    for (int i = 0; i < TURNS; i++) {
+    for (int i = 0; i < ITERATIONS; i++) {
         a++, b++, c++, d++, e++, f++;
         __asm__ volatile("" : "+r"(a), "+r"(b), "+r"(c), "+r"(d), "+r"(e), "+r"(f));
     }
-    return ticks_to_ns(ticks_end() - start) / TURNS;
+    return ticks_to_ns(ticks_end() - start) / ITERATIONS;
 }
 
 /* The apparent time of an empty operation. */

@@ -1,4 +1,4 @@
-"""The plan: the peers, how each is started, and the points."""
+"""The plan of `make bench-peers`: the peers and their programs, and the points."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Peer:
-    """A program or interface to measure: gets, puts, atomics or messages."""
+    """A program or interface to measure."""
 
     name: str
     title: str
@@ -19,7 +19,7 @@ class Peer:
     store: str = ""  # the third-party program that is the target, if any
     ops: tuple = ("get", "put", "message", "atomic")
     kind: str = "other"  # terrace, limit (of the machine) or other
-    alone: bool = False  # whether there is no target
+    alone: bool = False  # whether the peer has no target
 
 
 def _terrace(interface, path, memory, ops=("get", "put", "message", "atomic")):
@@ -47,7 +47,7 @@ PEERS = (
     Peer("udp", "bare UDP ping-pong", "udp", ops=("message",), kind="limit"),
     Peer("ucx-posix", "UCX posix", "ucx", flavour="posix,self"),
     Peer("ucx-sysv", "UCX sysv", "ucx", flavour="sysv,self"),
-    # CMA carries no messages and sets up no connections: posix does both.
+    # CMA has no messages and no connection setup; posix does both.
     Peer("ucx-cma", "UCX cma", "ucx", flavour="cma,posix,self"),
     Peer("ucx-tcp", "UCX tcp", "ucx", flavour="tcp,self"),
     Peer("fabric-shm", "libfabric shm", "fabric", flavour="shm", memory="shared"),
@@ -65,7 +65,7 @@ SHAPES = ((1, 1), (16, 1), (16, 2))  # depth, threads
 
 @dataclass(frozen=True)
 class Section:
-    """Points that are measured together, over regions of one size."""
+    """Points that are measured together, on regions of one size."""
 
     name: str
     region: int
@@ -90,10 +90,10 @@ def _points(sizes, message_sizes):
 
 _AT_MEMORY_SPEED = tuple(peer.name for peer in PEERS if peer.name.startswith(("terrace-local", "memcpy")))
 
-# A region beyond the reach of caches and TLB, and one within.
+# A region that exceeds caches and TLB, and one that fits into them.
 _LARGE_POINTS = tuple((op, 4096, depth, 1) for op in ("get", "put") for depth in (1, 16))
 _HOT = Section("hot", MIB, (("get", 8, 1, 1), ("put", 8, 1, 1), ("get", 4096, 1, 1)), (*_AT_MEMORY_SPEED, "ucx-posix"))
-# In huge pages, for shorter page walks. UCX's sysv allocates huge pages by itself when there are any.
+# In huge pages, with shorter page walks. UCX's sysv allocates huge pages by itself if they are available.
 _SHARED = tuple(name for name in _AT_MEMORY_SPEED if name.endswith("shared"))
 _HUGE_POINTS = tuple((op, size, depth, 1) for op in ("get", "put") for size in (8, 4096) for depth in (1, 16))
 _HUGE = Section("huge", 256 * MIB, _HUGE_POINTS, (*_SHARED, "ucx-sysv"), memory="huge", huge_pages=256)

@@ -1,4 +1,4 @@
-/* Shared by all peers: connecting, verifying, measuring, printing. See peer.h. */
+/* The common code of all peers: connecting, verifying, measuring, printing. See peer.h. */
 #include "peer.h"
 
 #include <dirent.h>
@@ -20,10 +20,10 @@
 
 #include "clock.h"
 
-enum { SAMPLES_MAX = 1 << 18, POINTS_MAX = 256, CHECKS = 256, PATIENCE_S = 20, IDLE_TURNS = 256, SETTLE_US = 50000, FIRST_SETTLE_US = 150000 };
+enum { SAMPLES_MAX = 1 << 18, POINTS_MAX = 256, CHECKS = 256, TIMEOUT_S = 20, EMPTY_POLLS = 256, IDLE_US = 50000, FIRST_IDLE_US = 150000 };
 
-struct options options = {.region = 256u * MIB, .lanes = 1, .flavour = ""};
-struct lane lanes[LANES_MAX];
+struct options options = {.region = 256u * MIB, .connections = 1, .flavour = ""};
+struct connection connections[CONNECTIONS_MAX];
 
 static const char *const OP_NAMES[] = {"get", "put", "message", "atomic"};
 
@@ -38,8 +38,8 @@ struct command {
     bool begins;
     enum op op;
     size_t size;
-    /* The number of the point's threads: the target polls no other lanes. */
-    unsigned lane_count;
+    /* The number of the point's threads. The target polls only their connections. */
+    unsigned connection_count;
 };
 
 noreturn void die(const char *format, ...)
@@ -56,7 +56,7 @@ noreturn void die(const char *format, ...)
 
 /* ---- defaults, which a peer's own functions override -------------------------------------------------------------- */
 
-__attribute__((weak)) uint64_t peer_places(size_t size)
+__attribute__((weak)) uint64_t peer_offset_count(size_t size)
 {
     return options.region / size;
 }
@@ -66,51 +66,51 @@ __attribute__((weak)) void peer_prepare(size_t size)
     (void)size;
 }
 
-__attribute__((weak)) bool peer_target_works(enum op op)
+__attribute__((weak)) bool peer_target_polls(enum op op)
 {
     (void)op;
     return false;
 }
 
-__attribute__((weak)) bool peer_turn(enum op op, size_t size, unsigned lane_count)
+__attribute__((weak)) bool peer_progress(enum op op, size_t size, unsigned connection_count)
 {
-    (void)op, (void)size, (void)lane_count;
+    (void)op, (void)size, (void)connection_count;
     return false;
 }
 
 /* ---- connecting ------------------------------------------------------------------------------------------------- */
 
-void say(int socket, const void *block, size_t size)
+void send_block(int socket, const void *block, size_t size)
 {
     if (send(socket, block, size, MSG_NOSIGNAL) != (ssize_t)size)
-        die("the other end does not listen");
+        die("the other end does not receive");
 }
 
-size_t hear(int socket, void *block, size_t capacity)
+size_t receive_block(int socket, void *block, size_t capacity)
 {
     ssize_t size = recv(socket, block, capacity, 0);
     if (size <= 0)
-        die("the other end has gone");
+        die("the other end has closed the connection");
     return (size_t)size;
 }
 
-static struct sockaddr_un meeting_place(void)
+static struct sockaddr_un socket_address(void)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (options.meet == NULL || strlen(options.meet) >= sizeof address.sun_path)
-        die("--meet needs a path that a socket can have");
-    strcpy(address.sun_path, options.meet);
+    if (options.socket_path == NULL || strlen(options.socket_path) >= sizeof address.sun_path)
+        die("--socket: not a valid path of a socket");
+    strcpy(address.sun_path, options.socket_path);
     return address;
 }
 
-int connect_to_meet(int type)
+int connect_to_socket(int type)
 {
-    struct sockaddr_un address = meeting_place();
+    struct sockaddr_un address = socket_address();
     int fd = socket(AF_UNIX, type, 0);
     uint64_t start = clock_ns();
     while (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
-        if (clock_ns() - start > PATIENCE_S * 1000000000ull)
-            die("nobody at %s", options.meet);
+        if (clock_ns() - start > TIMEOUT_S * 1000000000ull)
+            die("no target at %s", options.socket_path);
         usleep(2000);
     }
     if (fd < 0)
@@ -120,15 +120,15 @@ int connect_to_meet(int type)
 
 static int wait_for_client(void)
 {
-    struct sockaddr_un address = meeting_place();
+    struct sockaddr_un address = socket_address();
     int listener = socket(AF_UNIX, SOCK_SEQPACKET, 0);
     if (listener < 0 || bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || listen(listener, 1) != 0)
-        die("cannot listen at %s", options.meet);
+        die("cannot listen at %s", options.socket_path);
     int control = accept(listener, NULL, NULL);
     if (control < 0)
         die("no client");
     close(listener);
-    unlink(options.meet);
+    unlink(options.socket_path);
     return control;
 }
 
@@ -157,7 +157,7 @@ static enum memory memory_of(const char *name)
     for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0)
             return i;
-    die("no memory is %s", name);
+    die("no kind of memory is %s", name);
 }
 
 uint64_t word_at(uint64_t offset)
@@ -186,68 +186,68 @@ static void compare(const char *found, enum op op, uint64_t offset, size_t size,
         uint64_t word;
         memcpy(&word, found + at, 8);
         if (word != (word_at(offset + at) ^ flip))
-            die("%s of %zu bytes at %llu: byte %zu on is %016llx and should be %016llx", OP_NAMES[op], size,
+            die("%s of %zu bytes at %llu: the word at %zu is %016llx, not %016llx", OP_NAMES[op], size,
                 (unsigned long long)offset, at, (unsigned long long)word, (unsigned long long)(word_at(offset + at) ^ flip));
     }
 }
 
-/* Polls for completions. After IDLE_TURNS empty polls the thread yields the processor: with more threads than processors, the
- * thread that it waits for may be runnable, and would have to wait for the end of a time slice. */
-static unsigned reap(struct lane *lane, const struct point *point, unsigned slots[])
+/* Polls for completions. After EMPTY_POLLS empty polls the thread yields the processor. With more threads than processors, the
+ * other end's thread may be runnable, and would wait for the end of a time slice. */
+static unsigned reap(struct connection *connection, const struct point *point, unsigned slots[])
 {
-    unsigned count = peer_reap(lane, point->op, point->size, slots);
+    unsigned count = peer_reap(connection, point->op, point->size, slots);
     if (count > 0)
-        lane->idle = 0;
-    else if (++lane->idle % IDLE_TURNS == 0)
+        connection->idle = 0;
+    else if (++connection->idle % EMPTY_POLLS == 0)
         sched_yield();
     return count;
 }
 
 /* ---- verifying -------------------------------------------------------------------------------------------------- */
 
-static void do_one(struct lane *lane, enum op op, uint64_t offset, size_t size)
+static void execute_one(struct connection *connection, enum op op, uint64_t offset, size_t size)
 {
     unsigned slots[DEPTH_MAX];
     uint64_t start = clock_ns();
     const struct point point = {.op = op, .size = size};
-    peer_post(lane, op, 0, offset, size);
-    while (reap(lane, &point, slots) == 0)
-        if (clock_ns() - start > PATIENCE_S * 1000000000ull)
+    peer_post(connection, op, 0, offset, size);
+    while (reap(connection, &point, slots) == 0)
+        if (clock_ns() - start > TIMEOUT_S * 1000000000ull)
             die("%s of %zu bytes: no answer", OP_NAMES[op], size);
 }
 
-static void get_and_compare(struct lane *lane, uint64_t offset, size_t size, uint64_t flip)
+static void get_and_compare(struct connection *connection, uint64_t offset, size_t size, uint64_t flip)
 {
-    memset(outbox(lane, 0, size), 0xee, size);
-    do_one(lane, OP_GET, offset, size);
-    compare(outbox(lane, 0, size), OP_GET, offset, size, flip);
+    memset(operation_buffer(connection, 0, size), 0xee, size);
+    execute_one(connection, OP_GET, offset, size);
+    compare(operation_buffer(connection, 0, size), OP_GET, offset, size, flip);
 }
 
-/* Puts other bytes and gets them back; then does the same with the original ones. */
-static void verify_put(struct lane *lane, uint64_t offset, size_t size)
+/* Puts other bytes and gets them back. Repeats this with the original bytes. */
+static void verify_put(struct connection *connection, uint64_t offset, size_t size)
 {
     const uint64_t flips[] = {0x5aa55aa55aa55aa5ull, 0};
     for (int i = 0; i < 2; i++) {
-        fill(outbox(lane, 0, size), offset, size, flips[i]);
-        do_one(lane, OP_PUT, offset, size);
-        get_and_compare(lane, offset, size, flips[i]);
+        fill(operation_buffer(connection, 0, size), offset, size, flips[i]);
+        execute_one(connection, OP_PUT, offset, size);
+        get_and_compare(connection, offset, size, flips[i]);
     }
 }
 
-static void verify_message(struct lane *lane, uint64_t offset, size_t size)
+static void verify_message(struct connection *connection, uint64_t offset, size_t size)
 {
-    fill(outbox(lane, 0, size), offset, size, 0);
-    do_one(lane, OP_MESSAGE, offset, size);
-    compare(lane->received, OP_MESSAGE, offset, size, 0);
+    fill(operation_buffer(connection, 0, size), offset, size, 0);
+    execute_one(connection, OP_MESSAGE, offset, size);
+    compare(connection->received, OP_MESSAGE, offset, size, 0);
 }
 
-/* Atomics add 1, here and while measuring: the results of two in a row differ by 1. */
-static void verify_atomic(struct lane *lane, uint64_t offset)
+/* Atomics add 1, so that the results of two successive ones differ by 1. */
+static void verify_atomic(struct connection *connection, uint64_t offset)
 {
     uint64_t before[2];
     for (int i = 0; i < 2; i++) {
-        do_one(lane, OP_ATOMIC, offset, 8);
-        memcpy(&before[i], outbox(lane, 0, 8), 8);
+        execute_one(connection, OP_ATOMIC, offset, 8);
+        memcpy(&before[i], operation_buffer(connection, 0, 8), 8);
     }
     if (before[1] != before[0] + 1)
         die("atomic at %llu: first %llx, then %llx", (unsigned long long)offset, (unsigned long long)before[0],
@@ -261,28 +261,28 @@ static uint64_t random_word(uint64_t *state)
     return *state = word;
 }
 
-static uint64_t random_offset(uint64_t *state, uint64_t places, size_t size)
+static uint64_t random_offset(uint64_t *state, uint64_t offset_count, size_t size)
 {
-    return (uint64_t)((unsigned __int128)random_word(state) * places >> 64) * size;
+    return (uint64_t)((unsigned __int128)random_word(state) * offset_count >> 64) * size;
 }
 
 static void verify(const struct point *point)
 {
-    uint64_t random = 88172645463325252ull, places = peer_places(point->size);
-    struct lane *lane = &lanes[point->threads - 1];
+    uint64_t random = 88172645463325252ull, offset_count = peer_offset_count(point->size);
+    struct connection *connection = &connections[point->threads - 1];
     size_t checks = point->size > 4096 ? CHECKS / 8 : CHECKS;
     for (size_t i = 0; i < checks; i++) {
-        uint64_t offset = random_offset(&random, places, point->size);
+        uint64_t offset = random_offset(&random, offset_count, point->size);
         switch (point->op) {
-        case OP_GET: get_and_compare(lane, offset, point->size, 0); break;
-        case OP_PUT: verify_put(lane, offset, point->size); break;
-        case OP_MESSAGE: verify_message(lane, offset, point->size); break;
-        case OP_ATOMIC: verify_atomic(lane, offset); break;
+        case OP_GET: get_and_compare(connection, offset, point->size, 0); break;
+        case OP_PUT: verify_put(connection, offset, point->size); break;
+        case OP_MESSAGE: verify_message(connection, offset, point->size); break;
+        case OP_ATOMIC: verify_atomic(connection, offset); break;
         }
     }
 }
 
-/* Whether an earlier point is of the same kind. */
+/* Whether an earlier point has the same operation, size and threads. */
 static bool is_verified(const struct point points[], size_t index)
 {
     for (size_t i = 0; i < index; i++)
@@ -291,18 +291,18 @@ static bool is_verified(const struct point points[], size_t index)
     return false;
 }
 
-/* Gets every byte of the region. This also creates page tables and other state of first use. */
+/* Gets every byte of the region. This also creates page tables and other state of the first use. */
 static void sweep(void)
 {
     if (!peer.has_region || peer_lacks(OP_GET, MIB) != NULL)
         return;
     for (uint64_t offset = 0; offset < options.region; offset += MIB)
-        get_and_compare(&lanes[0], offset, MIB, 0);
+        get_and_compare(&connections[0], offset, MIB, 0);
 }
 
 /* ---- processor time --------------------------------------------------------------------------------------------- */
 
-/* Of a process: the run time of its threads, to the nanosecond, and `utime+stime` in ticks. */
+/* The processor time of a process: the run time of its threads in nanoseconds, and `utime+stime` in ticks. */
 struct cpu {
     double seconds;
     unsigned long ticks;
@@ -327,7 +327,7 @@ static struct cpu cpu_of(pid_t pid)
     unsigned long user = 0, system = 0;
     const char *after_name = strrchr(line, ')');
     if (after_name == NULL || sscanf(after_name + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) != 2)
-        die("%s is not understood", path);
+        die("%s has an unknown format", path);
     cpu.ticks = user + system;
     snprintf(path, sizeof path, "/proc/%d/task", pid);
     DIR *tasks = opendir(path);
@@ -349,26 +349,26 @@ static struct cpu cpu_of(pid_t pid)
 
 struct run {
     const struct point *point;
-    struct lane *lane;
+    struct connection *connection;
     uint64_t duration_ns;
     uint64_t ops, elapsed_ns;
-    double loop_ns;        /* before and after it: see clock.h */
-    uint32_t *samples;     /* ticks of the clock each; the last SAMPLES_MAX of them */
+    double loop_ns;        /* mean of before and after the run; see clock.h */
+    uint32_t *samples;     /* latencies in ticks of the clock; the last SAMPLES_MAX */
     uint64_t timed_count;
 };
 
-/* One operation at a time, each timed, for half of the time: the clock takes as long as a small operation. */
-static void run_alone(struct run *run, uint64_t places)
+/* Single operations, each timed, for half of the time. The clock takes as long as a small operation. */
+static void run_timed(struct run *run, uint64_t offset_count)
 {
     const struct point *point = run->point;
-    uint64_t random = 0x2545f4914f6cdd1dull + run->lane->index, start = clock_ns(), now = start;
+    uint64_t random = 0x2545f4914f6cdd1dull + run->connection->index, start = clock_ns(), now = start;
     unsigned slots[DEPTH_MAX];
     while (now - start < run->duration_ns / 2) {
         for (int i = 0; i < 16; i++) {
-            uint64_t offset = random_offset(&random, places, point->size);
+            uint64_t offset = random_offset(&random, offset_count, point->size);
             uint64_t before = ticks_begin();
-            peer_post(run->lane, point->op, 0, offset, point->size);
-            while (reap(run->lane, point, slots) == 0)
+            peer_post(run->connection, point->op, 0, offset, point->size);
+            while (reap(run->connection, point, slots) == 0)
                 ;
             uint64_t ticks = ticks_end() - before;
             if (run->samples != NULL)
@@ -381,24 +381,24 @@ static void run_alone(struct run *run, uint64_t places)
     }
 }
 
-/* Keeps as many operations outstanding as the depth says. */
-static void run_deep(struct run *run, uint64_t places)
+/* Runs operations without timing each, at the point's depth. */
+static void run_untimed(struct run *run, uint64_t offset_count)
 {
     const struct point *point = run->point;
-    uint64_t random = 0x9e3779b97f4a7c15ull + run->lane->index, start = clock_ns(), now = start, turns = 0;
+    uint64_t random = 0x9e3779b97f4a7c15ull + run->connection->index, start = clock_ns(), now = start, polls = 0;
     uint64_t duration_ns = point->depth == 1 ? run->duration_ns / 2 : run->duration_ns;
     unsigned slots[DEPTH_MAX], free_count = point->depth;
     for (unsigned i = 0; i < point->depth; i++)
         slots[i] = i;
     bool stopping = false;
-    unsigned under_way = 0;
-    while (!stopping || under_way > 0) {
-        for (unsigned i = 0; i < free_count && !stopping; i++, under_way++)
-            peer_post(run->lane, point->op, slots[i], random_offset(&random, places, point->size), point->size);
-        free_count = reap(run->lane, point, slots);
-        under_way -= free_count;
+    unsigned in_flight = 0;
+    while (!stopping || in_flight > 0) {
+        for (unsigned i = 0; i < free_count && !stopping; i++, in_flight++)
+            peer_post(run->connection, point->op, slots[i], random_offset(&random, offset_count, point->size), point->size);
+        free_count = reap(run->connection, point, slots);
+        in_flight -= free_count;
         run->ops += free_count;
-        if (turns++ % 16 == 0 || stopping || point->size >= 65536) {
+        if (polls++ % 16 == 0 || stopping || point->size >= 65536) {
             now = clock_ns();
             stopping = now - start >= duration_ns;
         }
@@ -409,11 +409,11 @@ static void run_deep(struct run *run, uint64_t places)
 static void *run_thread(void *argument)
 {
     struct run *run = argument;
-    uint64_t places = peer_places(run->point->size);
+    uint64_t offset_count = peer_offset_count(run->point->size);
     double before_ns = loop_ns();
     if (run->point->depth == 1 && run->point->threads == 1)
-        run_alone(run, places);
-    run_deep(run, places);
+        run_timed(run, offset_count);
+    run_untimed(run, offset_count);
     run->loop_ns = (before_ns + loop_ns()) / 2;
     return NULL;
 }
@@ -448,9 +448,9 @@ static void print_point(const struct point *point, const struct run runs[], doub
 
 static void run_threads(struct run runs[], const struct point *point, uint64_t duration_ns, uint32_t *samples)
 {
-    pthread_t threads[LANES_MAX];
+    pthread_t threads[CONNECTIONS_MAX];
     for (unsigned i = 0; i < point->threads; i++) {
-        runs[i] = (struct run){.point = point, .lane = &lanes[i], .duration_ns = duration_ns, .samples = samples};
+        runs[i] = (struct run){.point = point, .connection = &connections[i], .duration_ns = duration_ns, .samples = samples};
         if (i > 0 && pthread_create(&threads[i], NULL, run_thread, &runs[i]) != 0)
             die("no thread");
     }
@@ -459,23 +459,23 @@ static void run_threads(struct run runs[], const struct point *point, uint64_t d
         pthread_join(threads[i], NULL);
 }
 
-static void tell_target(int control, bool begins, const struct point *point)
+static void send_command(int control, bool begins, const struct point *point)
 {
-    struct command command = {.begins = begins, .op = point->op, .size = point->size, .lane_count = point->threads};
+    struct command command = {.begins = begins, .op = point->op, .size = point->size, .connection_count = point->threads};
     if (control < 0)
         return;
-    say(control, &command, sizeof command);
-    hear(control, &command, sizeof command);
+    send_block(control, &command, sizeof command);
+    receive_block(control, &command, sizeof command);
 }
 
-/* `settle_us`: time for the target to finish work of earlier points. */
-static void measure(int control, pid_t target, const struct point *point, unsigned settle_us, unsigned milliseconds, uint32_t *samples)
+/* `idle_us`: the time for the target to finish the work of earlier points. */
+static void measure(int control, pid_t target, const struct point *point, unsigned idle_us, unsigned milliseconds, uint32_t *samples)
 {
-    struct run runs[LANES_MAX];
+    struct run runs[CONNECTIONS_MAX];
     uint64_t duration_ns = milliseconds * 1000000ull;
-    tell_target(control, true, point);
-    run_threads(runs, point, duration_ns / 8, NULL); /* to warm up */
-    usleep(settle_us); /* time for a target to go to sleep */
+    send_command(control, true, point);
+    run_threads(runs, point, duration_ns / 8, NULL); /* warm-up */
+    usleep(idle_us); /* the target goes to sleep */
     struct cpu before = {0, 0}, after = {0, 0};
     if (target > 0)
         before = cpu_of(target);
@@ -484,47 +484,47 @@ static void measure(int control, pid_t target, const struct point *point, unsign
     double client_cpu = own_cpu_seconds() - client_before;
     if (target > 0)
         after = cpu_of(target);
-    tell_target(control, false, point);
+    send_command(control, false, point);
     print_point(point, runs, client_cpu, before, after);
 }
 
 /* ---- the two roles ---------------------------------------------------------------------------------------------- */
 
-/* Works, or sleeps if the peer needs no work, until the client ends the point. */
+/* Polls, or sleeps if the operation needs no polls, until the client ends the point. */
 static bool serve_point(int control, struct command *command)
 {
     unsigned idle = 0;
     ssize_t size = -1;
-    bool works = peer_target_works(command->op);
+    bool polls = peer_target_polls(command->op);
     while (size < 0) {
-        idle = works && peer_turn(command->op, command->size, command->lane_count) ? 0 : idle + 1;
-        if (!works || idle % IDLE_TURNS == IDLE_TURNS - 1)
-            size = recv(control, command, sizeof *command, works ? MSG_DONTWAIT : 0);
-        if (idle % IDLE_TURNS == IDLE_TURNS - 1)
+        idle = polls && peer_progress(command->op, command->size, command->connection_count) ? 0 : idle + 1;
+        if (!polls || idle % EMPTY_POLLS == EMPTY_POLLS - 1)
+            size = recv(control, command, sizeof *command, polls ? MSG_DONTWAIT : 0);
+        if (idle % EMPTY_POLLS == EMPTY_POLLS - 1)
             sched_yield();
     }
     return size == sizeof *command;
 }
 
-static void open_lanes(void)
+static void open_connections(void)
 {
-    for (unsigned i = 0; i < options.lanes; i++)
-        lanes[i] = (struct lane){.index = i, .buffer = map_memory(LANE_BYTES, false, NULL)};
+    for (unsigned i = 0; i < options.connections; i++)
+        connections[i] = (struct connection){.index = i, .buffer = map_memory(CONNECTION_BYTES, false, NULL)};
 }
 
-static int be_target(void)
+static int run_target(void)
 {
     int control = wait_for_client();
     pid_t pid = getpid();
-    say(control, &pid, sizeof pid);
-    open_lanes();
+    send_block(control, &pid, sizeof pid);
+    open_connections();
     peer_open_target(control);
     struct command command;
-    if (hear(control, &command, sizeof command) != sizeof command)
-        die("a command of the wrong size");
-    for (bool goes_on = true; goes_on;) {
-        say(control, &command, sizeof command);
-        goes_on = serve_point(control, &command);
+    if (receive_block(control, &command, sizeof command) != sizeof command)
+        die("a command of an invalid size");
+    for (bool is_connected = true; is_connected;) {
+        send_block(control, &command, sizeof command);
+        is_connected = serve_point(control, &command);
     }
     return 0;
 }
@@ -541,38 +541,38 @@ static void prepare(const struct point points[], size_t count)
     }
 }
 
-static int be_client(pid_t target, const struct point points[], size_t count, unsigned milliseconds)
+static int run_client(pid_t target, const struct point points[], size_t count, unsigned milliseconds)
 {
     int control = -1;
     clock_calibrate();
     if (peer.has_target) {
-        control = connect_to_meet(SOCK_SEQPACKET);
-        if (hear(control, &target, sizeof target) != sizeof target)
+        control = connect_to_socket(SOCK_SEQPACKET);
+        if (receive_block(control, &target, sizeof target) != sizeof target)
             die("no process id");
     }
-    open_lanes();
+    open_connections();
     peer_open_client(control);
     uint32_t *samples = (uint32_t *)map_memory(SAMPLES_MAX * sizeof samples[0], false, NULL);
     memset(samples, 0, SAMPLES_MAX * sizeof samples[0]);
     printf("{\"clock_ns\": %.1f}\n", clock_overhead_ns());
     const struct point whole = {OP_GET, MIB, 1, 1};
     prepare(points, count);
-    tell_target(control, true, &whole);
+    send_command(control, true, &whole);
     sweep();
-    tell_target(control, false, &whole);
-    /* Verification precedes all measurements, which change the region; atomics come last, for they change it, too. */
+    send_command(control, false, &whole);
+    /* Verification precedes all measurements, which change the region. Atomics are verified last, because they change it, too. */
     for (size_t i = 0; i < 2 * count; i++) {
         const struct point *point = &points[i % count];
         if (is_verified(points, i % count) || (point->op == OP_ATOMIC) != (i >= count) || peer_lacks(point->op, point->size) != NULL)
             continue;
-        tell_target(control, true, point);
+        send_command(control, true, point);
         verify(point);
-        tell_target(control, false, point);
+        send_command(control, false, point);
     }
     for (size_t i = 0; i < count; i++) {
         const char *reason = peer_lacks(points[i].op, points[i].size);
         if (reason == NULL)
-            measure(control, target, &points[i], i == 0 ? FIRST_SETTLE_US : points[i].op != points[i - 1].op ? SETTLE_US : 500,
+            measure(control, target, &points[i], i == 0 ? FIRST_IDLE_US : points[i].op != points[i - 1].op ? IDLE_US : 500,
                     milliseconds, samples);
         else
             printf("{\"op\": \"%s\", \"size\": %zu, \"depth\": %u, \"threads\": %u, \"missing\": \"%s\"}\n", OP_NAMES[points[i].op],
@@ -594,7 +594,7 @@ static size_t parse_points(char *text, struct point points[])
             if (++point.op > OP_ATOMIC)
                 die("--points: no operation %s", name);
         if (point.size % 8 != 0 || point.size == 0 || point.size > BYTES_MAX || point.depth == 0 || point.depth > DEPTH_MAX ||
-            point.threads == 0 || point.threads > options.lanes)
+            point.threads == 0 || point.threads > options.connections)
             die("--points: %s is out of range", word);
         points[count++] = point;
     }
@@ -610,16 +610,16 @@ int main(int count, char **arguments)
     for (int i = 2; i + 1 < count; i += 2) {
         const char *name = arguments[i];
         char *value = arguments[i + 1];
-        if (strcmp(name, "--meet") == 0)
-            options.meet = value;
+        if (strcmp(name, "--socket") == 0)
+            options.socket_path = value;
         else if (strcmp(name, "--region") == 0)
             options.region = strtoull(value, NULL, 10);
         else if (strcmp(name, "--memory") == 0)
             options.memory = memory_of(value);
         else if (strcmp(name, "--flavour") == 0)
             options.flavour = value;
-        else if (strcmp(name, "--lanes") == 0)
-            options.lanes = (unsigned)atoi(value);
+        else if (strcmp(name, "--connections") == 0)
+            options.connections = (unsigned)atoi(value);
         else if (strcmp(name, "--points") == 0)
             wanted = value;
         else if (strcmp(name, "--milliseconds") == 0)
@@ -627,13 +627,13 @@ int main(int count, char **arguments)
         else if (strcmp(name, "--target") == 0)
             target = atoi(value);
         else
-            die("no option %s", name);
+            die("unknown option %s", name);
     }
-    if (options.lanes == 0 || options.lanes > LANES_MAX || options.region < MIB || options.region % MIB != 0 || milliseconds == 0)
-        die("--lanes, --region or --milliseconds is out of range");
+    if (options.connections == 0 || options.connections > CONNECTIONS_MAX || options.region < MIB || options.region % MIB != 0 || milliseconds == 0)
+        die("--connections, --region or --milliseconds is out of range");
     if (count > 1 && strcmp(arguments[1], "target") == 0 && peer.has_target)
-        return be_target();
+        return run_target();
     if (count > 1 && strcmp(arguments[1], "client") == 0 && wanted != NULL)
-        return be_client(target, points, parse_points(wanted, points), milliseconds);
+        return run_client(target, points, parse_points(wanted, points), milliseconds);
     die("usage: see peer.h");
 }

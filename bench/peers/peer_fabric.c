@@ -1,6 +1,6 @@
 /*
- * libfabric: fi_read, fi_write, fi_fetch_atomic, fi_send and fi_recv over reliable unconnected endpoints. Each lane has an
- * endpoint and a domain of its own. The flavour names the provider.
+ * libfabric: fi_read, fi_write, fi_fetch_atomic, fi_send and fi_recv over reliable unconnected endpoints. Each connection has its
+ * own endpoint and domain. The flavour names the provider.
  */
 #include "peer.h"
 
@@ -21,8 +21,8 @@ const struct peer peer = {.name = "fabric", .has_target = true, .has_region = tr
 
 enum { NAME_MAX_BYTES = 512, REGION_KEY = 0x5e, BUFFER_KEY = 0x5f };
 
-/* Identifies an operation; the provider may use the beginning. */
-struct mark {
+/* The context of an operation. The provider uses the first field. */
+struct operation {
     struct fi_context2 context;
     unsigned number;
     bool is_receive;
@@ -40,19 +40,19 @@ struct link {
     fi_addr_t other;
     uint64_t base, key;
     bool has_atomics;
-    struct mark receives[INBOX_COUNT], sends[INBOX_COUNT];
-    unsigned done[INBOX_COUNT], done_count, came[INBOX_COUNT], came_count;
-    unsigned asked[DEPTH_MAX], first, count;
+    struct operation receives[RECEIVES], sends[RECEIVES];
+    unsigned done[RECEIVES], done_count, received[RECEIVES], received_count;
+    unsigned unanswered[DEPTH_MAX], first, count;
     uint64_t operand;
 };
 
-struct card {
+struct peer_info {
     uint64_t base, key;
     size_t name_size;
     char name[NAME_MAX_BYTES];
 };
 
-static struct link links[LANES_MAX];
+static struct link links[CONNECTIONS_MAX];
 
 const char *peer_lacks(enum op op, size_t size)
 {
@@ -69,7 +69,7 @@ static void check(ssize_t status, const char *what)
 
 /* ---- completions ------------------------------------------------------------------------------------------------- */
 
-/* Returns whether anything completed. */
+/* Handles completions. Returns whether there were any. */
 static bool progress(struct link *link)
 {
     struct fi_cq_msg_entry entries[DEPTH_MAX];
@@ -83,11 +83,11 @@ static bool progress(struct link *link)
     }
     check(count, "completions");
     for (ssize_t i = 0; i < count; i++) {
-        struct mark *mark = entries[i].op_context;
-        if (mark->is_receive)
-            link->came[link->came_count++] = mark->number;
+        struct operation *operation = entries[i].op_context;
+        if (operation->is_receive)
+            link->received[link->received_count++] = operation->number;
         else
-            link->done[link->done_count++] = mark->number;
+            link->done[link->done_count++] = operation->number;
     }
     return true;
 }
@@ -104,7 +104,7 @@ static void find_provider(struct link *link, uint64_t atomics)
     hints->domain_attr->threading = FI_THREAD_DOMAIN;
     hints->fabric_attr->prov_name = strdup(options.flavour);
     if (strstr(options.flavour, "tcp") != NULL) {
-        /* A write completes when it has arrived. The other provider writes into the target itself. */
+        /* A write completes after its delivery. The other provider writes into the target's memory directly. */
         hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE;
         hints->addr_format = FI_SOCKADDR_IN;
     }
@@ -116,15 +116,15 @@ static void find_provider(struct link *link, uint64_t atomics)
     fi_freeinfo(hints);
 }
 
-static void open_endpoint(struct lane *lane)
+static void open_endpoint(struct connection *connection)
 {
-    struct link *link = lane->own = &links[lane->index];
+    struct link *link = connection->own = &links[connection->index];
     find_provider(link, FI_ATOMIC);
     if (link->info == NULL)
         find_provider(link, 0);
     if (link->info == NULL)
         die("no provider %s with messages and RMA", options.flavour);
-    struct fi_cq_attr cq = {.format = FI_CQ_FORMAT_MSG, .size = 4 * INBOX_COUNT, .wait_obj = FI_WAIT_NONE};
+    struct fi_cq_attr cq = {.format = FI_CQ_FORMAT_MSG, .size = 4 * RECEIVES, .wait_obj = FI_WAIT_NONE};
     struct fi_av_attr av = {.type = FI_AV_TABLE};
     check(fi_fabric(link->info->fabric_attr, &link->fabric, NULL), "fabric");
     check(fi_domain(link->fabric, link->info, &link->domain, NULL), "domain");
@@ -134,9 +134,9 @@ static void open_endpoint(struct lane *lane)
     check(fi_ep_bind(link->endpoint, &link->av->fid, 0), "addresses");
     check(fi_ep_bind(link->endpoint, &link->cq->fid, FI_TRANSMIT | FI_RECV), "completion queue");
     check(fi_enable(link->endpoint), "enable");
-    for (unsigned i = 0; i < INBOX_COUNT; i++) {
-        link->receives[i] = (struct mark){.number = i, .is_receive = true};
-        link->sends[i] = (struct mark){.number = i};
+    for (unsigned i = 0; i < RECEIVES; i++) {
+        link->receives[i] = (struct operation){.number = i, .is_receive = true};
+        link->sends[i] = (struct operation){.number = i};
     }
 }
 
@@ -151,112 +151,112 @@ static struct fid_mr *registered(struct link *link, void *memory, size_t size, u
     return mr;
 }
 
-static void post_receive(struct lane *lane, unsigned index)
+static void post_receive(struct connection *connection, unsigned index)
 {
-    struct link *link = lane->own;
+    struct link *link = connection->own;
     ssize_t status;
-    while ((status = fi_recv(link->endpoint, inbox(lane, index), BYTES_MAX, link->buffer_descriptor, FI_ADDR_UNSPEC,
+    while ((status = fi_recv(link->endpoint, receive_buffer(connection, index), BYTES_MAX, link->buffer_descriptor, FI_ADDR_UNSPEC,
                              &link->receives[index])) == -FI_EAGAIN)
         progress(link);
     check(status, "receive");
 }
 
-static void open_lane(struct lane *lane, char *region, struct card *card)
+static void open_connection(struct connection *connection, char *region, struct peer_info *peer_info)
 {
-    open_endpoint(lane);
-    struct link *link = lane->own;
-    link->buffer = registered(link, lane->buffer, LANE_BYTES, FI_READ | FI_WRITE | FI_SEND | FI_RECV, BUFFER_KEY + lane->index * 2u);
+    open_endpoint(connection);
+    struct link *link = connection->own;
+    link->buffer = registered(link, connection->buffer, CONNECTION_BYTES, FI_READ | FI_WRITE | FI_SEND | FI_RECV, BUFFER_KEY + connection->index * 2u);
     link->buffer_descriptor = fi_mr_desc(link->buffer);
-    *card = (struct card){.name_size = NAME_MAX_BYTES};
-    check(fi_getname(&link->endpoint->fid, card->name, &card->name_size), "name");
+    *peer_info = (struct peer_info){.name_size = NAME_MAX_BYTES};
+    check(fi_getname(&link->endpoint->fid, peer_info->name, &peer_info->name_size), "name");
     if (region != NULL) {
-        link->region = registered(link, region, options.region, FI_REMOTE_READ | FI_REMOTE_WRITE, REGION_KEY + lane->index * 2u);
-        card->key = fi_mr_key(link->region);
-        card->base = link->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uint64_t)(uintptr_t)region : 0;
+        link->region = registered(link, region, options.region, FI_REMOTE_READ | FI_REMOTE_WRITE, REGION_KEY + connection->index * 2u);
+        peer_info->key = fi_mr_key(link->region);
+        peer_info->base = link->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uint64_t)(uintptr_t)region : 0;
     }
 }
 
-static void meet(struct lane *lane, const struct card *card)
+static void connect_addresses(struct connection *connection, const struct peer_info *peer_info)
 {
-    struct link *link = lane->own;
-    link->base = card->base;
-    link->key = card->key;
-    if (fi_av_insert(link->av, card->name, 1, &link->other, 0, NULL) != 1)
-        die("the other end's name is not understood");
-    for (unsigned i = 0; i < INBOX_COUNT; i++)
-        post_receive(lane, i);
+    struct link *link = connection->own;
+    link->base = peer_info->base;
+    link->key = peer_info->key;
+    if (fi_av_insert(link->av, peer_info->name, 1, &link->other, 0, NULL) != 1)
+        die("the other end's address is invalid");
+    for (unsigned i = 0; i < RECEIVES; i++)
+        post_receive(connection, i);
 }
 
 void peer_open_target(int control)
 {
-    struct card own, other;
+    struct peer_info own, other;
     char ready, *region = map_memory(options.region, options.memory, NULL);
     fill_region(region);
-    for (unsigned i = 0; i < options.lanes; i++) {
-        open_lane(&lanes[i], region, &own);
-        say(control, &own, sizeof own);
-        hear(control, &other, sizeof other);
-        meet(&lanes[i], &other);
+    for (unsigned i = 0; i < options.connections; i++) {
+        open_connection(&connections[i], region, &own);
+        send_block(control, &own, sizeof own);
+        receive_block(control, &other, sizeof other);
+        connect_addresses(&connections[i], &other);
     }
     /* Connections need progress at both ends. */
     for (; recv(control, &ready, 1, MSG_DONTWAIT) < 0; sched_yield())
-        for (unsigned i = 0; i < options.lanes; i++)
+        for (unsigned i = 0; i < options.connections; i++)
             progress(&links[i]);
-    say(control, &ready, 1);
+    send_block(control, &ready, 1);
 }
 
 void peer_open_client(int control)
 {
-    struct card own, other;
+    struct peer_info own, other;
     char ready = 1;
-    for (unsigned i = 0; i < options.lanes; i++) {
-        hear(control, &other, sizeof other);
-        open_lane(&lanes[i], NULL, &own);
-        say(control, &own, sizeof own);
-        meet(&lanes[i], &other);
+    for (unsigned i = 0; i < options.connections; i++) {
+        receive_block(control, &other, sizeof other);
+        open_connection(&connections[i], NULL, &own);
+        send_block(control, &own, sizeof own);
+        connect_addresses(&connections[i], &other);
     }
-    for (unsigned i = 0; i < options.lanes; i++) {
+    for (unsigned i = 0; i < options.connections; i++) {
         unsigned slots[DEPTH_MAX];
-        peer_post(&lanes[i], OP_GET, 0, 0, 8);
-        while (peer_reap(&lanes[i], OP_GET, 8, slots) == 0)
+        peer_post(&connections[i], OP_GET, 0, 0, 8);
+        while (peer_reap(&connections[i], OP_GET, 8, slots) == 0)
             sched_yield();
     }
-    say(control, &ready, 1);
-    hear(control, &ready, 1);
+    send_block(control, &ready, 1);
+    receive_block(control, &ready, 1);
 }
 
 /* ---- operations -------------------------------------------------------------------------------------------------- */
 
-static ssize_t start(struct lane *lane, enum op op, unsigned slot, uint64_t address, size_t size)
+static ssize_t start(struct connection *connection, enum op op, unsigned slot, uint64_t address, size_t size)
 {
-    struct link *link = lane->own;
-    void *descriptor = link->buffer_descriptor, *mark = &link->sends[slot];
-    char *data = outbox(lane, slot, size);
+    struct link *link = connection->own;
+    void *descriptor = link->buffer_descriptor, *operation = &link->sends[slot];
+    char *data = operation_buffer(connection, slot, size);
     switch (op) {
-    case OP_GET: return fi_read(link->endpoint, data, size, descriptor, link->other, address, link->key, mark);
-    case OP_PUT: return fi_write(link->endpoint, data, size, descriptor, link->other, address, link->key, mark);
-    case OP_MESSAGE: return fi_send(link->endpoint, data, size, descriptor, link->other, mark);
+    case OP_GET: return fi_read(link->endpoint, data, size, descriptor, link->other, address, link->key, operation);
+    case OP_PUT: return fi_write(link->endpoint, data, size, descriptor, link->other, address, link->key, operation);
+    case OP_MESSAGE: return fi_send(link->endpoint, data, size, descriptor, link->other, operation);
     case OP_ATOMIC: break;
     }
     link->operand = 1;
     return fi_fetch_atomic(link->endpoint, &link->operand, 1, NULL, data, descriptor, link->other, address, link->key, FI_UINT64, FI_SUM,
-                           mark);
+                           operation);
 }
 
-void peer_post(struct lane *lane, enum op op, unsigned slot, uint64_t offset, size_t size)
+void peer_post(struct connection *connection, enum op op, unsigned slot, uint64_t offset, size_t size)
 {
-    struct link *link = lane->own;
+    struct link *link = connection->own;
     ssize_t status;
     if (op == OP_MESSAGE)
-        link->asked[(link->first + link->count++) % DEPTH_MAX] = slot;
-    while ((status = start(lane, op, slot, link->base + offset, size)) == -FI_EAGAIN)
+        link->unanswered[(link->first + link->count++) % DEPTH_MAX] = slot;
+    while ((status = start(connection, op, slot, link->base + offset, size)) == -FI_EAGAIN)
         progress(link);
     check(status, "operation");
 }
 
-unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
+unsigned peer_reap(struct connection *connection, enum op op, size_t size, unsigned slots[])
 {
-    struct link *link = lane->own;
+    struct link *link = connection->own;
     unsigned count = 0;
     (void)size;
     progress(link);
@@ -267,46 +267,46 @@ unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
         return count;
     }
     link->done_count = 0; /* sent messages */
-    while (count < link->came_count) {
-        unsigned index = link->came[count];
-        lane->received = inbox(lane, index);
-        slots[count++] = link->asked[link->first];
+    while (count < link->received_count) {
+        unsigned index = link->received[count];
+        connection->received = receive_buffer(connection, index);
+        slots[count++] = link->unanswered[link->first];
         link->first = (link->first + 1) % DEPTH_MAX;
         link->count--;
     }
-    unsigned indices[INBOX_COUNT];
-    memcpy(indices, link->came, count * sizeof indices[0]);
-    link->came_count = 0;
+    unsigned indices[RECEIVES];
+    memcpy(indices, link->received, count * sizeof indices[0]);
+    link->received_count = 0;
     for (unsigned i = 0; i < count; i++)
-        post_receive(lane, indices[i]);
+        post_receive(connection, indices[i]);
     return count;
 }
 
 /* Providers need progress at both ends. */
-bool peer_target_works(enum op op)
+bool peer_target_polls(enum op op)
 {
     (void)op;
     return true;
 }
 
-bool peer_turn(enum op op, size_t size, unsigned lane_count)
+bool peer_progress(enum op op, size_t size, unsigned connection_count)
 {
     bool worked = false;
     (void)op;
-    for (unsigned i = 0; i < lane_count; i++) {
+    for (unsigned i = 0; i < connection_count; i++) {
         struct link *link = &links[i];
         worked |= progress(link);
-        while (link->came_count > 0) {
-            unsigned index = link->came[0];
-            memmove(link->came, link->came + 1, --link->came_count * sizeof link->came[0]);
+        while (link->received_count > 0) {
+            unsigned index = link->received[0];
+            memmove(link->received, link->received + 1, --link->received_count * sizeof link->received[0]);
             ssize_t status;
-            while ((status = fi_send(link->endpoint, inbox(&lanes[i], index), size, link->buffer_descriptor, link->other,
+            while ((status = fi_send(link->endpoint, receive_buffer(&connections[i], index), size, link->buffer_descriptor, link->other,
                                      &link->sends[index])) == -FI_EAGAIN)
                 progress(link);
             check(status, "answer");
         }
         while (link->done_count > 0)
-            post_receive(&lanes[i], link->done[--link->done_count]);
+            post_receive(&connections[i], link->done[--link->done_count]);
     }
     return worked;
 }

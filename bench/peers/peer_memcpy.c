@@ -1,4 +1,4 @@
-/* The limit for get and put: memcpy within one process, from and to random places of a region of the same size. */
+/* The limit for get and put: memcpy within one process, from and to random offsets of a region of the same size. */
 #include "peer.h"
 
 #include <string.h>
@@ -6,11 +6,11 @@
 const struct peer peer = {.name = "memcpy", .has_target = false, .has_region = true};
 
 static char *region;
-static unsigned done[LANES_MAX][DEPTH_MAX], done_count[LANES_MAX];
+static unsigned done[CONNECTIONS_MAX][DEPTH_MAX], done_count[CONNECTIONS_MAX];
 
 const char *peer_lacks(enum op op, size_t size)
 {
-    return op == OP_MESSAGE || (op == OP_ATOMIC && size != 8) ? "nobody to talk to" : NULL;
+    return op == OP_MESSAGE || (op == OP_ATOMIC && size != 8) ? "no other end" : NULL;
 }
 
 void peer_open_target(int control)
@@ -25,23 +25,23 @@ void peer_open_client(int control)
     fill_region(region);
 }
 
-void peer_post(struct lane *lane, enum op op, unsigned slot, uint64_t offset, size_t size)
+void peer_post(struct connection *connection, enum op op, unsigned slot, uint64_t offset, size_t size)
 {
-    char *buffer = outbox(lane, slot, size);
+    char *buffer = operation_buffer(connection, slot, size);
     if (op == OP_GET)
         memcpy(buffer, region + offset, size);
     else if (op == OP_PUT)
         memcpy(region + offset, buffer, size);
     else
         *(uint64_t *)buffer = __atomic_fetch_add((uint64_t *)(region + offset), 1, __ATOMIC_SEQ_CST);
-    done[lane->index][done_count[lane->index]++] = slot;
+    done[connection->index][done_count[connection->index]++] = slot;
 }
 
-unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
+unsigned peer_reap(struct connection *connection, enum op op, size_t size, unsigned slots[])
 {
     (void)op, (void)size;
-    unsigned count = done_count[lane->index];
-    memcpy(slots, done[lane->index], count * sizeof slots[0]);
-    done_count[lane->index] = 0;
+    unsigned count = done_count[connection->index];
+    memcpy(slots, done[connection->index], count * sizeof slots[0]);
+    done_count[connection->index] = 0;
     return count;
 }

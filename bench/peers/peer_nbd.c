@@ -1,6 +1,6 @@
 /*
- * A network block device in memory (nbdkit's memory plugin), by libnbd over a unix socket: one connection for each lane, reads
- * and writes of the same sizes at any offset. The server is a program of its own. The client polls without sleeping.
+ * A network block device in memory (nbdkit's memory plugin), by libnbd over a unix socket: one socket for each connection, reads and
+ * writes of the same sizes at any offset. The server is a separate program. The client polls without sleeping.
  */
 #include "peer.h"
 
@@ -13,10 +13,10 @@ const struct peer peer = {.name = "nbd", .has_target = false, .has_region = true
 
 struct link {
     struct nbd_handle *nbd;
-    int64_t cookies[DEPTH_MAX]; /* of each slot; 0: no operation outstanding */
+    int64_t cookies[DEPTH_MAX]; /* of each slot; 0 without an operation in flight */
 };
 
-static struct link links[LANES_MAX];
+static struct link links[CONNECTIONS_MAX];
 
 const char *peer_lacks(enum op op, size_t size)
 {
@@ -29,11 +29,11 @@ void peer_open_target(int control)
     (void)control;
 }
 
-/* The device is empty: the client writes its initial content. */
-static void fill_device(struct lane *lane)
+/* Writes the initial content, because the device is empty. */
+static void fill_device(struct connection *connection)
 {
-    struct link *link = lane->own;
-    char *data = outbox(lane, 0, MIB);
+    struct link *link = connection->own;
+    char *data = operation_buffer(connection, 0, MIB);
     for (uint64_t offset = 0; offset < options.region; offset += MIB) {
         for (size_t at = 0; at < MIB; at += 8) {
             uint64_t word = word_at(offset + at);
@@ -47,27 +47,27 @@ static void fill_device(struct lane *lane)
 void peer_open_client(int control)
 {
     (void)control;
-    for (unsigned i = 0; i < options.lanes; i++) {
-        struct link *link = lanes[i].own = &links[i];
-        if ((link->nbd = nbd_create()) == NULL || nbd_connect_unix(link->nbd, options.meet) != 0)
+    for (unsigned i = 0; i < options.connections; i++) {
+        struct link *link = connections[i].own = &links[i];
+        if ((link->nbd = nbd_create()) == NULL || nbd_connect_unix(link->nbd, options.socket_path) != 0)
             die("%s", nbd_get_error());
     }
-    fill_device(&lanes[0]);
+    fill_device(&connections[0]);
 }
 
-void peer_post(struct lane *lane, enum op op, unsigned slot, uint64_t offset, size_t size)
+void peer_post(struct connection *connection, enum op op, unsigned slot, uint64_t offset, size_t size)
 {
-    struct link *link = lane->own;
-    char *data = outbox(lane, slot, size);
+    struct link *link = connection->own;
+    char *data = operation_buffer(connection, slot, size);
     link->cookies[slot] = op == OP_GET ? nbd_aio_pread(link->nbd, data, size, offset, NBD_NULL_COMPLETION, 0)
                                        : nbd_aio_pwrite(link->nbd, data, size, offset, NBD_NULL_COMPLETION, 0);
     if (link->cookies[slot] < 0)
         die("%s", nbd_get_error());
 }
 
-unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
+unsigned peer_reap(struct connection *connection, enum op op, size_t size, unsigned slots[])
 {
-    struct link *link = lane->own;
+    struct link *link = connection->own;
     unsigned count = 0;
     (void)op, (void)size;
     if (nbd_poll(link->nbd, 0) < 0)

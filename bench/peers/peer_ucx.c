@@ -1,6 +1,7 @@
 /*
- * UCX by its own API: ucp_get_nbx, ucp_put_nbx, ucp_atomic_op_nbx and tagged messages, one worker and endpoint for each lane.
- * The flavour names the allowed transports (UCX_TLS). UCX allocates the region, as its shared-memory transports need.
+ * UCX by its own API: ucp_get_nbx, ucp_put_nbx, ucp_atomic_op_nbx and tagged messages, one worker and endpoint for each
+ * connection.
+ * The flavour names the allowed transports (UCX_TLS). UCX allocates the region, as its shared-memory transports require.
  */
 #include "peer.h"
 
@@ -20,12 +21,12 @@ struct link {
     ucp_ep_h endpoint;
     ucp_rkey_h key;
     uint64_t base;
-    /* Completed since the last poll: slots of operations, inboxes with a received message, inboxes whose answer was sent. */
-    unsigned done[INBOX_COUNT], done_count, came[INBOX_COUNT], came_count, left[INBOX_COUNT], left_count;
-    unsigned asked[DEPTH_MAX], first, count;
+    /* Completed since the last poll: slots of operations, buffers with a received message, buffers whose answer was sent. */
+    unsigned done[RECEIVES], done_count, received[RECEIVES], received_count, answered[RECEIVES], answered_count;
+    unsigned unanswered[DEPTH_MAX], first, count;
 };
 
-static struct link links[LANES_MAX];
+static struct link links[CONNECTIONS_MAX];
 static ucp_context_h context;
 static ucp_mem_h memory;
 static void *region;
@@ -35,7 +36,7 @@ static bool is_cma(void)
     return strncmp(options.flavour, "cma", 3) == 0;
 }
 
-/* Whether the client's UCX accesses the memory itself. This UCX does not use CMA for get and put of small sizes. */
+/* Whether the client's UCX accesses the target's memory directly. This UCX does not use CMA for small gets and puts. */
 static bool is_direct(void)
 {
     return strstr(options.flavour, "tcp") == NULL && !is_cma();
@@ -54,58 +55,58 @@ static void check(ucs_status_t status, const char *what)
 
 /* ---- completions ------------------------------------------------------------------------------------------------- */
 
-/* A callback's argument: one of a lane's slots or inboxes. */
-static struct mark {
+/* The argument of a callback: a slot or a receive buffer of a connection. */
+static struct operation {
     struct link *link;
     unsigned number;
-} marks[LANES_MAX][INBOX_COUNT];
+} operations[CONNECTIONS_MAX][RECEIVES];
 
 static void on_done(void *request, ucs_status_t status, void *user_data)
 {
-    struct mark *mark = user_data;
+    struct operation *operation = user_data;
     check(status, "operation");
-    mark->link->done[mark->link->done_count++] = mark->number;
+    operation->link->done[operation->link->done_count++] = operation->number;
     ucp_request_free(request);
 }
 
-static void on_left(void *request, ucs_status_t status, void *user_data)
+static void on_answered(void *request, ucs_status_t status, void *user_data)
 {
-    struct mark *mark = user_data;
+    struct operation *operation = user_data;
     check(status, "answer");
-    mark->link->left[mark->link->left_count++] = mark->number;
+    operation->link->answered[operation->link->answered_count++] = operation->number;
     ucp_request_free(request);
 }
 
-static void on_came(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *user_data)
+static void on_received(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *user_data)
 {
-    struct mark *mark = user_data;
+    struct operation *operation = user_data;
     (void)info;
     check(status, "receive");
-    mark->link->came[mark->link->came_count++] = mark->number;
+    operation->link->received[operation->link->received_count++] = operation->number;
     ucp_request_free(request);
 }
 
-static void on_nothing(void *request, ucs_status_t status, void *user_data)
+static void on_sent(void *request, ucs_status_t status, void *user_data)
 {
     (void)user_data;
     check(status, "operation");
     ucp_request_free(request);
 }
 
-/* Whether the request is complete already; its callback is then not called. */
-static bool is_over(ucs_status_ptr_t request, const char *what)
+/* Whether the request is complete already, so that its callback is not called. */
+static bool is_complete(ucs_status_ptr_t request, const char *what)
 {
     if (UCS_PTR_IS_ERR(request))
         check(UCS_PTR_STATUS(request), what);
     return request == NULL;
 }
 
-static ucp_request_param_t param_for(ucp_send_nbx_callback_t callback, struct mark *mark)
+static ucp_request_param_t param_for(ucp_send_nbx_callback_t callback, struct operation *operation)
 {
     return (ucp_request_param_t){
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
         .cb.send = callback,
-        .user_data = mark,
+        .user_data = operation,
     };
 }
 
@@ -125,17 +126,17 @@ static void open_context(void)
     ucp_config_release(config);
 }
 
-static void open_worker(struct lane *lane, int control)
+static void open_worker(struct connection *connection, int control)
 {
-    struct link *link = lane->own = &links[lane->index];
+    struct link *link = connection->own = &links[connection->index];
     ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE, .thread_mode = UCS_THREAD_MODE_SINGLE};
     check(ucp_worker_create(context, &params, &link->worker), "worker");
-    for (unsigned i = 0; i < INBOX_COUNT; i++)
-        marks[lane->index][i] = (struct mark){link, i};
+    for (unsigned i = 0; i < RECEIVES; i++)
+        operations[connection->index][i] = (struct operation){link, i};
     ucp_address_t *address;
     size_t size;
     check(ucp_worker_get_address(link->worker, &address, &size), "address");
-    say(control, address, size);
+    send_block(control, address, size);
     ucp_worker_release_address(link->worker, address);
 }
 
@@ -145,19 +146,19 @@ static void open_endpoint(struct link *link, const char *address)
     check(ucp_ep_create(link->worker, &params, &link->endpoint), "endpoint");
 }
 
-static void post_receive(struct lane *lane, unsigned index)
+static void post_receive(struct connection *connection, unsigned index)
 {
-    struct link *link = lane->own;
-    ucp_request_param_t param = param_for(NULL, &marks[lane->index][index]);
-    param.cb.recv = on_came;
-    if (is_over(ucp_tag_recv_nbx(link->worker, inbox(lane, index), BYTES_MAX, TAG, UINT64_MAX, &param), "receive"))
-        link->came[link->came_count++] = index;
+    struct link *link = connection->own;
+    ucp_request_param_t param = param_for(NULL, &operations[connection->index][index]);
+    param.cb.recv = on_received;
+    if (is_complete(ucp_tag_recv_nbx(link->worker, receive_buffer(connection, index), BYTES_MAX, TAG, UINT64_MAX, &param), "receive"))
+        link->received[link->received_count++] = index;
 }
 
-static void post_receives(struct lane *lane)
+static void post_receives(struct connection *connection)
 {
-    for (unsigned i = 0; i < INBOX_COUNT; i++)
-        post_receive(lane, i);
+    for (unsigned i = 0; i < RECEIVES; i++)
+        post_receive(connection, i);
 }
 
 static void map_region(void)
@@ -169,7 +170,7 @@ static void map_region(void)
     };
     ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS};
     if (is_cma()) {
-        /* Memory that the setup transport can map would be accessed through it. */
+        /* UCX would access memory that the setup transport can map through that transport. */
         params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_ADDRESS;
         params.address = map_memory(options.region, options.memory, NULL);
     }
@@ -184,31 +185,31 @@ void peer_open_target(int control)
     char ready, address[BLOB_MAX];
     open_context();
     map_region();
-    for (unsigned i = 0; i < options.lanes; i++) {
+    for (unsigned i = 0; i < options.connections; i++) {
         void *packed;
         size_t size;
         uint64_t base = (uint64_t)(uintptr_t)region;
-        open_worker(&lanes[i], control);
+        open_worker(&connections[i], control);
         check(ucp_rkey_pack(context, memory, &packed, &size), "key");
-        say(control, packed, size);
+        send_block(control, packed, size);
         ucp_rkey_buffer_release(packed);
-        say(control, &base, sizeof base);
-        hear(control, address, sizeof address);
+        send_block(control, &base, sizeof base);
+        receive_block(control, address, sizeof address);
         open_endpoint(&links[i], address);
-        post_receives(&lanes[i]);
+        post_receives(&connections[i]);
     }
     /* Endpoints need progress at both ends to connect. */
     for (; recv(control, &ready, 1, MSG_DONTWAIT) < 0; sched_yield())
-        for (unsigned i = 0; i < options.lanes; i++)
+        for (unsigned i = 0; i < options.connections; i++)
             ucp_worker_progress(links[i].worker);
-    say(control, &ready, 1);
+    send_block(control, &ready, 1);
 }
 
 static void flush(struct link *link)
 {
     ucp_request_param_t param = {0};
     ucs_status_ptr_t request = ucp_ep_flush_nbx(link->endpoint, &param);
-    if (is_over(request, "flush"))
+    if (is_complete(request, "flush"))
         return;
     for (; ucp_request_check_status(request) == UCS_INPROGRESS; sched_yield())
         ucp_worker_progress(link->worker);
@@ -220,126 +221,126 @@ void peer_open_client(int control)
 {
     char ready = 1, address[BLOB_MAX], key[BLOB_MAX];
     open_context();
-    for (unsigned i = 0; i < options.lanes; i++) {
-        /* In the order in which the target sends it. */
+    for (unsigned i = 0; i < options.connections; i++) {
+        /* The order is that in which the target sends. */
         struct link *link = &links[i];
-        struct lane *lane = &lanes[i];
-        hear(control, address, sizeof address);
-        hear(control, key, sizeof key);
-        hear(control, &link->base, sizeof link->base);
-        open_worker(lane, control);
+        struct connection *connection = &connections[i];
+        receive_block(control, address, sizeof address);
+        receive_block(control, key, sizeof key);
+        receive_block(control, &link->base, sizeof link->base);
+        open_worker(connection, control);
         open_endpoint(link, address);
         check(ucp_ep_rkey_unpack(link->endpoint, key, &link->key), "key");
-        post_receives(lane);
+        post_receives(connection);
     }
-    for (unsigned i = 0; i < options.lanes; i++)
+    for (unsigned i = 0; i < options.connections; i++)
         flush(&links[i]);
-    say(control, &ready, 1);
-    hear(control, &ready, 1);
+    send_block(control, &ready, 1);
+    receive_block(control, &ready, 1);
 }
 
 /* ---- operations -------------------------------------------------------------------------------------------------- */
 
-static void post_put(struct lane *lane, unsigned slot, uint64_t address, size_t size)
+static void post_put(struct connection *connection, unsigned slot, uint64_t address, size_t size)
 {
-    struct link *link = lane->own;
-    ucp_request_param_t param = param_for(is_direct() ? on_done : on_nothing, &marks[lane->index][slot]);
-    bool over = is_over(ucp_put_nbx(link->endpoint, outbox(lane, slot, size), size, address, link->key, &param), "put");
+    struct link *link = connection->own;
+    ucp_request_param_t param = param_for(is_direct() ? on_done : on_sent, &operations[connection->index][slot]);
+    bool done = is_complete(ucp_put_nbx(link->endpoint, operation_buffer(connection, slot, size), size, address, link->key, &param), "put");
     if (!is_direct()) {
-        /* Locally complete when the data has left; complete at the target when flushed. */
+        /* The put is complete locally when the data was sent, and at the target after the flush. */
         param.cb.send = on_done;
-        over = is_over(ucp_ep_flush_nbx(link->endpoint, &param), "flush");
+        done = is_complete(ucp_ep_flush_nbx(link->endpoint, &param), "flush");
     }
-    if (over)
+    if (done)
         link->done[link->done_count++] = slot;
 }
 
-void peer_post(struct lane *lane, enum op op, unsigned slot, uint64_t offset, size_t size)
+void peer_post(struct connection *connection, enum op op, unsigned slot, uint64_t offset, size_t size)
 {
     static const uint64_t one = 1;
-    struct link *link = lane->own;
-    char *data = outbox(lane, slot, size);
-    ucp_request_param_t param = param_for(on_done, &marks[lane->index][slot]);
-    bool over = false;
+    struct link *link = connection->own;
+    char *data = operation_buffer(connection, slot, size);
+    ucp_request_param_t param = param_for(on_done, &operations[connection->index][slot]);
+    bool done = false;
     switch (op) {
-    case OP_GET: over = is_over(ucp_get_nbx(link->endpoint, data, size, link->base + offset, link->key, &param), "get"); break;
-    case OP_PUT: post_put(lane, slot, link->base + offset, size); break;
+    case OP_GET: done = is_complete(ucp_get_nbx(link->endpoint, data, size, link->base + offset, link->key, &param), "get"); break;
+    case OP_PUT: post_put(connection, slot, link->base + offset, size); break;
     case OP_ATOMIC:
         param.op_attr_mask |= UCP_OP_ATTR_FIELD_REPLY_BUFFER | UCP_OP_ATTR_FIELD_DATATYPE;
         param.reply_buffer = data;
         param.datatype = ucp_dt_make_contig(8);
-        over = is_over(ucp_atomic_op_nbx(link->endpoint, UCP_ATOMIC_OP_ADD, &one, 1, link->base + offset, link->key, &param), "atomic");
+        done = is_complete(ucp_atomic_op_nbx(link->endpoint, UCP_ATOMIC_OP_ADD, &one, 1, link->base + offset, link->key, &param), "atomic");
         break;
     case OP_MESSAGE:
-        link->asked[(link->first + link->count++) % DEPTH_MAX] = slot;
-        param.cb.send = on_nothing;
-        is_over(ucp_tag_send_nbx(link->endpoint, data, size, TAG, &param), "message");
+        link->unanswered[(link->first + link->count++) % DEPTH_MAX] = slot;
+        param.cb.send = on_sent;
+        is_complete(ucp_tag_send_nbx(link->endpoint, data, size, TAG, &param), "message");
         break;
     }
-    if (over)
+    if (done)
         link->done[link->done_count++] = slot;
 }
 
-static unsigned reap_messages(struct lane *lane, unsigned slots[])
+static unsigned reap_messages(struct connection *connection, unsigned slots[])
 {
-    struct link *link = lane->own;
-    unsigned count = 0, came = link->came_count;
-    /* A posted receive may find a message at once; the next poll handles it. */
-    unsigned indices[INBOX_COUNT];
-    memcpy(indices, link->came, came * sizeof indices[0]);
-    link->came_count = 0;
-    for (unsigned i = 0; i < came; i++) {
-        lane->received = inbox(lane, indices[i]);
-        slots[count++] = link->asked[link->first];
+    struct link *link = connection->own;
+    unsigned count = 0, received = link->received_count;
+    /* A posted receive may complete at once. The next poll handles it. */
+    unsigned indices[RECEIVES];
+    memcpy(indices, link->received, received * sizeof indices[0]);
+    link->received_count = 0;
+    for (unsigned i = 0; i < received; i++) {
+        connection->received = receive_buffer(connection, indices[i]);
+        slots[count++] = link->unanswered[link->first];
         link->first = (link->first + 1) % DEPTH_MAX;
         link->count--;
-        post_receive(lane, indices[i]);
+        post_receive(connection, indices[i]);
     }
     return count;
 }
 
-unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
+unsigned peer_reap(struct connection *connection, enum op op, size_t size, unsigned slots[])
 {
-    struct link *link = lane->own;
+    struct link *link = connection->own;
     (void)size;
     if (link->done_count == 0)
         ucp_worker_progress(link->worker);
     if (op == OP_MESSAGE)
-        return reap_messages(lane, slots);
+        return reap_messages(connection, slots);
     unsigned count = link->done_count;
     memcpy(slots, link->done, count * sizeof slots[0]);
     link->done_count = 0;
     return count;
 }
 
-/* Where the client accesses the memory itself, the target's program sleeps. */
-bool peer_target_works(enum op op)
+/* If the client accesses the memory directly, the target's program sleeps. */
+bool peer_target_polls(enum op op)
 {
     return op == OP_MESSAGE || !is_direct();
 }
 
-static void answer(struct lane *lane, unsigned index, size_t size)
+static void answer(struct connection *connection, unsigned index, size_t size)
 {
-    struct link *link = lane->own;
-    ucp_request_param_t param = param_for(on_left, &marks[lane->index][index]);
-    if (is_over(ucp_tag_send_nbx(link->endpoint, inbox(lane, index), size, TAG, &param), "answer"))
-        link->left[link->left_count++] = index;
+    struct link *link = connection->own;
+    ucp_request_param_t param = param_for(on_answered, &operations[connection->index][index]);
+    if (is_complete(ucp_tag_send_nbx(link->endpoint, receive_buffer(connection, index), size, TAG, &param), "answer"))
+        link->answered[link->answered_count++] = index;
 }
 
-bool peer_turn(enum op op, size_t size, unsigned lane_count)
+bool peer_progress(enum op op, size_t size, unsigned connection_count)
 {
     bool worked = false;
     (void)op;
-    for (unsigned i = 0; i < lane_count; i++) {
+    for (unsigned i = 0; i < connection_count; i++) {
         struct link *link = &links[i];
         worked |= ucp_worker_progress(link->worker) != 0;
-        while (link->came_count > 0) {
-            unsigned index = link->came[0];
-            memmove(link->came, link->came + 1, --link->came_count * sizeof link->came[0]);
-            answer(&lanes[i], index, size);
+        while (link->received_count > 0) {
+            unsigned index = link->received[0];
+            memmove(link->received, link->received + 1, --link->received_count * sizeof link->received[0]);
+            answer(&connections[i], index, size);
         }
-        while (link->left_count > 0)
-            post_receive(&lanes[i], link->left[--link->left_count]);
+        while (link->answered_count > 0)
+            post_receive(&connections[i], link->answered[--link->answered_count]);
     }
     return worked;
 }

@@ -1,6 +1,6 @@
 /*
- * Terrace through the verbs ABI: READ, WRITE, fetch-and-add, SEND and RECV over one RC queue pair for each lane. A plain verbs
- * program without knowledge of Terrace: it runs under `terrace run` or on a real RNIC.
+ * Terrace through the verbs ABI: READ, WRITE, fetch-and-add, SEND and RECV over one RC queue pair for each connection. A
+ * plain verbs program, which runs under `terrace run` or on a real RNIC.
  */
 #include "peer.h"
 
@@ -14,8 +14,8 @@ const struct peer peer = {.name = "verbs", .has_target = true, .has_region = tru
 
 enum { PORT = 1, PSN = 0x1234, SEND_ID = 1 << 16 };
 
-/* Sent by each end to the other for each lane. */
-struct card {
+/* The addresses that each end sends to the other for each connection. */
+struct peer_info {
     union ibv_gid gid;
     uint32_t number, key;
     uint64_t base;
@@ -25,18 +25,18 @@ struct link {
     struct ibv_cq *cq;
     struct ibv_qp *qp;
     struct ibv_mr *buffer;
-    struct card other;
-    /* Work requests, of which each post sets only the changing fields, as perftest does. */
-    struct ibv_sge piece;
+    struct peer_info other;
+    /* Work requests. Each post sets only the fields that change, as in perftest. */
+    struct ibv_sge sge;
     struct ibv_send_wr request;
     struct ibv_recv_wr receive;
-    /* Slots of the messages without an answer yet, in order. */
-    unsigned asked[DEPTH_MAX], first, count;
-    /* Inbox slots of received answers: their receives are posted again after the next messages, which need not wait for it. */
-    unsigned owed[INBOX_COUNT], owed_count;
+    /* The slots of messages without an answer, in order. */
+    unsigned unanswered[DEPTH_MAX], first, count;
+    /* Receives that answers have consumed. They are posted again after the next messages, which do not wait for it. */
+    unsigned consumed[RECEIVES], consumed_count;
 };
 
-static struct link links[LANES_MAX];
+static struct link links[CONNECTIONS_MAX];
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct ibv_mr *region;
@@ -59,20 +59,20 @@ static void open_device(void)
 
 static void prepare(struct link *link)
 {
-    link->piece.lkey = link->buffer->lkey;
-    link->request = (struct ibv_send_wr){.sg_list = &link->piece, .num_sge = 1};
-    link->receive = (struct ibv_recv_wr){.sg_list = &link->piece, .num_sge = 1};
+    link->sge.lkey = link->buffer->lkey;
+    link->request = (struct ibv_send_wr){.sg_list = &link->sge, .num_sge = 1};
+    link->receive = (struct ibv_recv_wr){.sg_list = &link->sge, .num_sge = 1};
 }
 
-static void open_link(struct lane *lane)
+static void open_link(struct connection *connection)
 {
-    struct link *link = lane->own = &links[lane->index];
-    link->cq = ibv_create_cq(context, 4 * INBOX_COUNT, NULL, NULL, 0);
-    link->buffer = ibv_reg_mr(pd, lane->buffer, LANE_BYTES, IBV_ACCESS_LOCAL_WRITE);
+    struct link *link = connection->own = &links[connection->index];
+    link->cq = ibv_create_cq(context, 4 * RECEIVES, NULL, NULL, 0);
+    link->buffer = ibv_reg_mr(pd, connection->buffer, CONNECTION_BYTES, IBV_ACCESS_LOCAL_WRITE);
     struct ibv_qp_init_attr init = {
         .send_cq = link->cq,
         .recv_cq = link->cq,
-        .cap = {.max_send_wr = 2 * INBOX_COUNT, .max_recv_wr = INBOX_COUNT, .max_send_sge = 1, .max_recv_sge = 1},
+        .cap = {.max_send_wr = 2 * RECEIVES, .max_recv_wr = RECEIVES, .max_send_sge = 1, .max_recv_sge = 1},
         .qp_type = IBV_QPT_RC,
         .sq_sig_all = 1,
     };
@@ -81,16 +81,16 @@ static void open_link(struct lane *lane)
     prepare(link);
 }
 
-static struct card card_of(const struct link *link)
+static struct peer_info info_of(const struct link *link)
 {
-    struct card card = {.number = link->qp->qp_num};
-    if (ibv_query_gid(context, PORT, 0, &card.gid) != 0)
+    struct peer_info peer_info = {.number = link->qp->qp_num};
+    if (ibv_query_gid(context, PORT, 0, &peer_info.gid) != 0)
         die("no address");
     if (region != NULL) {
-        card.key = region->rkey;
-        card.base = (uint64_t)(uintptr_t)region->addr;
+        peer_info.key = region->rkey;
+        peer_info.base = (uint64_t)(uintptr_t)region->addr;
     }
-    return card;
+    return peer_info;
 }
 
 static void connect_link(struct link *link)
@@ -121,12 +121,12 @@ static void connect_link(struct link *link)
         die("RTS");
 }
 
-static void post_receive(struct lane *lane, unsigned index)
+static void post_receive(struct connection *connection, unsigned index)
 {
-    struct link *link = lane->own;
+    struct link *link = connection->own;
     struct ibv_recv_wr *bad;
-    link->piece.addr = (uint64_t)(uintptr_t)inbox(lane, index);
-    link->piece.length = BYTES_MAX;
+    link->sge.addr = (uint64_t)(uintptr_t)receive_buffer(connection, index);
+    link->sge.length = BYTES_MAX;
     link->receive.wr_id = index;
     if (ibv_post_recv(link->qp, &link->receive, &bad) != 0)
         die("ibv_post_recv");
@@ -135,29 +135,29 @@ static void post_receive(struct lane *lane, unsigned index)
 static void post_send(struct link *link, enum ibv_wr_opcode opcode, uint64_t id, const char *data, size_t size)
 {
     struct ibv_send_wr *bad;
-    link->piece.addr = (uint64_t)(uintptr_t)data;
-    link->piece.length = (uint32_t)size;
+    link->sge.addr = (uint64_t)(uintptr_t)data;
+    link->sge.length = (uint32_t)size;
     link->request.opcode = opcode;
     link->request.wr_id = id;
     if (ibv_post_send(link->qp, &link->request, &bad) != 0)
         die("ibv_post_send");
 }
 
-static void open_end(int control, bool speaks_first)
+static void open_end(int control, bool sends_first)
 {
-    for (unsigned i = 0; i < options.lanes; i++) {
+    for (unsigned i = 0; i < options.connections; i++) {
         struct link *link = &links[i];
-        open_link(&lanes[i]);
-        struct card card = card_of(link);
-        if (speaks_first)
-            say(control, &card, sizeof card);
-        if (hear(control, &link->other, sizeof link->other) != sizeof link->other)
-            die("the other end says too little");
-        if (!speaks_first)
-            say(control, &card, sizeof card);
+        open_link(&connections[i]);
+        struct peer_info peer_info = info_of(link);
+        if (sends_first)
+            send_block(control, &peer_info, sizeof peer_info);
+        if (receive_block(control, &link->other, sizeof link->other) != sizeof link->other)
+            die("a message of an invalid size from the other end");
+        if (!sends_first)
+            send_block(control, &peer_info, sizeof peer_info);
         connect_link(link);
-        for (unsigned j = 0; j < INBOX_COUNT; j++)
-            post_receive(&lanes[i], j);
+        for (unsigned j = 0; j < RECEIVES; j++)
+            post_receive(&connections[i], j);
     }
 }
 
@@ -179,15 +179,15 @@ void peer_open_client(int control)
     open_end(control, false);
 }
 
-void peer_post(struct lane *lane, enum op op, unsigned slot, uint64_t offset, size_t size)
+void peer_post(struct connection *connection, enum op op, unsigned slot, uint64_t offset, size_t size)
 {
-    struct link *link = lane->own;
-    char *data = outbox(lane, slot, size);
+    struct link *link = connection->own;
+    char *data = operation_buffer(connection, slot, size);
     if (op == OP_MESSAGE) {
-        link->asked[(link->first + link->count++) % DEPTH_MAX] = slot;
+        link->unanswered[(link->first + link->count++) % DEPTH_MAX] = slot;
         post_send(link, IBV_WR_SEND, SEND_ID, data, size);
-        if (link->owed_count > 0)
-            post_receive(lane, link->owed[--link->owed_count]);
+        if (link->consumed_count > 0)
+            post_receive(connection, link->consumed[--link->consumed_count]);
     } else if (op == OP_ATOMIC) {
         link->request.wr.atomic.remote_addr = link->other.base + offset;
         link->request.wr.atomic.rkey = link->other.key;
@@ -206,9 +206,9 @@ static void check(const struct ibv_wc *wc)
         die("%s", ibv_wc_status_str(wc->status));
 }
 
-unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
+unsigned peer_reap(struct connection *connection, enum op op, size_t size, unsigned slots[])
 {
-    struct link *link = lane->own;
+    struct link *link = connection->own;
     struct ibv_wc wcs[DEPTH_MAX];
     int polled = ibv_poll_cq(link->cq, DEPTH_MAX, wcs);
     unsigned count = 0;
@@ -222,38 +222,38 @@ unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
         if (op != OP_MESSAGE) {
             slots[count++] = (unsigned)wcs[i].wr_id;
         } else {
-            lane->received = inbox(lane, (unsigned)wcs[i].wr_id);
-            slots[count++] = link->asked[link->first];
+            connection->received = receive_buffer(connection, (unsigned)wcs[i].wr_id);
+            slots[count++] = link->unanswered[link->first];
             link->first = (link->first + 1) % DEPTH_MAX;
             link->count--;
-            link->owed[link->owed_count++] = (unsigned)wcs[i].wr_id;
+            link->consumed[link->consumed_count++] = (unsigned)wcs[i].wr_id;
         }
     }
     return count;
 }
 
-bool peer_target_works(enum op op)
+bool peer_target_polls(enum op op)
 {
     return op == OP_MESSAGE;
 }
 
-/* Sends each message back from where it was received. Answers come first; a receive is posted again when its answer has left. */
-bool peer_turn(enum op op, size_t size, unsigned lane_count)
+/* Sends each message back from its receive buffer. Answers come first. A receive is posted again after its answer was sent. */
+bool peer_progress(enum op op, size_t size, unsigned connection_count)
 {
     bool worked = false;
     (void)op, (void)size;
-    for (unsigned i = 0; i < lane_count; i++) {
+    for (unsigned i = 0; i < connection_count; i++) {
         struct ibv_wc wcs[DEPTH_MAX];
         int polled = ibv_poll_cq(links[i].cq, DEPTH_MAX, wcs);
         for (int j = 0; j < polled; j++) {
             check(&wcs[j]);
             if (wcs[j].opcode == IBV_WC_RECV)
-                post_send(&links[i], IBV_WR_SEND, wcs[j].wr_id, inbox(&lanes[i], (unsigned)wcs[j].wr_id), wcs[j].byte_len);
+                post_send(&links[i], IBV_WR_SEND, wcs[j].wr_id, receive_buffer(&connections[i], (unsigned)wcs[j].wr_id), wcs[j].byte_len);
             worked = true;
         }
         for (int j = 0; j < polled; j++)
             if (wcs[j].opcode != IBV_WC_RECV)
-                post_receive(&lanes[i], (unsigned)wcs[j].wr_id);
+                post_receive(&connections[i], (unsigned)wcs[j].wr_id);
     }
     return worked;
 }

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Compares Terrace with alternatives without an RNIC: memcpy, UCX, libfabric, Redis, memcached and NBD, all on this machine.
 
-Each round runs every peer once, in an order that changes from round to round, so that other load on the machine affects all
-of them. A peer is a target and a client (bench/peers/peer_*.c), which verifies all data before it measures. Writes rows.csv (every
+Each round runs every peer once, in an order that changes from round to round, so that other load on the machine affects all peers.
+A peer is a target and a client (bench/peers/peer_*.c). The client verifies all data before it measures. Writes rows.csv (every
 round), points.csv (medians, spread and ratios), tables.md, peers.json and plots to results/bench-peers/ or to --out.
-The tables name peers that are missing or fail; the others are measured all the same. Exit status 0 if Terrace was measured whole.
+The tables name peers that are missing or fail, which does not affect the others. Exit status 0 if all points of Terrace were measured.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from harness import hugepages, procs  # noqa: E402
 
 PROGRAMS = procs.ROOT / "build/bench/peers"
 ROW_COLUMNS = ("round", *results.KEY, "ops", "rate", "p50_ns", "p99_ns", "client_cpu_ns", "target_cpu_ns", "target_ticks", "clock_ns", "loop_ns")
-POINT_COLUMNS = (*results.KEY, "rounds", *(f"{metric}{what}" for metric in results.METRICS for what in ("", "_spread", "_best")), "p50_ns_ratio",
+POINT_COLUMNS = (*results.KEY, "rounds", *(f"{metric}{suffix}" for metric in results.METRICS for suffix in ("", "_spread", "_best")), "p50_ns_ratio",
                  "p99_ns_ratio", "rate_ratio", "target_ticks")
 
 
@@ -56,19 +56,19 @@ def main():
         "points": summary,
     }
     write(out, document, rows, peers, missing)
-    brief = page(document, peers, missing, results.BRIEF_VIEWS)
-    print(json.dumps(document, indent=1) if options.json else f"{brief}\nmore tables, numbers and plots in {out}")
-    is_whole = all(any(entry["peer"] == peer.name for entry in summary) for peer in peers if peer.kind == "terrace")
-    return 0 if is_whole and not any(names[1].startswith("terrace") for names in missing) else 1
+    summary_page = page(document, peers, missing, results.SHORT_VIEWS)
+    print(json.dumps(document, indent=1) if options.json else f"{summary_page}\nmore tables, numbers and plots in {out}")
+    is_complete = all(any(entry["peer"] == peer.name for entry in summary) for peer in peers if peer.kind == "terrace")
+    return 0 if is_complete and not any(names[1].startswith("terrace") for names in missing) else 1
 
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="all sizes, more rounds, longer points")
     parser.add_argument("--rounds", type=int, help=f"default {lineup.SHORT_ROUNDS}, with --full {lineup.FULL_ROUNDS}")
-    parser.add_argument("--milliseconds", type=int, help=f"of each point; default {lineup.SHORT_MILLISECONDS}, with --full {lineup.FULL_MILLISECONDS}")
-    parser.add_argument("--only", default="", help="only peers whose names contain one of these words, with commas between them")
-    parser.add_argument("--out", type=pathlib.Path, help="where results go (default results/bench-peers)")
+    parser.add_argument("--milliseconds", type=int, help=f"measured time of each point; default {lineup.SHORT_MILLISECONDS}, with --full {lineup.FULL_MILLISECONDS}")
+    parser.add_argument("--only", default="", help="only peers whose names contain one of these comma-separated words")
+    parser.add_argument("--out", type=pathlib.Path, help="directory of the results (default results/bench-peers)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args()
     options.rounds = options.rounds or (lineup.FULL_ROUNDS if options.full else lineup.SHORT_ROUNDS)
@@ -77,17 +77,17 @@ def parse_options():
 
 
 def measure(peers, sections, options):
-    """All rows, and the reasons for missing ones: {(section, peer) or (section, peer, op, size): reason}."""
+    """Returns all rows, and the reasons for missing ones: {(section, peer) or (section, peer, op, size): reason}."""
     rows, missing = [], {}
     for index in range(options.rounds):
         for section in sections:
             if index >= section.rounds_max:
                 continue
-            with hugepages.set_aside(section.huge_pages) as are_there:
-                if are_there:
+            with hugepages.set_aside(section.huge_pages) as are_available:
+                if are_available:
                     measure_once(section, index, peers, options, rows, missing)
                 else:
-                    missing[section.name, f"section {section.name}"] = f"there are no {section.huge_pages} huge pages of 2 MiB to spare"
+                    missing[section.name, f"section {section.name}"] = f"{section.huge_pages} huge pages of 2 MiB are not available"
     return rows, missing
 
 
@@ -111,7 +111,7 @@ def measure_once(section, index, peers, options, rows, missing):
 
 
 def run(peer, section, milliseconds):
-    """The rows that the peer's client printed, and its error, if any."""
+    """Returns the rows that the peer's client printed, and its error, if any."""
     program = PROGRAMS / peer.program
     if not program.exists():
         return [], f"{program.name} could not be built"
@@ -119,10 +119,10 @@ def run(peer, section, milliseconds):
         return [], f"{peer.store} is not installed"
     points = section.points_of(peer)
     with tempfile.TemporaryDirectory(prefix="peers-") as directory:
-        meet = pathlib.Path(directory, "socket")
-        lanes = max(threads for _, _, _, threads in points)
-        common = ["--meet", meet, "--region", section.region, "--memory", section.memory or peer.memory, "--flavour", peer.flavour, "--lanes", lanes]
-        target = start_target(peer, program, common, meet, section.region, directory)
+        socket_path = pathlib.Path(directory, "socket")
+        connections = max(threads for _, _, _, threads in points)
+        common = ["--socket", socket_path, "--region", section.region, "--memory", section.memory or peer.memory, "--flavour", peer.flavour, "--connections", connections]
+        target = start_target(peer, program, common, socket_path, section.region, directory)
         try:
             wanted = ",".join(":".join(map(str, point)) for point in points)
             argv = command(peer, program, "client", *common, "--points", wanted, "--milliseconds", milliseconds)
@@ -138,13 +138,13 @@ def run(peer, section, milliseconds):
         return parse(client, target)
 
 
-def start_target(peer, program, common, meet, region, directory):
+def start_target(peer, program, common, socket_path, region, directory):
     if peer.alone:
         return None
     if peer.store:
-        target = procs.Program(store_command(peer.store, meet, region), directory, "target")
+        target = procs.Program(store_command(peer.store, socket_path, region), directory, "target")
         deadline = time.monotonic() + 10
-        while not meet.exists() and target.wait(0.02) is None and time.monotonic() < deadline:
+        while not socket_path.exists() and target.wait(0.02) is None and time.monotonic() < deadline:
             pass
         return target
     return procs.Program(command(peer, program, "target", *common), directory, "target")
@@ -155,13 +155,13 @@ def command(peer, program, *arguments):
     return procs.under_terrace(argv, "--path", peer.path) if peer.path else argv
 
 
-def store_command(store, meet, region):
+def store_command(store, socket_path, region):
     if store == "redis-server":
-        return [store, "--port", "0", "--unixsocket", meet, "--save", "", "--appendonly", "no"]
+        return [store, "--port", "0", "--unixsocket", socket_path, "--save", "", "--appendonly", "no"]
     if store == "memcached":
         as_root = ["-u", "root"] if os.getuid() == 0 else []
-        return [store, "-s", meet, "-m", "2048", "-I", "2m", *as_root]
-    return [store, "--foreground", "--unix", meet, "memory", str(region)]
+        return [store, "-s", socket_path, "-m", "2048", "-I", "2m", *as_root]
+    return [store, "--foreground", "--unix", socket_path, "memory", str(region)]
 
 
 def parse(client, target):
@@ -170,8 +170,8 @@ def parse(client, target):
     rows = [{**line, "clock_ns": clock_ns} for line in lines if "op" in line]
     if client.status == 0:
         return rows, None
-    said = [text.strip().splitlines()[-1] for text in (client.err, target.outcome().err if target else "") if text.strip()]
-    return rows, f"client {client.verdict}: {'; '.join(said)}"
+    errors = [text.strip().splitlines()[-1] for text in (client.err, target.outcome().err if target else "") if text.strip()]
+    return rows, f"client {client.verdict}: {'; '.join(errors)}"
 
 
 def versions():
@@ -211,36 +211,36 @@ def page(document, peers, missing, views=results.VIEWS):
              f"{machine['cores']} cores, Linux {machine['kernel']}, load before {document['load_before']:.1f}, "
              f"{document['seconds']:.0f} s. {', '.join(document['versions'])}. Terrace {'after' if document['profiled'] else 'without'} `make profile`."
              f" {loops(document['loop_ns'])}", "",
-             "Values are medians of the rounds, ± half of the way from the smallest to the largest; in brackets, how many times better "
-             "Terrace (local, verbs, shared memory) is: above 1 it is ahead.", "",
-             "## What must be shown", ""]
+             "Values are medians of the rounds, ± half of the range from the smallest to the largest; in brackets, the factor by which "
+             "Terrace (local, verbs, shared memory) is better: above 1 it is ahead.", "",
+             "## Promised values", ""]
     for promise in document["promises"]:
         sign = "at least" if promise["at_least"] else "at most"
         if promise["value"] is None:
-            lines.append(f"- {promise['text']}: not measured ({sign} {promise['bar']:g})")
+            lines.append(f"- {promise['text']}: not measured ({sign} {promise['threshold']:g})")
             continue
         best = f", best rounds {promise['best']:.3g}" if promise["best"] not in (None, promise["value"]) else ""
-        memcpy = f", memcpy itself {promise['memcpy']:.3g}" if promise["memcpy"] is not None else ""
+        memcpy = f", memcpy {promise['memcpy']:.3g}" if promise["memcpy"] is not None else ""
         verdict = "met" if promise["met"] else "NOT MET"
-        lines.append(f"- {promise['text']}: **{promise['value']:.3g}**{best}{memcpy} ({sign} {promise['bar']:g}: {verdict})")
-    lines += ["", "## Where Terrace is not ahead", ""]
-    lines += [f"- {line}" for line in behind(document["not_ahead"], peers)] or ["Nowhere, among what was measured."]
+        lines.append(f"- {promise['text']}: **{promise['value']:.3g}**{best}{memcpy} ({sign} {promise['threshold']:g}: {verdict})")
+    lines += ["", "## Points at which Terrace is not ahead", ""]
+    lines += [f"- {line}" for line in behind(document["not_ahead"], peers)] or ["None of the measured points."]
     if document["missing"]:
-        lines += ["", "## What is missing", "", *(f"- {each}" for each in document["missing"])]
-    lines += ["", "## Random places in 256 MiB", results.tables(document["points"], peers, missing, views=views)]
+        lines += ["", "## Missing points", "", *(f"- {each}" for each in document["missing"])]
+    lines += ["", "## Random offsets in 256 MiB", results.tables(document["points"], peers, missing, views=views)]
     for section, title in (("huge", "256 MiB, in huge pages"), ("large", "2 GiB"), ("hot", "1 MiB")):
         text = results.tables(document["points"], peers, missing, section, views)
         if text:
-            lines += ["", f"## Random places in {title}", text]
+            lines += ["", f"## Random offsets in {title}", text]
     return "\n".join([*lines, ""])
 
 
 def loops(extent):
-    """The processors' speed during the run."""
+    """The speed of the processors during the run."""
     if extent is None:
         return ""
     least, median, most = extent
-    return f"A loop that needs nothing but a processor took {least:.2f} to {most:.2f} ns a turn around the points, {median:.2f} in the median."
+    return f"An iteration of a loop without memory accesses took {least:.2f} to {most:.2f} ns before and after the points, {median:.2f} in the median."
 
 
 def behind(not_ahead, peers):
@@ -262,7 +262,7 @@ def pictures(summary, peers):
                 series[peer.title] = [(entry["size"], entry[metric] * scale) for entry in summary
                                       if (entry["section"], entry["peer"], entry["op"], entry["depth"], entry["threads"])
                                       == ("main", peer.name, op, depth, 1) and entry[metric]]
-            picture = chart.render(f"{op}, random places in 256 MiB" if op != "message" else "message and its answer", series, label)
+            picture = chart.render(f"{op}, random offsets in 256 MiB" if op != "message" else "message and its answer", series, label)
             if picture:
                 yield f"{op}-{'latency' if depth == 1 else 'rate'}", picture
 

@@ -1,4 +1,4 @@
-"""Computes medians, spread, ratios and tables from the programs' rows. Starts no process and reads no clock."""
+"""Medians, spread, ratios and tables of the programs' rows. The module starts no process and reads no clock."""
 
 import statistics
 
@@ -7,14 +7,14 @@ LESS_IS_BETTER = {"p50_ns": True, "p99_ns": True, "rate": False, "client_cpu_ns"
 KEY = ("section", "peer", "op", "size", "depth", "threads")
 
 
-def cooked(row):
-    """A program's row, with processor time per operation in nanoseconds."""
+def with_cpu_ns(row):
+    """A program's row, with processor times per operation in nanoseconds."""
     ops = max(row["ops"], 1)
     return {**row, "client_cpu_ns": row["client_cpu_s"] * 1e9 / ops, "target_cpu_ns": row["target_cpu_s"] * 1e9 / ops}
 
 
 def summarise(rows):
-    """One entry for each point, over its rounds: medians, and spread as (largest - smallest) / median."""
+    """An entry for each point, over its rounds: medians, and spread as (largest - smallest) / median."""
     groups = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in KEY), []).append(row)
@@ -26,14 +26,14 @@ def summarise(rows):
             values = [row[metric] for row in members if row.get(metric) is not None]
             entry[metric] = statistics.median(values) if values else None
             entry[f"{metric}_spread"] = spread(values)
-            # Other load on the machine only adds cost, so the best round is the least disturbed.
+            # Other load on the machine only adds cost, so the best round has the least of it.
             entry[f"{metric}_best"] = (min if LESS_IS_BETTER[metric] else max)(values) if values else None
         summary.append(entry)
     return summary
 
 
 def extent(values):
-    """The smallest, the median, and the largest; None without any."""
+    """The smallest value, the median and the largest value; None without values."""
     return [min(values), statistics.median(values), max(values)] if values else None
 
 
@@ -44,14 +44,14 @@ def spread(values):
 
 
 def times_better(metric, reference, other):
-    """How many times better `reference` is than `other`: above 1 it is ahead."""
+    """The factor by which `reference` is better than `other`: above 1 it is ahead."""
     if not reference or not other:
         return None
     return other / reference if LESS_IS_BETTER[metric] else reference / other
 
 
 def add_ratios(summary, reference):
-    """Adds to each value how many times better the reference peer is at the same point."""
+    """Adds to each value the factor by which the reference peer is better at the same point."""
     best = {_point(entry): entry for entry in summary if entry["peer"] == reference}
     for entry in summary:
         other = best.get(_point(entry))
@@ -115,7 +115,7 @@ VIEWS = (
 )
 
 
-BRIEF_VIEWS = (VIEWS[0], VIEWS[2])
+SHORT_VIEWS = (VIEWS[0], VIEWS[2])
 
 
 def tables(summary, peers, missing, section="main", views=VIEWS):
@@ -143,8 +143,8 @@ def _table(entries, peers, missing, section, op, metric):
             if entry is None or entry[metric] is None:
                 cells.append(f"*{reason}*" if reason else "")
             else:
-                around = spread_text(entry[f"{metric}_spread"]) if entry["rounds"] > 1 else ""
-                cells.append(value_text(metric, entry[metric]) + around + ratio_text(entry.get(f"{metric}_ratio")))
+                spread_of_rounds = spread_text(entry[f"{metric}_spread"]) if entry["rounds"] > 1 else ""
+                cells.append(value_text(metric, entry[metric]) + spread_of_rounds + ratio_text(entry.get(f"{metric}_ratio")))
         if any(cells):
             lines.append(f"| {peer.title} | {' | '.join(cells)} |")
     return lines
@@ -154,35 +154,35 @@ def _table(entries, peers, missing, section, op, metric):
 
 
 # Interfaces of Terrace, as named in the report.
-_WAYS = {"verbs": "verbs", "native": "native", "calls": "native calls"}
+_INTERFACES = {"verbs": "verbs", "native": "native", "calls": "native calls"}
 
 
 def promises(summary):
-    """The promised values by medians (None: not measured); for latencies also those of the best rounds and of memcpy."""
+    """The promised values as medians (None if not measured), and for latencies also those of the best rounds and of memcpy."""
     shown = []
 
-    def judge(text, value, bar, at_least, best=None, memcpy=None):
-        met = value is not None and (value >= bar if at_least else value <= bar)
-        shown.append({"text": text, "value": value, "best": best, "memcpy": memcpy, "bar": bar, "at_least": at_least, "met": met})
+    def judge(text, value, threshold, at_least, best=None, memcpy=None):
+        met = value is not None and (value >= threshold if at_least else value <= threshold)
+        shown.append({"text": text, "value": value, "best": best, "memcpy": memcpy, "threshold": threshold, "at_least": at_least, "met": met})
 
     for interface in ("verbs", "native", "calls"):
         for op in ("get", "put"):
             for depth in (1, 16):
                 at = {"section": "large", "op": op, "size": 4096, "depth": depth, "threads": 1}
-                judge(f"{op} of 4 KiB from 2 GiB, {_WAYS[interface]}, depth {depth}: part of memcpy's rate",
+                judge(f"{op} of 4 KiB from 2 GiB, {_INTERFACES[interface]}, depth {depth}: share of memcpy's rate",
                       _ratio(summary, "rate", f"terrace-local-{interface}-shared", "memcpy-shared", at), 0.6, True)
-    for interface, bar in (("calls", 100), ("native", 100), ("verbs", 250)):
+    for interface, threshold in (("calls", 100), ("native", 100), ("verbs", 250)):
         for section, where in (("main", "256 MiB"), ("huge", "256 MiB in huge pages"), ("hot", "1 MiB")):
             at = {"section": section, "op": "get", "size": 8, "depth": 1, "threads": 1}
             mine, memcpy = (find(summary, peer=name, **at) or {} for name in (f"terrace-local-{interface}-shared", "memcpy-shared"))
-            judge(f"get of 8 B from {where}, {_WAYS[interface]}: p50, ns", mine.get("p50_ns"), bar, False, mine.get("p50_ns_best"), memcpy.get("p50_ns"))
+            judge(f"get of 8 B from {where}, {_INTERFACES[interface]}: p50, ns", mine.get("p50_ns"), threshold, False, mine.get("p50_ns_best"), memcpy.get("p50_ns"))
     local = [entry for entry in summary if entry["peer"].startswith("terrace-local") and entry["op"] != "message"]
     by_target = [entry for entry in local if entry["op"] == "atomic" and entry["peer"].endswith("private")]
     direct = [entry for entry in local if entry not in by_target]
-    for what, entries in (("one-sided points of the local path, but atomics on private memory", direct),
-                          ("its points with atomics on private memory", by_target)):
+    for points, entries in (("one-sided points over shared memory, except atomics on private memory", direct),
+                          ("points with atomics on private memory", by_target)):
         for name, metric, scale in (("utime+stime of the target, ticks", "target_ticks", 1), ("run time of the target's threads, us", "target_cpu_s", 1e6)):
-            judge(f"{name}, in {what}", sum(entry[metric] for entry in entries) * scale if entries else None, 0, False)
+            judge(f"{name}, in {points}", sum(entry[metric] for entry in entries) * scale if entries else None, 0, False)
     at = {"section": "main", "op": "message", "size": 64, "depth": 1, "threads": 1}
     for interface in ("verbs", "native"):
         judge(f"message of 64 B, {interface}: round trip over that of bare shared memory",

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Where the time of the thread that serves the network goes, while a plan's points are measured: shares of its samples, by
-# perf, and how often it enters the kernel for each access. Needs root and perf (Debian: linux-perf).
+# Profiles the server's network thread while a plan's points are measured: shares of its samples, by perf, and its system calls
+# per second. Requires root and perf (Debian: linux-perf).
 #
 #   bench/term/profile.sh PLAN.toml [SECONDS AFTER THE SERVER'S START] [SECONDS OF SAMPLING]
 set -euo pipefail
-plan=${1:?a plan, best with a single point}
+plan=${1:?a plan, preferably with a single point}
 after=${2:-5} during=${3:-4}
 terrace=$(dirname "$0")/../../build/bin/terrace
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-"$terrace" bench "$plan" --out "$work" >"$work/said" 2>&1 &
+"$terrace" bench "$plan" --out "$work" >"$work/log" 2>&1 &
 bench=$!
 until server=$(pgrep --parent "$bench" --full 'terrace serve' | head -1) && [ -n "$server" ]; do
-    kill -0 "$bench" 2>/dev/null || { cat "$work/said"; exit 1; }
+    kill -0 "$bench" 2>/dev/null || { cat "$work/log"; exit 1; }
     sleep 0.1
 done
 sleep "$after"
@@ -22,18 +22,18 @@ for task in "/proc/$server/task/"*; do
     [ "$(cat "$task/comm" 2>/dev/null)" = terrace-engine ] && engine=$(basename "$task")
 done
 if [ -z "$engine" ]; then
-    echo "the server has ended too soon:" >&2
+    echo "the server has ended early:" >&2
     wait "$bench" || true
-    cat "$work/said" >&2
+    cat "$work/log" >&2
     exit 1
 fi
 calls=syscalls:sys_enter_sendmsg,syscalls:sys_enter_sendto,syscalls:sys_enter_recvmsg,syscalls:sys_enter_io_uring_enter,syscalls:sys_enter_futex,syscalls:sys_enter_ppoll
 perf stat --tid "$engine" --event "$calls" --output "$work/calls" sleep "$during"
 perf record --quiet --freq 2000 -g --tid "$engine" --output "$work/samples" sleep "$during" >/dev/null 2>&1
 wait "$bench" || true
-grep 'ops/s' "$work/said" || cat "$work/said"
+grep 'ops/s' "$work/log" || cat "$work/log"
 
-echo "system calls of the engine, in a second:"
+echo "system calls of the engine per second:"
 awk -v seconds="$during" '/sys_enter/ { gsub(",", "", $1); sub(".*sys_enter_", "", $2); printf "  %-16s %8.0f\n", $2, $1 / seconds }' "$work/calls"
 echo "shares of the engine's samples, in per cent:"
 perf report --input "$work/samples" --children --call-graph none --stdio 2>/dev/null | awk '
@@ -49,10 +49,10 @@ perf report --input "$work/samples" --children --call-graph none --stdio 2>/dev/
         printf "  %-44s %5.1f\n", "sending packets", sent
         printf "  %-44s %5.1f\n", "receiving packets", received
         printf "  %-44s %5.1f\n", "submitting to the disk (io_uring_enter)", submitted
-        printf "  %-44s %5.1f\n", "  of that: telling the virtual disk", kicked
+        printf "  %-44s %5.1f\n", "  of that: notifying the virtual disk", kicked
         printf "  %-44s %5.1f\n", "waking other threads", woken
         printf "  %-44s %5.1f\n", "other system calls", kernel - sent - received - submitted - woken
         printf "  %-44s %5.1f\n", "page faults", faults
         printf "  %-44s %5.1f\n", "interrupts", interrupted
-        printf "  %-44s %5.1f\n", "own code and the rest", 100 - kernel - interrupted - faults
+        printf "  %-44s %5.1f\n", "own code and others", 100 - kernel - interrupted - faults
     }'

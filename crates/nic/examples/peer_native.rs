@@ -15,9 +15,9 @@ use terrace_nic::*;
 const MIB: u64 = 1 << 20;
 const BYTES_MAX: usize = 1 << 20;
 const DEPTH_MAX: usize = 16;
-const INBOX_COUNT: usize = 2 * DEPTH_MAX;
-const INBOX_STRIDE: usize = BYTES_MAX + 65 * 64;
-const LANE_BYTES: usize = DEPTH_MAX * BYTES_MAX + INBOX_COUNT * INBOX_STRIDE;
+const RECEIVES: usize = 2 * DEPTH_MAX;
+const RECEIVE_STRIDE: usize = BYTES_MAX + 65 * 64;
+const CONNECTION_BYTES: usize = DEPTH_MAX * BYTES_MAX + RECEIVES * RECEIVE_STRIDE;
 const OP_GET: c_uint = 0;
 const OP_PUT: c_uint = 1;
 const OP_MESSAGE: c_uint = 2;
@@ -38,16 +38,16 @@ impl Memory {
 /// `struct options`.
 #[repr(C)]
 pub struct Options {
-    meet: *const c_char,
+    socket_path: *const c_char,
     flavour: *const c_char,
     region: u64,
     memory: Memory,
-    lanes: c_uint,
+    connections: c_uint,
 }
 
-/// `struct lane`.
+/// `struct connection`.
 #[repr(C)]
-pub struct Lane {
+pub struct Connection {
     index: c_uint,
     buffer: *mut c_char,
     own: *mut c_void,
@@ -72,17 +72,17 @@ pub static peer: Peer = Peer { name: c"native".as_ptr(), has_target: true, has_r
 
 unsafe extern "C" {
     static options: Options;
-    static mut lanes: [Lane; 2];
-    fn say(socket: c_int, block: *const c_void, size: usize);
-    fn hear(socket: c_int, block: *mut c_void, capacity: usize) -> usize;
+    static mut connections: [Connection; 2];
+    fn send_block(socket: c_int, block: *const c_void, size: usize);
+    fn receive_block(socket: c_int, block: *mut c_void, capacity: usize) -> usize;
     fn map_memory(size: u64, memory: Memory, fd: *mut c_int) -> *mut c_char;
     fn fill_region(region: *mut c_char);
 }
 
-/// Sent by each end to the other for each lane.
+/// The addresses that each end sends to the other for each connection.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Card {
+struct PeerInfo {
     qpn: u32,
     rkey: u32,
     base: u64,
@@ -93,17 +93,16 @@ struct Link {
     qp: Arc<QueuePair>,
     buffer: u64,
     lkey: u32,
-    other: Card,
-    /// Slots of the messages without an answer yet, in order.
-    asked: [c_uint; DEPTH_MAX],
+    other: PeerInfo,
+    /// The slots of messages without an answer, in order.
+    unanswered: [c_uint; DEPTH_MAX],
     first: usize,
     count: usize,
-    /// Inbox slots of received answers: their receives are posted again after the next messages, which need not wait
-    /// for it.
-    owed: SmallVec<[u64; INBOX_COUNT]>,
-    /// Whether one-sided operations are done by calls where possible.
+    /// Receives that answers have consumed. They are posted again after the next messages, which do not wait for it.
+    consumed: SmallVec<[u64; RECEIVES]>,
+    /// Whether one-sided operations use native calls if possible.
     calls: bool,
-    /// Slots of the operations that calls have done since the last `peer_reap`.
+    /// The slots of operations that calls have executed since the last `peer_reap`.
     done: SmallVec<[c_uint; DEPTH_MAX]>,
     _mr: Arc<Mr>,
 }
@@ -140,7 +139,7 @@ pub extern "C" fn peer_lacks(op: c_uint, size: usize) -> *const c_char {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn peer_places(size: usize) -> u64 {
+pub extern "C" fn peer_offset_count(size: usize) -> u64 {
     settings().region / size as u64
 }
 
@@ -148,7 +147,7 @@ pub extern "C" fn peer_places(size: usize) -> u64 {
 pub extern "C" fn peer_prepare(_size: usize) {}
 
 #[unsafe(no_mangle)]
-pub extern "C" fn peer_target_works(op: c_uint) -> bool {
+pub extern "C" fn peer_target_polls(op: c_uint) -> bool {
     op == OP_MESSAGE
 }
 
@@ -162,11 +161,10 @@ fn register(pd: &Arc<Pd>, addr: u64, length: u64, access: u32) -> Arc<Mr> {
     pd.reg_mr(MrRequest { addr, length, iova: addr, access, paging: None }).expect("a region")
 }
 
-fn open_link(device: &Arc<Device>, pd: &Arc<Pd>, lane: &mut Lane) {
-    let cq = device
-        .create_cq(CqInit { depth: 4 * INBOX_COUNT as u32, channel: None, cookie: 0 })
-        .expect("a queue");
-    let queue_len = 2 * INBOX_COUNT as u32;
+fn open_link(device: &Arc<Device>, pd: &Arc<Pd>, connection: &mut Connection) {
+    let cq =
+        device.create_cq(CqInit { depth: 4 * RECEIVES as u32, channel: None, cookie: 0 }).expect("a queue");
+    let queue_len = 2 * RECEIVES as u32;
     let init = QpInit {
         qp_type: QpType::Rc,
         send_cq: cq.clone(),
@@ -183,22 +181,22 @@ fn open_link(device: &Arc<Device>, pd: &Arc<Pd>, lane: &mut Lane) {
         cookie: 0,
     };
     let qp = pd.create_qp(init).expect("a queue pair");
-    let mr = register(pd, lane.buffer as u64, LANE_BYTES as u64, 1);
+    let mr = register(pd, connection.buffer as u64, CONNECTION_BYTES as u64, 1);
     let link = Link {
         cq,
         qp,
-        buffer: lane.buffer as u64,
+        buffer: connection.buffer as u64,
         lkey: mr.lkey(),
-        other: Card::default(),
-        asked: [0; DEPTH_MAX],
+        other: PeerInfo::default(),
+        unanswered: [0; DEPTH_MAX],
         first: 0,
         count: 0,
-        owed: SmallVec::new(),
+        consumed: SmallVec::new(),
         calls: flavour() == c"calls",
         done: SmallVec::new(),
         _mr: mr,
     };
-    lane.own = Box::into_raw(Box::new(link)).cast();
+    connection.own = Box::into_raw(Box::new(link)).cast();
 }
 
 fn connect(qp: &Arc<QueuePair>, device: &Arc<Device>, dest_qpn: u32) {
@@ -230,21 +228,21 @@ fn open_end(control: c_int, region_len: Option<u64>) {
     let device = open_device();
     let pd = device.alloc_pd().expect("a protection domain");
     let region = region_len.map(|len| open_region(&device, &pd, len));
-    for index in 0..settings().lanes as usize {
-        // SAFETY: main() has opened this many lanes, and is the only thread.
-        let lane = unsafe { &mut *(&raw mut lanes).cast::<Lane>().add(index) };
-        open_link(&device, &pd, lane);
-        let link = link_of(lane);
+    for index in 0..settings().connections as usize {
+        // SAFETY: main() has opened this many connections, and is the only thread.
+        let connection = unsafe { &mut *(&raw mut connections).cast::<Connection>().add(index) };
+        open_link(&device, &pd, connection);
+        let link = link_of(connection);
         let (rkey, base) = region.as_ref().map_or((0, 0), |mr| (mr.rkey(), mr.addr()));
-        let own = Card { qpn: link.qp.qpn(), rkey, base };
+        let own = PeerInfo { qpn: link.qp.qpn(), rkey, base };
         let (own, other) = ((&raw const own).cast(), (&raw mut link.other).cast());
         // SAFETY: blocks of this length; both ends send before they receive, and the socket keeps blocks apart.
         unsafe {
-            say(control, own, size_of::<Card>());
-            assert_eq!(hear(control, other, size_of::<Card>()), size_of::<Card>());
+            send_block(control, own, size_of::<PeerInfo>());
+            assert_eq!(receive_block(control, other, size_of::<PeerInfo>()), size_of::<PeerInfo>());
         }
         connect(&link.qp, &device, link.other.qpn);
-        (0..INBOX_COUNT).for_each(|index| link.post_receive(index));
+        (0..RECEIVES).for_each(|index| link.post_receive(index));
     }
     // Kept until the process ends.
     std::mem::forget((device, pd, region));
@@ -284,23 +282,23 @@ struct Done {
     is_receive: bool,
 }
 
-fn link_of(lane: &Lane) -> &'static mut Link {
-    // SAFETY: open_link() made it, it is never freed, and a lane belongs to one thread at a time.
-    unsafe { &mut *lane.own.cast() }
+fn link_of(connection: &Connection) -> &'static mut Link {
+    // SAFETY: open_link() made it, it is never freed, and a connection belongs to one thread at a time.
+    unsafe { &mut *connection.own.cast() }
 }
 
 impl Link {
-    /// The address of an operation's data: as `outbox()` in peer.h.
-    fn outbox(&self, slot: c_uint, size: usize) -> u64 {
+    /// The address of an operation's data: as `operation_buffer()` in peer.h.
+    fn operation_buffer(&self, slot: c_uint, size: usize) -> u64 {
         self.buffer + u64::from(slot) * size.max(64) as u64
     }
 
-    fn inbox(&self, index: usize) -> u64 {
-        self.buffer + (DEPTH_MAX * BYTES_MAX + index * INBOX_STRIDE) as u64
+    fn receive_buffer(&self, index: usize) -> u64 {
+        self.buffer + (DEPTH_MAX * BYTES_MAX + index * RECEIVE_STRIDE) as u64
     }
 
     fn post_receive(&self, index: usize) {
-        let sge = Sge { addr: self.inbox(index), length: BYTES_MAX as u32, lkey: self.lkey };
+        let sge = Sge { addr: self.receive_buffer(index), length: BYTES_MAX as u32, lkey: self.lkey };
         let wr = RecvWr { wr_id: index as u64, sges: SgeList::from_slice(&[sge]) };
         self.qp.post_recv([Ok(wr)]).expect("posted");
     }
@@ -310,10 +308,10 @@ impl Link {
         self.qp.post_send([Ok(SendWr::with_sge(wr_id, op, sge, SendFlags::SIGNALED))]).expect("posted");
     }
 
-    /// Does an operation by a call, in place of a work request: [`QueuePair::read_now`] and its like.
+    /// Executes an operation by a native call ([`QueuePair::read_now`] and others) in place of a work request.
     fn call(&mut self, op: c_uint, slot: c_uint, va: u64, size: usize) -> bool {
-        let (data, rkey) = (self.outbox(slot, size), self.other.rkey);
-        // SAFETY: a slot of the lane's buffer, which no other code uses until the operation is reported as done.
+        let (data, rkey) = (self.operation_buffer(slot, size), self.other.rkey);
+        // SAFETY: a slot of the connection's buffer, which no other code uses until the operation is reported as done.
         let data = unsafe { std::slice::from_raw_parts_mut(data as *mut u8, size) };
         let is_done = match op {
             OP_GET => self.qp.read_now(rkey, va, data),
@@ -341,7 +339,7 @@ impl Link {
             .expect("no overrun")
     }
 
-    /// Collects completions, for answers.
+    /// Appends the completions of messages.
     #[inline]
     fn poll_messages(&self, done: &mut SmallVec<[Done; DEPTH_MAX]>) {
         self.poll(|wc| {
@@ -351,14 +349,20 @@ impl Link {
 }
 
 /// # Safety
-/// `lane` is one that was opened, and belongs to the calling thread.
+/// `connection` is one that was opened, and belongs to the calling thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peer_post(lane: *mut Lane, op: c_uint, slot: c_uint, offset: u64, size: usize) {
+pub unsafe extern "C" fn peer_post(
+    connection: *mut Connection,
+    op: c_uint,
+    slot: c_uint,
+    offset: u64,
+    size: usize,
+) {
     // SAFETY: as promised.
-    let link = link_of(unsafe { &*lane });
+    let link = link_of(unsafe { &*connection });
     let (va, rkey) = (link.other.base + offset, link.other.rkey);
-    let data = link.outbox(slot, size);
-    // A call does nothing until the two processes have connected; a work request then does the operation.
+    let data = link.operation_buffer(slot, size);
+    // Before the two processes have connected, the call returns without effect, and a work request executes the operation.
     if link.calls && link.call(op, slot, va, size) {
         return;
     }
@@ -367,10 +371,10 @@ pub unsafe extern "C" fn peer_post(lane: *mut Lane, op: c_uint, slot: c_uint, of
         OP_PUT => link.post(slot.into(), SendOp::Write { va, rkey }, data, size),
         OP_ATOMIC => link.post(slot.into(), SendOp::FetchAdd { va, rkey, add: 1 }, data, size),
         _ => {
-            link.asked[(link.first + link.count) % DEPTH_MAX] = slot;
+            link.unanswered[(link.first + link.count) % DEPTH_MAX] = slot;
             link.count += 1;
             link.post(SEND_ID, SendOp::Send, data, size);
-            if let Some(index) = link.owed.pop() {
+            if let Some(index) = link.consumed.pop() {
                 link.post_receive(index as usize);
             }
         }
@@ -380,10 +384,15 @@ pub unsafe extern "C" fn peer_post(lane: *mut Lane, op: c_uint, slot: c_uint, of
 /// # Safety
 /// As for [`peer_post`]; `slots` has space for `DEPTH_MAX` numbers.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peer_reap(lane: *mut Lane, op: c_uint, _size: usize, slots: *mut c_uint) -> c_uint {
+pub unsafe extern "C" fn peer_reap(
+    connection: *mut Connection,
+    op: c_uint,
+    _size: usize,
+    slots: *mut c_uint,
+) -> c_uint {
     // SAFETY: as promised.
-    let lane = unsafe { &mut *lane };
-    let link = link_of(lane);
+    let connection = unsafe { &mut *connection };
+    let link = link_of(connection);
     // SAFETY: as promised.
     let slots = unsafe { std::slice::from_raw_parts_mut(slots, DEPTH_MAX) };
     let mut count = 0;
@@ -408,30 +417,30 @@ pub unsafe extern "C" fn peer_reap(lane: *mut Lane, op: c_uint, _size: usize, sl
     link.poll_messages(&mut done);
     for &Done { id, is_receive, .. } in &done {
         if is_receive {
-            lane.received = link.inbox(id as usize) as *const c_char;
-            slots[count] = link.asked[link.first];
+            connection.received = link.receive_buffer(id as usize) as *const c_char;
+            slots[count] = link.unanswered[link.first];
             count += 1;
             link.first = (link.first + 1) % DEPTH_MAX;
             link.count -= 1;
-            link.owed.push(id);
+            link.consumed.push(id);
         }
     }
     count as c_uint
 }
 
-/// Sends each message back from where it was received. Answers come first; a receive is posted again when its answer
-/// has left.
+/// Sends each message back from its receive buffer. Answers come first. A receive is posted again after its answer was
+/// sent.
 #[unsafe(no_mangle)]
-pub extern "C" fn peer_turn(_op: c_uint, _size: usize, lane_count: c_uint) -> bool {
+pub extern "C" fn peer_progress(_op: c_uint, _size: usize, connection_count: c_uint) -> bool {
     let mut worked = false;
-    for index in 0..lane_count as usize {
+    for index in 0..connection_count as usize {
         // SAFETY: opened before; the target has one thread.
-        let link = link_of(unsafe { &*(&raw const lanes).cast::<Lane>().add(index) });
+        let link = link_of(unsafe { &*(&raw const connections).cast::<Connection>().add(index) });
         let mut done = SmallVec::new();
         link.poll_messages(&mut done);
         worked |= !done.is_empty();
         for &Done { id, byte_len, .. } in done.iter().filter(|done| done.is_receive) {
-            link.post(id, SendOp::Send, link.inbox(id as usize), byte_len as usize);
+            link.post(id, SendOp::Send, link.receive_buffer(id as usize), byte_len as usize);
         }
         done.iter().filter(|done| !done.is_receive).for_each(|done| link.post_receive(done.id as usize));
     }
