@@ -71,6 +71,7 @@
 //! refuse stale knowledge.
 
 mod bytes;
+mod codec;
 mod datagram;
 mod message;
 

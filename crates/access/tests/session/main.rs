@@ -1,6 +1,8 @@
 //! A session compared with in-order execution: random requests to a peer whose pages are mapped and unmapped between any
 //! two steps.
 
+mod failures;
+mod harness;
 mod reference;
 mod rng;
 mod rules;
