@@ -156,8 +156,8 @@ mod tests {
         // Every key is the image of a rank, so that accesses of 4 KiB can hit all 524,288 pages of 2 GiB.
         let count = 524_288;
         let scatter = scatter(count);
-        let counts: std::collections::HashSet<u64> = (0..count).map(|rank| scatter.apply(rank)).collect();
-        assert_eq!(counts.len() as u64, count);
+        let keys: std::collections::HashSet<u64> = (0..count).map(|rank| scatter.apply(rank)).collect();
+        assert_eq!(keys.len() as u64, count);
     }
 
     #[test]
