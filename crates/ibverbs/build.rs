@@ -1,4 +1,5 @@
-//! Names the functions of the private version nodes (`private_nodes.txt`): a list for each macro of `src/private_nodes.rs`.
+//! Generates the lists of functions of the private version nodes (`private_nodes.txt`), one for each macro of
+//! `src/private_nodes.rs`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,7 +9,7 @@ const TABLE: &str = "private_nodes.txt";
 
 fn main() {
     println!("cargo::rerun-if-changed={TABLE}");
-    let table = std::fs::read_to_string(TABLE).expect("the table beside this file");
+    let table = std::fs::read_to_string(TABLE).expect("private_nodes.txt is readable");
     let rows =
         table.lines().filter(|line| !line.starts_with('#')).map(|line| line.split(' ').collect::<Vec<_>>());
     let (mut nodes, mut functions) = (Vec::new(), BTreeMap::<String, String>::new());
@@ -43,6 +44,6 @@ fn define(
     let list = functions.entry(kind.into()).or_default();
     for node in nodes.iter().filter(|node| (first..=last).contains(node)) {
         let name = name.replace("NODE", &node.to_string());
-        writeln!(list, "    private_{node}__{name}").expect("a string takes all");
+        writeln!(list, "    private_{node}__{name}").expect("writing to a string");
     }
 }

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Links libibverbs.so.1 into OUTPUT_DIR from the static library that `cargo build -p terrace-ibverbs` made.
+# Links libibverbs.so.1 into OUTPUT_DIR from the static library of `cargo build -p terrace-ibverbs`.
 #
 # usage: link.sh OUTPUT_DIR [STATICLIB]
 #
-# A Rust cdylib cannot carry symbol versions, so the last step is the C linker's. All of the static library becomes one
-# object; in it the implementations get the names that exports.map and private_nodes.txt give them, every other symbol but the
-# interposed functions of the C library (interposed.txt) becomes local, and what nothing reaches is dropped.
+# A Rust cdylib cannot have symbol versions, so the C linker executes the last step. The whole static library is linked
+# into one object. The implementations get the names in exports.map and private_nodes.txt. Every other symbol except the
+# interposed functions of the C library (interposed.txt) becomes local, and unreachable sections are dropped.
 set -eu
 if [ $# -lt 1 ]; then
     echo "usage: link.sh OUTPUT_DIR [STATICLIB]" >&2
@@ -23,7 +23,7 @@ mkdir -p "$out"
 work=$(mktemp -d "$out/.link.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
-# The public nodes, and behind them the private ones.
+# The public nodes come first, then the private ones.
 {
     cat "$here/exports.map"
     awk '
@@ -50,7 +50,7 @@ awk '
         for (i = 1; i <= count; i++) {
             name = names[i]; node = nodes[i]; suffix = node
             sub(/^IBVERBS_/, "", suffix); gsub(/\./, "_", suffix)
-            # Only one node may be the default of a name, so the private ones are not: providers name theirs.
+            # Only one node may be the default of a name, so private nodes are not default: providers name their node.
             if (node ~ /PRIVATE/) print tolower(suffix) "__" name, name "@" node
             else if (latest[name] != node || name == "ibv_register_driver")
                 print "compat_" suffix "__" name, name "@" node
@@ -65,7 +65,7 @@ gcc -shared -o "$work/libibverbs.so.1" "$work/renamed.o" \
     -Wl,--version-script="$work/exports.map" -Wl,-soname,libibverbs.so.1 \
     -Wl,--gc-sections -Wl,-z,nodelete -Wl,-z,relro,-z,now -Wl,--no-undefined -lgcc_s -lpthread -ldl -lm -lc
 
-# A name that the maps promise and no implementation bears would only fail in the program that needs it.
+# Without this check a name in the maps without implementation would fail only in the program that needs it.
 readelf --dyn-syms -W "$work/libibverbs.so.1" | awk '$7 != "UND" { print $8 }' | sed 's/@@/@/' | sort >"$work/have"
 missing=$(sed 's/@@/@/' "$work/keep" | sort | comm -23 - "$work/have")
 if [ -n "$missing" ]; then

@@ -184,7 +184,7 @@ fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunEr
     variables.extend(port.mtu.map(|mtu| ("TERRACE_MTU", mtu.to_string().into())));
     if let Some(path) = &options.fault_plan {
         let (plan, path) = check_fault_plan(path)?;
-        if plan.troubles_storage() && !has_extended_regions(options) {
+        if plan.has_storage_faults() && !has_extended_regions(options) {
             eprintln!("terrace: the fault plan has faults of storage, which need --dram and --mode wait");
         }
         variables.push(("TERRACE_FAULT_PLAN", path.into()));

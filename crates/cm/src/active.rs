@@ -11,7 +11,7 @@ use crate::connection::{Connection, State, padded};
 use crate::ids::ConnId;
 use crate::listen;
 use crate::manager::{Cm, Error, EventKind};
-use crate::timing::{PATIENCE_CODE, RESPONSE_CODE, RETRIES_CODE, code_to_ns};
+use crate::timing::{MRA_TIMEOUT_CODE, RESPONSE_CODE, RETRIES_CODE, code_to_ns};
 
 /// Parameters of a REQ.
 #[derive(Clone, Debug)]
@@ -28,9 +28,9 @@ pub struct Connect {
     pub transport: Transport,
     /// Our queue pair.
     pub qpn: u32,
-    /// READs and atomics of the peer that we can answer at a time.
+    /// READs and atomics of the peer that the queue pair can have outstanding.
     pub responder_resources: u8,
-    /// Our READs and atomics in flight at a time.
+    /// Our outstanding READs and atomics.
     pub initiator_depth: u8,
     /// End-to-end credits, which do not exist on RoCE.
     pub flow_control: bool,
@@ -48,9 +48,9 @@ pub struct Connect {
     pub private_data: Vec<u8>,
 }
 
-/// For how long a rejected request is repeated while the service may not listen for its next connection yet. Programs
-/// that accept one connection and then listen again, as perftest does, lose a race against peers that resolve the route
-/// at once. Linux rejects then.
+/// A rejected request is repeated for this long while the service may be between two listeners. Programs that accept
+/// one connection and then listen again, as perftest does, lose a race against peers that resolve the route quickly.
+/// Linux rejects such a request.
 const BETWEEN_LISTENERS_NS: u64 = 3_000_000_000;
 
 /// Most redirects of a connection to another queue pair 1.
@@ -71,7 +71,7 @@ impl Cm {
         let tid = u64::from(self.numbers.next()) << 32 | u64::from(self.numbers.next());
         let mut connection = Connection::new(State::ReqSent, Some(owner), connect.path, tid);
         connection.redirects_left = REDIRECTS_MAX;
-        connection.asked_for = Some((listen::port_of(connect.service_id), now));
+        connection.requested_service = Some((listen::port_of(connect.service_id), now));
         let agreed = &mut connection.agreed;
         agreed.local_qpn = connect.qpn;
         agreed.rq_psn = self.numbers.next_psn();
@@ -84,7 +84,7 @@ impl Cm {
         let agreed = *agreed;
         let conn = self.insert(connection);
         let req = self.req(conn, connect, agreed.rq_psn, agreed.path_mtu);
-        self.say_until_answered(now, conn, Message::Req(req), self.config.timing.attempts);
+        self.send_with_retries(now, conn, Message::Req(req), self.config.timing.attempts);
         Ok(conn)
     }
 
@@ -127,26 +127,26 @@ impl Cm {
         let remote_comm_id = connection.remote_id;
         let rtu = Rtu { local_comm_id: conn.0, remote_comm_id, private_data: [0; Rtu::PRIVATE_BYTES] };
         self.enter(conn, State::Established);
-        self.say(conn, Message::Rtu(rtu));
+        self.send_message(conn, Message::Rtu(rtu));
         self.keep_alive(now, conn);
         Ok(())
     }
 
     pub(crate) fn handle_rep(&mut self, now: Time, from: &Path, tid: u64, rep: &Rep) {
-        let Some(conn) = self.of_peer(rep.remote_comm_id, Some(rep.local_comm_id), from) else {
-            return self.answer_unknown_rep(from, tid, rep);
+        let Some(conn) = self.find_from_peer(rep.remote_comm_id, Some(rep.local_comm_id), from) else {
+            return self.reject_unknown_rep(from, tid, rep);
         };
         let Ok(connection) = self.get(conn) else { return };
         match connection.state {
             State::ReqSent => {}
             State::RepReceived => {
                 self.counters.duplicates += 1;
-                return self.ask_for_patience(conn, Answered::Rep);
+                return self.send_mra(conn, Answered::Rep);
             }
             // The RTU or the REJ was lost.
-            State::Established | State::Refused => {
+            State::Established | State::Rejected => {
                 self.counters.duplicates += 1;
-                return self.repeat_what_was_said(conn);
+                return self.resend_last_message(conn);
             }
             _ => return,
         }
@@ -159,30 +159,32 @@ impl Cm {
         agreed.rnr_retry_count = rep.rnr_retry_count;
         let key = (connection.path.remote, rep.local_ca_guid, rep.local_qpn);
         self.suspect_stale(now, key);
-        self.note_peer_qp(conn, key);
+        self.record_peer_qp(conn, key);
         self.enter(conn, State::RepReceived);
-        self.tell(conn, EventKind::Response(*rep));
+        self.queue_event(conn, EventKind::Response(*rep));
     }
 
-    pub(crate) fn ask_for_patience(&mut self, conn: ConnId, answered: Answered) {
+    pub(crate) fn send_mra(&mut self, conn: ConnId, answered: Answered) {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
-        connection.is_told_to_wait = true;
+        connection.was_mra_sent = true;
         let mra = Mra {
             local_comm_id: conn.0,
             remote_comm_id: connection.remote_id,
             answered,
-            service_timeout: PATIENCE_CODE,
+            service_timeout: MRA_TIMEOUT_CODE,
             private_data: [0; Mra::PRIVATE_BYTES],
         };
-        // It must not replace the message that is repeated later.
+        // The MRA must not replace `last_message`, which is repeated later.
         let (path, tid) = (connection.path, connection.tid);
         let mad = terrace_wire::cm::Mad { tid, message: Message::Mra(mra) };
         self.transmit(path, mad.encode());
     }
 
-    /// The peer has our message and needs more time: it is not repeated meanwhile.
+    /// The peer has received our message and needs more time: the message is not repeated meanwhile.
     pub(crate) fn handle_mra(&mut self, now: Time, from: &Path, mra: &Mra) {
-        let Some(conn) = self.of_peer(mra.remote_comm_id, Some(mra.local_comm_id), from) else { return };
+        let Some(conn) = self.find_from_peer(mra.remote_comm_id, Some(mra.local_comm_id), from) else {
+            return;
+        };
         let Some(connection) = self.connections.get(&conn) else { return };
         let expected = match connection.state {
             State::ReqSent => Answered::Req,
@@ -190,26 +192,26 @@ impl Cm {
             _ => return,
         };
         if mra.answered == expected {
-            let patience_ns = code_to_ns(mra.service_timeout).min(self.config.timing.patience_ns_max);
-            self.set_deadline(conn, Some(now.after_ns(patience_ns)));
+            let extension_ns = code_to_ns(mra.service_timeout).min(self.config.timing.mra_timeout_ns_max);
+            self.set_deadline(conn, Some(now.after_ns(extension_ns)));
         }
     }
 
     /// Whether a rejection for lack of a listener may be premature: a connection to that service of the peer is
     /// established, or has ended recently, and its program may be about to listen for the next one.
-    pub(crate) fn may_listen_again(&self, conn: ConnId, now: Time) -> bool {
+    pub(crate) fn is_rejection_premature(&self, conn: ConnId, now: Time) -> bool {
         let Some(connection) = self.connections.get(&conn) else { return false };
-        let Some((port, asked_at)) = connection.asked_for else { return false };
-        let is_like_it = |other: &Connection| {
-            other.asked_for.is_some_and(|(asked, _)| asked == port)
+        let Some((port, requested_at)) = connection.requested_service else { return false };
+        let has_same_service = |other: &Connection| {
+            other.requested_service.is_some_and(|(requested, _)| requested == port)
                 && other.path.remote.ip() == connection.path.remote.ip()
-                && !matches!(other.state, State::ReqSent | State::RepReceived | State::Refused)
+                && !matches!(other.state, State::ReqSent | State::RepReceived | State::Rejected)
         };
-        asked_at.after_ns(BETWEEN_LISTENERS_NS) > now && self.connections.values().any(is_like_it)
+        requested_at.after_ns(BETWEEN_LISTENERS_NS) > now && self.connections.values().any(has_same_service)
     }
 
-    /// Follows a redirect to another queue pair 1 of the same host. Returns whether there is one.
-    pub(crate) fn follow(&mut self, now: Time, conn: ConnId, info: &[u8]) -> bool {
+    /// Follows a redirect to another queue pair 1 of the same host. Returns false if the redirect is not acceptable.
+    pub(crate) fn follow_redirect(&mut self, now: Time, conn: ConnId, info: &[u8]) -> bool {
         let Some(redirect) = Redirect::decode(info) else { return false };
         let Some(connection) = self.connections.get_mut(&conn) else { return false };
         let mut path = connection.path;
@@ -222,7 +224,7 @@ impl Cm {
         connection.path = path;
         connection.remote_id = 0;
         let interval_ns = self.config.timing.first_interval_ns;
-        self.repeat_what_was_said(conn);
+        self.resend_last_message(conn);
         self.set_deadline(conn, Some(now.after_ns(interval_ns)));
         true
     }
@@ -230,7 +232,7 @@ impl Cm {
 
 fn req_path(connect: &Connect) -> ReqPath {
     ReqPath {
-        // LIDs have no meaning in RoCE; peers only check whether they are the permissive one of a routed path.
+        // LIDs have no meaning in RoCE; peers only check for the permissive LID of a routed path.
         local_lid: 0xffff,
         remote_lid: 0xffff,
         local_gid: connect.gids[0],

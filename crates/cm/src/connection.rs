@@ -8,7 +8,7 @@ use terrace_wire::{Path, ROCE_PORT};
 
 use crate::ids::ListenerId;
 
-/// State of a connection; see the crate's picture.
+/// State of a connection; see the diagram in the crate's documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     ReqSent,
@@ -18,16 +18,16 @@ pub(crate) enum State {
     Established,
     DreqSent,
     DreqReceived,
-    /// It has ended. A repeated message is answered with our last message.
+    /// The connection has ended. A repeated message is answered with our last message.
     TimeWait,
-    /// It was rejected by either side. A repeated message is answered as in TIME_WAIT.
-    Refused,
+    /// Either side rejected the connection. A repeated message is answered as in TIME_WAIT.
+    Rejected,
     /// A SIDR_REQ was sent.
-    Asked,
+    SidrReqSent,
     /// A SIDR_REQ was received.
-    WasAsked,
+    SidrReqReceived,
     /// A SIDR_REP was sent or received.
-    Answered,
+    SidrResolved,
 }
 
 /// The agreed parameters of both queue pairs.
@@ -43,9 +43,9 @@ pub struct Agreed {
     pub sq_psn: u32,
     /// Code of the path MTU.
     pub path_mtu: u8,
-    /// READs and atomics of the peer that we can answer at a time.
+    /// READs and atomics of the peer that the queue pair can have outstanding.
     pub responder_resources: u8,
-    /// Our READs and atomics in flight at a time.
+    /// Our outstanding READs and atomics.
     pub initiator_depth: u8,
     /// Retries of our queue pair.
     pub retry_count: u8,
@@ -60,19 +60,19 @@ pub struct Agreed {
 }
 
 /// A peer's queue pair: the address and port of its process, the GUID of its node, its number. Linux's `cm` identifies
-/// stale connections by GUID and number. Here another address is another peer, whatever GUID it claims.
+/// stale connections by GUID and number. Here a different address means a different peer, even with the same GUID.
 pub(crate) type PeerQp = (SocketAddr, u64, u32);
 
-/// Repetition of an unanswered message.
+/// Retransmission of an unanswered message.
 #[derive(Clone, Copy)]
-pub(crate) struct Repeat {
+pub(crate) struct Retransmission {
     pub attempts_left: u32,
     pub interval_ns: u64,
 }
 
 pub(crate) struct Connection {
     pub state: State,
-    /// Its owner in this crate's user; without one it raises no events.
+    /// The owner in this crate's user. A connection without an owner raises no events.
     pub owner: Option<u64>,
     /// The peer's communication ID, once known.
     pub remote_id: u32,
@@ -82,20 +82,20 @@ pub(crate) struct Connection {
     pub agreed: Agreed,
     /// The peer's queue pair, once known.
     pub peer_qp: Option<PeerQp>,
-    /// Refusals by the peer's host since the last regular keepalive probe.
-    pub refusals: u8,
-    /// The last message, for repetition by timer or on request.
-    pub said: Option<[u8; MAD_BYTES]>,
-    pub repeat: Option<Repeat>,
-    /// The entry in the manager's list of deadlines.
+    /// ICMP port unreachable errors from the peer's host since the last regular keepalive probe.
+    pub port_unreachables: u8,
+    /// The last message, which the timer or a duplicate from the peer repeats.
+    pub last_message: Option<[u8; MAD_BYTES]>,
+    pub retransmission: Option<Retransmission>,
+    /// The connection's entry in the manager's list of deadlines.
     pub deadline: Option<Time>,
-    /// Its listener, until the program has taken it.
-    pub waits_at: Option<ListenerId>,
+    /// The listener in whose backlog the request waits, until [`Cm::assign_request`](crate::Cm::assign_request).
+    pub in_backlog_of: Option<ListenerId>,
     /// The port of the requested service, and the time of the request.
-    pub asked_for: Option<(u16, Time)>,
+    pub requested_service: Option<(u16, Time)>,
     /// Whether an MRA was sent to the peer.
-    pub is_told_to_wait: bool,
-    /// Redirects that it may still follow; 0 on the passive side.
+    pub was_mra_sent: bool,
+    /// Redirects that the connection may still follow; 0 on the passive side.
     pub redirects_left: u8,
 }
 
@@ -109,25 +109,25 @@ impl Connection {
             tid,
             agreed: Agreed::default(),
             peer_qp: None,
-            refusals: 0,
-            said: None,
-            repeat: None,
+            port_unreachables: 0,
+            last_message: None,
+            retransmission: None,
             deadline: None,
-            waits_at: None,
-            asked_for: None,
-            is_told_to_wait: false,
+            in_backlog_of: None,
+            requested_service: None,
+            was_mra_sent: false,
             redirects_left: 0,
         }
     }
 
-    /// Writes a message of this connection and keeps it.
-    pub fn say(&mut self, message: Message) -> [u8; MAD_BYTES] {
+    /// Encodes a message of this connection and keeps it for repetition.
+    pub fn encode_message(&mut self, message: Message) -> [u8; MAD_BYTES] {
         let bytes = Mad { tid: self.tid, message }.encode();
-        self.said = Some(bytes);
+        self.last_message = Some(bytes);
         bytes
     }
 
-    /// Whether a datagram comes from the peer: another host cannot end the connection by guessing its communication ID.
+    /// Whether a datagram comes from the peer. Another host cannot end the connection by guessing its communication ID.
     pub fn is_from(&self, path: &Path) -> bool {
         self.path.remote.ip().to_canonical() == path.remote.ip().to_canonical()
             && self.path.remote.port() == path.remote.port()
@@ -135,19 +135,19 @@ impl Connection {
 
     /// Accepts an answer from another process of the requested host: the process with instance index 0 has forwarded
     /// the request. From then on that process is the peer.
-    pub fn adopt(&mut self, path: &Path) -> bool {
+    pub fn adopt_instance(&mut self, path: &Path) -> bool {
         let same_host = self.path.remote.ip().to_canonical() == path.remote.ip().to_canonical();
-        let asks = matches!(self.state, State::ReqSent | State::Asked);
-        let adopted = asks && same_host && self.path.remote.port() == ROCE_PORT;
+        let is_requesting = matches!(self.state, State::ReqSent | State::SidrReqSent);
+        let adopted = is_requesting && same_host && self.path.remote.port() == ROCE_PORT;
         if adopted {
             self.path.remote.set_port(path.remote.port());
         }
         adopted
     }
 
-    /// Whether it counts against the limits on connections that peers have requested.
+    /// Whether the connection counts against the limits on connections that peers have requested.
     pub fn is_half_open(&self) -> bool {
-        matches!(self.state, State::ReqReceived | State::RepSent | State::WasAsked)
+        matches!(self.state, State::ReqReceived | State::RepSent | State::SidrReqReceived)
     }
 }
 

@@ -6,13 +6,13 @@ use terrace_wire::cm::{IP_HEADER_BYTES, IpHeader, Mad, Message, SidrRep, SidrReq
 
 use crate::connection::{Connection, State, padded};
 use crate::ids::ConnId;
-use crate::listen::Turned;
-use crate::manager::{Cm, Elsewhere, Error, EventKind};
-use crate::passive::{behind_header, redirect};
+use crate::listen::NoListener;
+use crate::manager::{Cm, Error, EventKind, FindInstance};
+use crate::passive::{redirect, strip_ip_header};
 
 /// Parameters of a SIDR_REQ.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct SidrRequest {
     /// The service.
     pub service_id: u64,
     /// The addresses for the peer's program.
@@ -25,10 +25,10 @@ pub struct Ask {
 
 /// Parameters of a SIDR_REP with a valid queue pair.
 #[derive(Clone, Debug)]
-pub struct Answer {
-    /// The queue pair.
+pub struct SidrReply {
+    /// Number of the queue pair.
     pub qpn: u32,
-    /// Its Q_Key.
+    /// The queue pair's Q_Key.
     pub qkey: u32,
     /// Private data for the peer's program.
     pub private_data: Vec<u8>,
@@ -37,47 +37,47 @@ pub struct Answer {
 const REDIRECTS_MAX: u8 = 2;
 
 impl Cm {
-    /// Sends a SIDR_REQ; `owner` gets the event `Answered` or `Unreachable`.
+    /// Sends a SIDR_REQ; `owner` gets the event `SidrResponse` or `Unreachable`.
     ///
     /// # Errors
     /// `PrivateData` for more than 180 bytes; `TooMany`.
-    pub fn ask(&mut self, now: Time, owner: u64, ask: &Ask) -> Result<ConnId, Error> {
-        if ask.private_data.len() > SidrReq::PRIVATE_BYTES - IP_HEADER_BYTES {
+    pub fn send_sidr_req(&mut self, now: Time, owner: u64, request: &SidrRequest) -> Result<ConnId, Error> {
+        if request.private_data.len() > SidrReq::PRIVATE_BYTES - IP_HEADER_BYTES {
             return Err(Error::PrivateData);
         }
         if self.connections.len() >= self.config.limits.connections_max {
             return Err(Error::TooMany);
         }
         let tid = u64::from(self.numbers.next()) << 32 | u64::from(self.numbers.next());
-        let mut connection = Connection::new(State::Asked, Some(owner), ask.path, tid);
+        let mut connection = Connection::new(State::SidrReqSent, Some(owner), request.path, tid);
         connection.redirects_left = REDIRECTS_MAX;
         let conn = self.insert(connection);
-        let mut private_data: [u8; SidrReq::PRIVATE_BYTES] = padded(&ask.header.encode());
-        private_data[IP_HEADER_BYTES..][..ask.private_data.len()].copy_from_slice(&ask.private_data);
-        let req = SidrReq { request_id: conn.0, pkey: 0xffff, service_id: ask.service_id, private_data };
-        self.say_until_answered(now, conn, Message::SidrReq(req), self.config.timing.attempts);
+        let mut private_data: [u8; SidrReq::PRIVATE_BYTES] = padded(&request.header.encode());
+        private_data[IP_HEADER_BYTES..][..request.private_data.len()].copy_from_slice(&request.private_data);
+        let req = SidrReq { request_id: conn.0, pkey: 0xffff, service_id: request.service_id, private_data };
+        self.send_with_retries(now, conn, Message::SidrReq(req), self.config.timing.attempts);
         Ok(conn)
     }
 
-    /// Answers a SIDR_REQ.
+    /// Answers a SIDR_REQ with a queue pair.
     ///
     /// # Errors
-    /// `Unknown`; `State` when it was already answered; `PrivateData` for more than 136 bytes.
-    pub fn answer(&mut self, now: Time, conn: ConnId, answer: &Answer) -> Result<(), Error> {
-        let (qpn, qkey) = (answer.qpn, answer.qkey);
-        self.send_answer(now, conn, SidrStatus::VALID, qpn, qkey, &answer.private_data)
+    /// `Unknown`; `State` if the SIDR_REQ was already answered; `PrivateData` for more than 136 bytes.
+    pub fn send_sidr_rep(&mut self, now: Time, conn: ConnId, reply: &SidrReply) -> Result<(), Error> {
+        let (qpn, qkey) = (reply.qpn, reply.qkey);
+        self.send_stateful_sidr_rep(now, conn, SidrStatus::VALID, qpn, qkey, &reply.private_data)
     }
 
-    pub(crate) fn refuse_question(
+    pub(crate) fn reject_sidr_req(
         &mut self,
         now: Time,
         conn: ConnId,
         private_data: &[u8],
     ) -> Result<(), Error> {
-        self.send_answer(now, conn, SidrStatus::REJECTED, 0, 0, private_data)
+        self.send_stateful_sidr_rep(now, conn, SidrStatus::REJECTED, 0, 0, private_data)
     }
 
-    fn send_answer(
+    fn send_stateful_sidr_rep(
         &mut self,
         now: Time,
         conn: ConnId,
@@ -90,7 +90,7 @@ impl Cm {
             return Err(Error::PrivateData);
         }
         let connection = self.get(conn)?;
-        if connection.state != State::WasAsked {
+        if connection.state != State::SidrReqReceived {
             return Err(Error::State);
         }
         let rep = SidrRep {
@@ -103,48 +103,56 @@ impl Cm {
             info: [0; SidrRep::INFO_BYTES],
             private_data: padded(private_data),
         };
-        self.enter(conn, State::Answered);
-        self.say(conn, Message::SidrRep(rep));
-        self.linger(now, conn);
+        self.enter(conn, State::SidrResolved);
+        self.send_message(conn, Message::SidrRep(rep));
+        self.arm_time_wait(now, conn);
         Ok(())
     }
 
-    pub(crate) fn handle_question(
+    pub(crate) fn handle_sidr_req(
         &mut self,
         now: Time,
         from: &Path,
         tid: u64,
         req: &SidrReq,
-        elsewhere: Elsewhere<'_>,
+        find_instance: FindInstance<'_>,
     ) {
         if let Some(&conn) = self.requests.get(&(from.remote, req.request_id)) {
             self.counters.duplicates += 1;
-            if self.connections.get(&conn).is_some_and(|one| one.state == State::Answered) {
-                self.repeat_what_was_said(conn);
+            if self.connections.get(&conn).is_some_and(|one| one.state == State::SidrResolved) {
+                self.resend_last_message(conn);
             }
             return;
         }
         let Ok(header) = IpHeader::decode(&req.private_data) else {
-            return self.answer_question(from, tid, req, SidrStatus::UNSUPPORTED, &[]);
+            return self.send_stateless_sidr_rep(from, tid, req, SidrStatus::UNSUPPORTED, &[]);
         };
-        let listener = match self.find_room(now, from, req.service_id, header.destination, elsewhere) {
-            Ok(listener) => listener,
-            Err(Turned::Elsewhere(slot)) => {
-                let info = redirect(slot, [0; 16]);
-                return self.answer_question(from, tid, req, SidrStatus::REDIRECT, &info);
-            }
-            Err(Turned::Nobody) => {
-                return self.answer_question(from, tid, req, SidrStatus::UNSUPPORTED, &[]);
-            }
-            Err(Turned::Unheard) => return,
-        };
-        let connection = Connection::new(State::Refused, None, *from, tid);
-        let conn = self.put_to(listener, connection, req.request_id, State::WasAsked);
-        let private_data = behind_header(&req.private_data);
-        self.tell(conn, EventKind::Question { listener, header, private_data });
+        let listener =
+            match self.reserve_backlog_entry(now, from, req.service_id, header.destination, find_instance) {
+                Ok(listener) => listener,
+                Err(NoListener::OtherInstance(instance)) => {
+                    let info = redirect(instance, [0; 16]);
+                    return self.send_stateless_sidr_rep(from, tid, req, SidrStatus::REDIRECT, &info);
+                }
+                Err(NoListener::Nowhere) => {
+                    return self.send_stateless_sidr_rep(from, tid, req, SidrStatus::UNSUPPORTED, &[]);
+                }
+                Err(NoListener::Drop) => return,
+            };
+        let connection = Connection::new(State::Rejected, None, *from, tid);
+        let conn = self.add_request(listener, connection, req.request_id, State::SidrReqReceived);
+        let private_data = strip_ip_header(&req.private_data);
+        self.queue_event(conn, EventKind::SidrRequest { listener, header, private_data });
     }
 
-    fn answer_question(&mut self, to: &Path, tid: u64, req: &SidrReq, status: SidrStatus, info: &[u8]) {
+    fn send_stateless_sidr_rep(
+        &mut self,
+        to: &Path,
+        tid: u64,
+        req: &SidrReq,
+        status: SidrStatus,
+        info: &[u8],
+    ) {
         let rep = SidrRep {
             request_id: req.request_id,
             status,
@@ -158,20 +166,20 @@ impl Cm {
         self.transmit(*to, Mad { tid, message: Message::SidrRep(rep) }.encode());
     }
 
-    pub(crate) fn handle_answer(&mut self, now: Time, from: &Path, rep: &SidrRep) {
-        let Some(conn) = self.of_peer(rep.request_id, None, from) else { return };
-        if self.connections.get(&conn).is_none_or(|connection| connection.state != State::Asked) {
+    pub(crate) fn handle_sidr_rep(&mut self, now: Time, from: &Path, rep: &SidrRep) {
+        let Some(conn) = self.find_from_peer(rep.request_id, None, from) else { return };
+        if self.connections.get(&conn).is_none_or(|connection| connection.state != State::SidrReqSent) {
             self.counters.duplicates += 1;
             return;
         }
-        if rep.status == SidrStatus::REDIRECT && self.follow(now, conn, &rep.info) {
+        if rep.status == SidrStatus::REDIRECT && self.follow_redirect(now, conn, &rep.info) {
             return;
         }
         if let Some(connection) = self.connections.get_mut(&conn) {
             connection.agreed.remote_qpn = rep.qpn;
         }
-        // No TIME_WAIT: the peer does not use the request ID again.
-        self.enter(conn, State::Answered);
-        self.tell(conn, EventKind::Answered(*rep));
+        // TIME_WAIT is not needed: the peer does not use the request ID again.
+        self.enter(conn, State::SidrResolved);
+        self.queue_event(conn, EventKind::SidrResponse(*rep));
     }
 }

@@ -1,4 +1,4 @@
-//! IDs of connections and listeners, and numbers that others cannot guess, for communication IDs and PSNs.
+//! IDs of connections and listeners, and unpredictable numbers for communication IDs and PSNs.
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -8,17 +8,17 @@ use rand::{Rng, SeedableRng};
 pub struct ConnId(pub u32);
 
 /// Position of the process's instance index in a communication ID.
-const SLOT_SHIFT: u32 = 24;
+const INSTANCE_SHIFT: u32 = 24;
 
 impl ConnId {
     /// The ID from the process's instance index and a number.
-    pub(crate) fn new(slot: u8, number: u32) -> ConnId {
-        ConnId(u32::from(slot) << SLOT_SHIFT | number & ((1 << SLOT_SHIFT) - 1))
+    pub(crate) fn new(instance: u8, number: u32) -> ConnId {
+        ConnId(u32::from(instance) << INSTANCE_SHIFT | number & ((1 << INSTANCE_SHIFT) - 1))
     }
 
-    /// The instance index of the process whose ID it is.
-    pub(crate) fn slot(self) -> u8 {
-        (self.0 >> SLOT_SHIFT) as u8
+    /// The instance index of the process that chose the ID.
+    pub(crate) fn instance(self) -> u8 {
+        (self.0 >> INSTANCE_SHIFT) as u8
     }
 }
 
@@ -26,8 +26,8 @@ impl ConnId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListenerId(pub u64);
 
-/// A sequence of numbers from a seed. They come from a cryptographic generator: an observer of some of them, as every
-/// peer is, can compute the others only with the 64-bit seed.
+/// A sequence of numbers from a seed. The generator is cryptographic: a peer, which observes some of the numbers, can
+/// compute the others only with the 64-bit seed.
 pub(crate) struct Numbers(StdRng);
 
 impl Numbers {

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!            connect                                          REQ arrives
-//!     +----> REQ_SENT --- REJ, timeout ----------> GONE  <--- reject, REJ --- REQ_RECEIVED
+//!     +----> REQ_SENT --- REJ, timeout ------> REJECTED <--- reject, REJ ---  REQ_RECEIVED
 //!     |         | REP                                                            | accept
 //!   (idle)   REP_RECEIVED                                                     REP_SENT
 //!               | establish                                                      | RTU
@@ -15,15 +15,14 @@
 //!                           disconnect |            | DREQ
 //!                                 DREQ_SENT     DREQ_RECEIVED
 //!                            DREP, timeout |        | disconnect
-//!                                          TIME_WAIT ---> GONE
+//!                                          TIME_WAIT ---> (removed)
 //! ```
 //!
-//! An unanswered message is repeated at growing intervals and given up after a number of attempts ([`Timing`]). A
-//! duplicate is answered again and handled once. Peers can create as many half-open connections as
-//! [`Limits`] allows, and no more.
+//! An unanswered message is repeated at growing intervals, for a limited number of attempts ([`Timing`]). A duplicate
+//! is answered again and handled once. [`Limits`] bounds the half-open connections that peers can create.
 //!
-//! IBTA volume 1, chapter 12, and annex A11 for IP addresses; where the standard leaves a choice, this crate follows
-//! the Linux kernel's `cm` and `cma`.
+//! IBTA volume 1, chapter 12, and annex A11 for IP addresses; where the standard allows several behaviours, this crate
+//! follows the Linux kernel's `cm` and `cma`.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -42,8 +41,8 @@ mod timing;
 
 pub use active::Connect;
 pub use connection::Agreed;
-pub use datagram::{Answer, Ask};
+pub use datagram::{SidrReply, SidrRequest};
 pub use ids::{ConnId, ListenerId};
-pub use manager::{Cm, Config, Counters, Elsewhere, Error, Event, EventKind, Limits, Transmit};
+pub use manager::{Cm, Config, Counters, Error, Event, EventKind, FindInstance, Limits, Transmit};
 pub use passive::Accept;
 pub use timing::Timing;

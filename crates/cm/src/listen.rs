@@ -7,14 +7,14 @@ use terrace_wire::Time;
 
 use crate::connection::{Connection, State};
 use crate::ids::{ConnId, ListenerId};
-use crate::manager::{Cm, Elsewhere, Error};
+use crate::manager::{Cm, Error, FindInstance};
 
-/// After a listener was closed, requests for its service are dropped instead of rejected for this long. Programs that
-/// accept one connection close their listener and open another one for the next, at the same port but not always in the
-/// same port space (perftest does). Their peers do not wait for that.
+/// After a listener was closed, requests for its service are dropped instead of rejected for this long. Some programs
+/// (perftest) accept one connection, close their listener and open another one, at the same port but not always in the
+/// same port space. Their peers do not wait for the new listener.
 const BETWEEN_LISTENERS_NS: u64 = 5_000_000_000;
-/// Most remembered closed listeners.
-const BETWEEN_LISTENERS_MAX: usize = 64;
+/// The most recently closed listeners that are recorded.
+const CLOSED_LISTENERS_MAX: usize = 64;
 
 /// The port in a service ID of annex A11.
 pub(crate) fn port_of(service_id: u64) -> u16 {
@@ -26,23 +26,25 @@ pub(crate) struct Listener {
     pub service_id: u64,
     /// The required destination address; `None` accepts any.
     pub address: Option<IpAddr>,
-    /// Most requests that the program has not taken yet.
+    /// Upper bound of `waiting`.
     pub backlog: u32,
+    /// Requests that the program has not taken yet.
     pub waiting: u32,
 }
 
-/// Why no listener here takes a request.
-pub(crate) enum Turned {
+/// The reason why no listener of this process takes a request.
+pub(crate) enum NoListener {
     /// The process with this instance index listens.
-    Elsewhere(u8),
-    /// No listener.
-    Nobody,
-    /// Drop silently: the peer repeats the request, and then there may be a listener, or a place in its backlog.
-    Unheard,
+    OtherInstance(u8),
+    /// No process of this host listens.
+    Nowhere,
+    /// The request is dropped silently. The peer repeats it, and then there may be a listener with a free backlog
+    /// entry.
+    Drop,
 }
 
 impl Cm {
-    /// Listens for a service, at one address or at all. The caller chooses the ID.
+    /// Listens for a service, at one address or at all addresses. The caller chooses the ID.
     ///
     /// # Errors
     /// `InUse` when a listener overlaps.
@@ -64,79 +66,83 @@ impl Cm {
         Ok(())
     }
 
-    /// Closes a listener. Requests that the program has not taken are dropped: their peers repeat them, and by then
-    /// another listener may exist.
+    /// Closes a listener. Requests in its backlog are dropped: the peers repeat them, and another listener may exist by
+    /// then.
     pub fn stop_listening(&mut self, id: ListenerId, now: Time) {
         let Some(index) = self.listeners.iter().position(|listener| listener.id == id) else { return };
         let listener = self.listeners.swap_remove(index);
-        self.left.retain(|(_, left_at)| left_at.after_ns(BETWEEN_LISTENERS_NS) > now);
-        if self.left.len() < BETWEEN_LISTENERS_MAX {
-            self.left.push((port_of(listener.service_id), now));
+        self.closed_listeners.retain(|(_, closed_at)| closed_at.after_ns(BETWEEN_LISTENERS_NS) > now);
+        if self.closed_listeners.len() < CLOSED_LISTENERS_MAX {
+            self.closed_listeners.push((port_of(listener.service_id), now));
         }
-        let waiting: Vec<_> = self.connections.iter().filter(|(_, one)| one.waits_at == Some(id)).collect();
+        let waiting: Vec<_> =
+            self.connections.iter().filter(|(_, one)| one.in_backlog_of == Some(id)).collect();
         let waiting: Vec<_> = waiting.into_iter().map(|(conn, _)| *conn).collect();
-        waiting.into_iter().for_each(|conn| self.forget_request(conn, now));
+        waiting.into_iter().for_each(|conn| self.drop_request(conn, now));
     }
 
-    /// Drops a request that the program has not taken, as if the network had lost it. A peer that was sent an MRA
-    /// is rejected instead: it would not repeat its request for long.
-    pub fn forget_request(&mut self, conn: ConnId, now: Time) {
+    /// Drops a request in a backlog, as if the network had lost it. A peer that was sent an MRA is rejected instead:
+    /// the peer would not repeat its request for long.
+    pub fn drop_request(&mut self, conn: ConnId, now: Time) {
         match self.connections.get(&conn) {
-            Some(connection) if connection.is_told_to_wait => self.destroy(conn, now),
-            Some(_) => self.forget(conn),
+            Some(connection) if connection.was_mra_sent => self.destroy(conn, now),
+            Some(_) => self.remove(conn),
             None => {}
         }
     }
 
-    /// Assigns a request to the program; it no longer counts against its listener's backlog.
-    pub fn take_request(&mut self, conn: ConnId, owner: u64) {
+    /// Assigns a request to the program and frees its entry in the listener's backlog.
+    pub fn assign_request(&mut self, conn: ConnId, owner: u64) {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         connection.owner = Some(owner);
-        let listener = connection.waits_at.take();
+        let listener = connection.in_backlog_of.take();
         if let Some(listener) = self.listeners.iter_mut().find(|one| Some(one.id) == listener) {
             listener.waiting = listener.waiting.saturating_sub(1);
         }
     }
 
-    /// Whether a listener of this service was closed recently, so that another one is likely.
-    fn was_just_left(&self, service_id: u64, now: Time) -> bool {
-        let is_recent = |left_at: Time| left_at.after_ns(BETWEEN_LISTENERS_NS) > now;
-        self.left.iter().any(|(port, left_at)| *port == port_of(service_id) && is_recent(*left_at))
+    /// Whether a listener of this service was closed recently, so that the program probably opens another one.
+    fn was_closed_recently(&self, service_id: u64, now: Time) -> bool {
+        let is_recent = |closed_at: Time| closed_at.after_ns(BETWEEN_LISTENERS_NS) > now;
+        self.closed_listeners
+            .iter()
+            .any(|(port, closed_at)| *port == port_of(service_id) && is_recent(*closed_at))
     }
 
     pub(crate) fn listener_for(&mut self, service_id: u64, address: IpAddr) -> Option<&mut Listener> {
         self.listeners.iter_mut().find(|one| {
-            one.service_id == service_id && one.address.is_none_or(|taken| taken == address.to_canonical())
+            one.service_id == service_id
+                && one.address.is_none_or(|accepted| accepted == address.to_canonical())
         })
     }
 
-    /// Takes a place in the backlog of the listener for a service at an address.
-    pub(crate) fn find_room(
+    /// Reserves a backlog entry of the listener for a service at an address.
+    pub(crate) fn reserve_backlog_entry(
         &mut self,
         now: Time,
         from: &Path,
         service_id: u64,
         address: IpAddr,
-        elsewhere: Elsewhere<'_>,
-    ) -> Result<ListenerId, Turned> {
+        find_instance: FindInstance<'_>,
+    ) -> Result<ListenerId, NoListener> {
         let within_limits = self.is_within_limits(&from.remote);
         let Some(listener) = self.listener_for(service_id, address) else {
-            return Err(match elsewhere(service_id, address) {
-                Some(slot) => Turned::Elsewhere(slot),
-                None if self.was_just_left(service_id, now) => Turned::Unheard,
-                None => Turned::Nobody,
+            return Err(match find_instance(service_id, address) {
+                Some(instance) => NoListener::OtherInstance(instance),
+                None if self.was_closed_recently(service_id, now) => NoListener::Drop,
+                None => NoListener::Nowhere,
             });
         };
         if !within_limits || listener.waiting >= listener.backlog {
             self.counters.beyond_limits += 1;
-            return Err(Turned::Unheard);
+            return Err(NoListener::Drop);
         }
         listener.waiting += 1;
         Ok(listener.id)
     }
 
-    /// Adds a request to a listener whose place it has taken. The peer's ID of it identifies repetitions.
-    pub(crate) fn put_to(
+    /// Adds a request for which a backlog entry is reserved. The peer's communication ID identifies duplicates.
+    pub(crate) fn add_request(
         &mut self,
         listener: ListenerId,
         mut connection: Connection,
@@ -144,7 +150,7 @@ impl Cm {
         state: State,
     ) -> ConnId {
         let peer = connection.path.remote;
-        (connection.remote_id, connection.waits_at) = (remote_id, Some(listener));
+        (connection.remote_id, connection.in_backlog_of) = (remote_id, Some(listener));
         let conn = self.insert(connection);
         self.enter(conn, state);
         self.requests.insert((peer, remote_id), conn);

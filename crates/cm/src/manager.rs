@@ -7,7 +7,7 @@ use terrace_wire::Path;
 use terrace_wire::Time;
 use terrace_wire::cm::{IpHeader, MAD_BYTES, Mad, Message, RejReason, Rep, Req, SidrRep};
 
-use crate::connection::{Agreed, Connection, PeerQp, Repeat, State};
+use crate::connection::{Agreed, Connection, PeerQp, Retransmission, State};
 use crate::ids::{ConnId, ListenerId, Numbers};
 use crate::listen::Listener;
 use crate::timing::Timing;
@@ -18,7 +18,7 @@ pub struct Config {
     /// The node's GUID in messages to peers.
     pub guid: u64,
     /// The process's instance index.
-    pub slot: u8,
+    pub instance: u8,
     /// Code of the port's largest path MTU.
     pub path_mtu: u8,
     /// Seed of communication IDs and PSNs: secret, so that others cannot guess them.
@@ -46,14 +46,14 @@ impl Default for Limits {
     }
 }
 
-/// Why a command was refused.
+/// The reason why a command failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// There is no such connection.
     #[error("no such connection")]
     Unknown,
     /// The connection's state does not allow the command.
-    #[error("the connection's state does not allow that")]
+    #[error("the connection's state does not allow the command")]
     State,
     /// Too much private data.
     #[error("too much private data")]
@@ -71,7 +71,7 @@ pub enum Error {
 pub struct Event {
     /// The connection.
     pub conn: ConnId,
-    /// Its owner; a new request has none.
+    /// The connection's owner; a new request has none.
     pub owner: Option<u64>,
     /// The kind of event.
     pub kind: EventKind,
@@ -84,31 +84,31 @@ pub struct Event {
 pub enum EventKind {
     /// A peer requests a connection (REQ).
     Request {
-        /// The listener that it is for.
+        /// The listener that takes the request.
         listener: ListenerId,
-        /// Its addresses.
+        /// The addresses in the private data.
         header: IpHeader,
         /// The message.
         req: Req,
     },
     /// A peer requests the queue pair of a service for datagrams (SIDR_REQ).
-    Question {
-        /// The listener that it is for.
+    SidrRequest {
+        /// The listener that takes the request.
         listener: ListenerId,
-        /// Its addresses.
+        /// The addresses in the private data.
         header: IpHeader,
-        /// Private data of its program, behind the addresses.
+        /// Private data of the peer's program, behind the addresses.
         private_data: Vec<u8>,
     },
-    /// The peer accepts; [`Cm::establish`] is next.
+    /// The peer accepts the connection; [`Cm::establish`] is next.
     Response(Rep),
     /// The connection is established: an RTU has arrived.
     Established,
-    /// The peer rejects.
+    /// The peer rejects the connection.
     Rejected {
         /// The reason.
         reason: RejReason,
-        /// Private data of its program.
+        /// Private data of the peer's program.
         private_data: Vec<u8>,
     },
     /// The peer does not answer.
@@ -121,40 +121,41 @@ pub enum EventKind {
     /// TIME_WAIT is over: no message of the connection is in the network any more.
     TimeWaitExit,
     /// The answer to a SIDR_REQ.
-    Answered(SidrRep),
+    SidrResponse(SidrRep),
 }
 
 /// A datagram to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
-    /// Its destination.
+    /// The path to the destination.
     pub path: Path,
     /// The bytes.
     pub bytes: [u8; MAD_BYTES],
-    /// Whether it is a keepalive probe: then [`Cm::note_refused`] must be called if the peer's host refuses it.
+    /// Whether the datagram is a keepalive probe. The user calls [`Cm::handle_port_unreachable`] if the peer's host
+    /// answers it with an ICMP error.
     pub is_probe: bool,
 }
 
 /// Counters of ignored and repeated messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Not datagrams of the class.
+    /// Datagrams that are no valid messages of the CM class.
     pub malformed: u64,
-    /// Of unknown connections, or not from the connection's peer.
+    /// Messages of unknown connections, or not from the connection's peer.
     pub unknown: u64,
-    /// Duplicates.
+    /// Duplicate messages.
     pub duplicates: u64,
-    /// Requests beyond the limits, or the backlog of their listener.
+    /// Requests that exceed the limits or the backlog of their listener.
     pub beyond_limits: u64,
-    /// Repetitions after a timeout.
+    /// Retransmissions after a timeout.
     pub repeated: u64,
 }
 
-/// Returns the instance index of another process of this host that listens for a service at an address, if there is
-/// one. Called for requests without a listener here.
-pub type Elsewhere<'a> = &'a dyn Fn(u64, IpAddr) -> Option<u8>;
+/// Returns the instance index of another process of this host that listens for a service at an address, if one does.
+/// Called for requests without a listener in this process.
+pub type FindInstance<'a> = &'a dyn Fn(u64, IpAddr) -> Option<u8>;
 
-/// A process's connection manager. See the crate.
+/// A process's connection manager. See the crate's documentation.
 pub struct Cm {
     pub(crate) config: Config,
     pub(crate) numbers: Numbers,
@@ -166,8 +167,8 @@ pub struct Cm {
     pub(crate) half_open: HashMap<IpAddr, usize>,
     pub(crate) half_open_count: usize,
     pub(crate) listeners: Vec<Listener>,
-    /// Ports whose listener was closed recently.
-    pub(crate) left: Vec<(u16, Time)>,
+    /// Ports of recently closed listeners, with the time of closing.
+    pub(crate) closed_listeners: Vec<(u16, Time)>,
     deadlines: BTreeSet<(Time, ConnId)>,
     pub(crate) transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
@@ -186,7 +187,7 @@ impl Cm {
             half_open: HashMap::new(),
             half_open_count: 0,
             listeners: Vec::new(),
-            left: Vec::new(),
+            closed_listeners: Vec::new(),
             deadlines: BTreeSet::new(),
             transmits: VecDeque::new(),
             events: VecDeque::new(),
@@ -195,7 +196,7 @@ impl Cm {
     }
 
     /// Handles a datagram from the peer at this path.
-    pub fn handle_mad(&mut self, now: Time, from: &Path, bytes: &[u8], elsewhere: Elsewhere<'_>) {
+    pub fn handle_mad(&mut self, now: Time, from: &Path, bytes: &[u8], find_instance: FindInstance<'_>) {
         let mad = match Mad::decode(bytes) {
             Ok(mad) => mad,
             Err(_) => {
@@ -204,22 +205,22 @@ impl Cm {
             }
         };
         match &mad.message {
-            Message::Req(req) => self.handle_req(now, from, mad.tid, req, elsewhere),
+            Message::Req(req) => self.handle_req(now, from, mad.tid, req, find_instance),
             Message::Mra(mra) => self.handle_mra(now, from, mra),
             Message::Rep(rep) => self.handle_rep(now, from, mad.tid, rep),
             Message::Rtu(rtu) => self.handle_rtu(now, from, rtu),
             Message::Rej(rej) => self.handle_rej(now, from, rej),
             Message::Dreq(dreq) => self.handle_dreq(now, from, mad.tid, dreq),
             Message::Drep(drep) => self.handle_drep(now, from, drep),
-            Message::SidrReq(req) => self.handle_question(now, from, mad.tid, req, elsewhere),
-            Message::SidrRep(rep) => self.handle_answer(now, from, rep),
+            Message::SidrReq(req) => self.handle_sidr_req(now, from, mad.tid, req, find_instance),
+            Message::SidrRep(rep) => self.handle_sidr_rep(now, from, rep),
         }
     }
 
     /// Sets the port's values once it is open: the process's instance index, with which its communication IDs begin,
     /// and the largest path MTU that peers may request.
-    pub fn set_port(&mut self, slot: u8, path_mtu_code: u8) {
-        self.config.slot = slot;
+    pub fn set_port(&mut self, instance: u8, path_mtu_code: u8) {
+        self.config.instance = instance;
         self.config.path_mtu = path_mtu_code;
     }
 
@@ -269,20 +270,20 @@ impl Cm {
     }
 
     /// The connection with this communication ID, if the datagram comes from its peer.
-    pub(crate) fn of_peer(&mut self, id: u32, remote_id: Option<u32>, from: &Path) -> Option<ConnId> {
+    pub(crate) fn find_from_peer(&mut self, id: u32, remote_id: Option<u32>, from: &Path) -> Option<ConnId> {
         let conn = ConnId(id);
-        let fits = self.connections.get_mut(&conn).is_some_and(|one| {
-            let names_fit = remote_id.is_none_or(|named| one.remote_id == 0 || one.remote_id == named);
-            names_fit && (one.is_from(from) || one.adopt(from))
+        let matches = self.connections.get_mut(&conn).is_some_and(|one| {
+            let ids_match = remote_id.is_none_or(|id| one.remote_id == 0 || one.remote_id == id);
+            ids_match && (one.is_from(from) || one.adopt_instance(from))
         });
-        if !fits {
+        if !matches {
             self.counters.unknown += 1;
         }
-        fits.then_some(conn)
+        matches.then_some(conn)
     }
 
-    /// Records the queue pair of a connection's peer, if it has one.
-    pub(crate) fn note_peer_qp(&mut self, conn: ConnId, key: PeerQp) {
+    /// Records the queue pair of a connection's peer, if the peer has one.
+    pub(crate) fn record_peer_qp(&mut self, conn: ConnId, key: PeerQp) {
         let (.., qpn) = key;
         if qpn != 0
             && let Some(connection) = self.connections.get_mut(&conn)
@@ -295,7 +296,7 @@ impl Cm {
     /// Adds a connection under an unused communication ID.
     pub(crate) fn insert(&mut self, connection: Connection) -> ConnId {
         let conn = loop {
-            let conn = ConnId::new(self.config.slot, self.numbers.next());
+            let conn = ConnId::new(self.config.instance, self.numbers.next());
             if conn.0 != 0 && !self.connections.contains_key(&conn) {
                 break conn;
             }
@@ -309,14 +310,14 @@ impl Cm {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         let was_half_open = connection.is_half_open();
         connection.state = state;
-        connection.repeat = None;
+        connection.retransmission = None;
         let is_half_open = connection.is_half_open();
         let ip = connection.path.remote.ip().to_canonical();
-        let has_ended = matches!(state, State::TimeWait | State::Refused);
+        let has_ended = matches!(state, State::TimeWait | State::Rejected);
         let unused = if has_ended { connection.peer_qp.take() } else { None };
         match (was_half_open, is_half_open) {
-            (true, false) => self.count_half_open_less(ip),
-            (false, true) => self.count_half_open_more(ip),
+            (true, false) => self.remove_half_open(ip),
+            (false, true) => self.add_half_open(ip),
             _ => {}
         }
         if let Some(key) = unused
@@ -327,12 +328,12 @@ impl Cm {
         self.set_deadline(conn, None);
     }
 
-    pub(crate) fn count_half_open_more(&mut self, ip: IpAddr) {
+    pub(crate) fn add_half_open(&mut self, ip: IpAddr) {
         *self.half_open.entry(ip).or_default() += 1;
         self.half_open_count += 1;
     }
 
-    fn count_half_open_less(&mut self, ip: IpAddr) {
+    fn remove_half_open(&mut self, ip: IpAddr) {
         self.half_open_count = self.half_open_count.saturating_sub(1);
         if let Some(count) = self.half_open.get_mut(&ip) {
             *count -= 1;
@@ -343,15 +344,15 @@ impl Cm {
     }
 
     /// Removes a connection.
-    pub(crate) fn forget(&mut self, conn: ConnId) {
-        self.enter(conn, State::Refused);
+    pub(crate) fn remove(&mut self, conn: ConnId) {
+        self.enter(conn, State::Rejected);
         let Some(connection) = self.connections.remove(&conn) else { return };
         let key = (connection.path.remote, connection.remote_id);
         if self.requests.get(&key) == Some(&conn) {
             self.requests.remove(&key);
         }
         if let Some(listener) =
-            self.listeners.iter_mut().find(|listener| Some(listener.id) == connection.waits_at)
+            self.listeners.iter_mut().find(|listener| Some(listener.id) == connection.in_backlog_of)
         {
             listener.waiting = listener.waiting.saturating_sub(1);
         }
@@ -372,28 +373,29 @@ impl Cm {
         self.transmits.push_back(Transmit { path, bytes, is_probe: false });
     }
 
-    /// Sends a message of a connection.
-    pub(crate) fn say(&mut self, conn: ConnId, message: Message) {
+    /// Sends a message of a connection and keeps it for repetition.
+    pub(crate) fn send_message(&mut self, conn: ConnId, message: Message) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            let (path, bytes) = (connection.path, connection.say(message));
+            let (path, bytes) = (connection.path, connection.encode_message(message));
             self.transmit(path, bytes);
         }
     }
 
-    /// Sends a message, and repeats it until it is answered.
-    pub(crate) fn say_until_answered(&mut self, now: Time, conn: ConnId, message: Message, attempts: u32) {
-        self.say(conn, message);
+    /// Sends a message and repeats it until an answer arrives or `attempts` are used up.
+    pub(crate) fn send_with_retries(&mut self, now: Time, conn: ConnId, message: Message, attempts: u32) {
+        self.send_message(conn, message);
         let interval_ns = self.config.timing.first_interval_ns;
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.repeat = Some(Repeat { attempts_left: attempts.saturating_sub(1), interval_ns });
+            connection.retransmission =
+                Some(Retransmission { attempts_left: attempts.saturating_sub(1), interval_ns });
         }
         self.set_deadline(conn, Some(now.after_ns(interval_ns)));
     }
 
     /// Repeats the last message.
-    pub(crate) fn repeat_what_was_said(&mut self, conn: ConnId) {
+    pub(crate) fn resend_last_message(&mut self, conn: ConnId) {
         if let Some(connection) = self.connections.get(&conn)
-            && let Some(bytes) = connection.said
+            && let Some(bytes) = connection.last_message
         {
             let path = connection.path;
             self.transmit(path, bytes);
@@ -401,9 +403,9 @@ impl Cm {
     }
 
     /// Queues an event, if the connection has an owner or is a new request.
-    pub(crate) fn tell(&mut self, conn: ConnId, kind: EventKind) {
+    pub(crate) fn queue_event(&mut self, conn: ConnId, kind: EventKind) {
         let owner = self.connections.get(&conn).and_then(|connection| connection.owner);
-        let is_new = matches!(kind, EventKind::Request { .. } | EventKind::Question { .. });
+        let is_new = matches!(kind, EventKind::Request { .. } | EventKind::SidrRequest { .. });
         if owner.is_some() || is_new {
             self.events.push_back(Event { conn, owner, kind });
         }
@@ -414,61 +416,62 @@ impl Cm {
         if connection.state == State::Established {
             return self.probe(now, conn);
         }
-        if let Some(repeat) = connection.repeat.as_mut()
-            && repeat.attempts_left > 0
+        if let Some(retransmission) = connection.retransmission.as_mut()
+            && retransmission.attempts_left > 0
         {
-            repeat.attempts_left -= 1;
-            repeat.interval_ns = (repeat.interval_ns * 2).min(self.config.timing.interval_ns_max);
-            let interval_ns = repeat.interval_ns;
+            retransmission.attempts_left -= 1;
+            retransmission.interval_ns =
+                (retransmission.interval_ns * 2).min(self.config.timing.interval_ns_max);
+            let interval_ns = retransmission.interval_ns;
             // Messages that were lost together should not be repeated together.
-            let next = now.after_ns(self.up_to_a_quarter_sooner(interval_ns));
+            let next = now.after_ns(self.with_jitter(interval_ns));
             self.counters.repeated += 1;
-            self.repeat_what_was_said(conn);
+            self.resend_last_message(conn);
             return self.set_deadline(conn, Some(next));
         }
-        self.give_up(now, conn);
+        self.handle_exhausted_retries(now, conn);
     }
 
-    pub(crate) fn up_to_a_quarter_sooner(&mut self, interval_ns: u64) -> u64 {
+    pub(crate) fn with_jitter(&mut self, interval_ns: u64) -> u64 {
         let fraction = u64::from(self.numbers.next() >> 16);
         interval_ns - (((interval_ns / 4) * fraction) >> 16)
     }
 
-    fn give_up(&mut self, now: Time, conn: ConnId) {
+    fn handle_exhausted_retries(&mut self, now: Time, conn: ConnId) {
         let Some(state) = self.connections.get(&conn).map(|connection| connection.state) else { return };
         match state {
             State::ReqSent | State::RepSent => {
                 self.send_rej(conn, RejReason::TIMEOUT, &[]);
-                self.refuse(now, conn);
-                self.tell(conn, EventKind::Unreachable);
+                self.enter_rejected(now, conn);
+                self.queue_event(conn, EventKind::Unreachable);
             }
-            State::Asked => {
-                self.tell(conn, EventKind::Unreachable);
-                self.enter(conn, State::Refused);
-                self.linger(now, conn);
+            State::SidrReqSent => {
+                self.queue_event(conn, EventKind::Unreachable);
+                self.enter(conn, State::Rejected);
+                self.arm_time_wait(now, conn);
             }
             State::DreqSent => {
-                self.tell(conn, EventKind::Disconnected { timed_out: true });
+                self.queue_event(conn, EventKind::Disconnected { timed_out: true });
                 self.enter_time_wait(now, conn);
             }
             State::TimeWait => {
-                self.tell(conn, EventKind::TimeWaitExit);
-                self.let_go(conn);
+                self.queue_event(conn, EventKind::TimeWaitExit);
+                self.release_or_remove(conn);
             }
-            _ => self.let_go(conn),
+            _ => self.release_or_remove(conn),
         }
     }
 
-    /// Keeps the last message for a while, to repeat it when the peer repeats its own.
-    pub(crate) fn linger(&mut self, now: Time, conn: ConnId) {
+    /// Arms the TIME_WAIT timer. Until it expires, the last message is repeated when the peer repeats its own.
+    pub(crate) fn arm_time_wait(&mut self, now: Time, conn: ConnId) {
         self.set_deadline(conn, Some(now.after_ns(self.config.timing.time_wait_ns)));
     }
 
     /// Keeps an ended connection while the program owns it, otherwise removes it.
-    fn let_go(&mut self, conn: ConnId) {
+    fn release_or_remove(&mut self, conn: ConnId) {
         match self.connections.get(&conn) {
-            Some(connection) if connection.owner.is_some() => self.enter(conn, State::Refused),
-            _ => self.forget(conn),
+            Some(connection) if connection.owner.is_some() => self.enter(conn, State::Rejected),
+            _ => self.remove(conn),
         }
     }
 }

@@ -6,21 +6,21 @@ use terrace_wire::Time;
 use terrace_wire::cm::{
     Answered, IP_HEADER_BYTES, IpHeader, Mad, Message, Redirect, Rej, RejReason, Rep, Req, Rtu, Transport,
 };
-use terrace_wire::{Path, QPN_SLOT_SHIFT};
+use terrace_wire::{Path, QPN_INSTANCE_SHIFT};
 
 use crate::connection::{Agreed, Connection, State, padded};
 use crate::ids::ConnId;
-use crate::listen::Turned;
-use crate::manager::{Cm, Elsewhere, Error, EventKind};
+use crate::listen::NoListener;
+use crate::manager::{Cm, Error, EventKind, FindInstance};
 
 /// Parameters of a REP.
 #[derive(Clone, Debug)]
 pub struct Accept {
     /// Our queue pair.
     pub qpn: u32,
-    /// READs and atomics of the peer that we can answer at a time.
+    /// READs and atomics of the peer that the queue pair can have outstanding.
     pub responder_resources: u8,
-    /// Our READs and atomics in flight at a time.
+    /// Our outstanding READs and atomics.
     pub initiator_depth: u8,
     /// End-to-end credits, which do not exist on RoCE.
     pub flow_control: bool,
@@ -39,7 +39,7 @@ impl Cm {
     /// Accepts a request; `owner` gets the event `Established`.
     ///
     /// # Errors
-    /// `Unknown`; `State` when there is no request to accept, or no longer; `PrivateData` for more than 196 bytes.
+    /// `Unknown`; `State` if there is no pending request; `PrivateData` for more than 196 bytes.
     pub fn accept(&mut self, now: Time, conn: ConnId, accept: &Accept) -> Result<(), Error> {
         if accept.private_data.len() > Rep::PRIVATE_BYTES {
             return Err(Error::PrivateData);
@@ -68,18 +68,18 @@ impl Cm {
             private_data: padded(&accept.private_data),
         };
         self.enter(conn, State::RepSent);
-        self.say_until_answered(now, conn, Message::Rep(rep), self.config.timing.attempts);
+        self.send_with_retries(now, conn, Message::Rep(rep), self.config.timing.attempts);
         Ok(())
     }
 
-    /// Establishes a connection without its RTU when a packet arrives at its queue pair: the RTU was lost (12.9.7.2).
+    /// Establishes a connection whose RTU was lost, when a packet arrives at its queue pair (12.9.7.2).
     ///
     /// # Errors
     /// `Unknown`; `State` unless the request was accepted.
-    pub fn note_traffic(&mut self, now: Time, conn: ConnId) -> Result<(), Error> {
+    pub fn notify_comm_est(&mut self, now: Time, conn: ConnId) -> Result<(), Error> {
         match self.get(conn)?.state {
             State::RepSent => {
-                self.stand(now, conn);
+                self.become_established(now, conn);
                 Ok(())
             }
             State::Established => Ok(()),
@@ -87,16 +87,18 @@ impl Cm {
         }
     }
 
-    fn stand(&mut self, now: Time, conn: ConnId) {
+    fn become_established(&mut self, now: Time, conn: ConnId) {
         self.enter(conn, State::Established);
         self.keep_alive(now, conn);
-        self.tell(conn, EventKind::Established);
+        self.queue_event(conn, EventKind::Established);
     }
 
     pub(crate) fn handle_rtu(&mut self, now: Time, from: &Path, rtu: &Rtu) {
-        let Some(conn) = self.of_peer(rtu.remote_comm_id, Some(rtu.local_comm_id), from) else { return };
+        let Some(conn) = self.find_from_peer(rtu.remote_comm_id, Some(rtu.local_comm_id), from) else {
+            return;
+        };
         match self.connections.get(&conn).map(|connection| connection.state) {
-            Some(State::RepSent) => self.stand(now, conn),
+            Some(State::RepSent) => self.become_established(now, conn),
             _ => self.counters.duplicates += 1,
         }
     }
@@ -107,70 +109,71 @@ impl Cm {
         from: &Path,
         tid: u64,
         req: &Req,
-        elsewhere: Elsewhere<'_>,
+        find_instance: FindInstance<'_>,
     ) {
         if let Some(&conn) = self.requests.get(&(from.remote, req.local_comm_id)) {
             return self.handle_repeated_req(conn);
         }
         let key = (from.remote, req.local_ca_guid, req.local_qpn);
         if self.peer_qps.contains_key(&key) {
-            self.answer_req(from, tid, req, RejReason::STALE_CONNECTION, &[]);
+            self.send_stateless_rej(from, tid, req, RejReason::STALE_CONNECTION, &[]);
             return self.suspect_stale(now, key);
         }
         if !matches!(req.transport, Transport::Rc | Transport::Uc) {
-            return self.answer_req(from, tid, req, RejReason::INVALID_TRANSPORT, &[]);
+            return self.send_stateless_rej(from, tid, req, RejReason::INVALID_TRANSPORT, &[]);
         }
         if req.path_mtu > self.config.path_mtu {
             const INVALID_MTU: RejReason = RejReason(26);
-            return self.answer_req(from, tid, req, INVALID_MTU, &[self.config.path_mtu]);
+            return self.send_stateless_rej(from, tid, req, INVALID_MTU, &[self.config.path_mtu]);
         }
         let Ok(header) = IpHeader::decode(&req.private_data) else {
-            return self.answer_req(from, tid, req, RejReason::INVALID_SERVICE_ID, &[]);
+            return self.send_stateless_rej(from, tid, req, RejReason::INVALID_SERVICE_ID, &[]);
         };
-        self.admit_req(now, from, tid, req, header, elsewhere);
+        self.queue_request(now, from, tid, req, header, find_instance);
     }
 
-    /// Handles a repeated REQ: our answer was late or lost.
+    /// Handles a duplicate REQ: our answer was late or lost.
     fn handle_repeated_req(&mut self, conn: ConnId) {
         self.counters.duplicates += 1;
         match self.connections.get(&conn).map(|connection| connection.state) {
             // The program has not answered yet.
-            Some(State::ReqReceived) => self.ask_for_patience(conn, Answered::Req),
-            Some(State::RepSent | State::Refused) => self.repeat_what_was_said(conn),
-            // A late REQ: the peer has received our REP since.
+            Some(State::ReqReceived) => self.send_mra(conn, Answered::Req),
+            Some(State::RepSent | State::Rejected) => self.resend_last_message(conn),
+            // The REQ was late: the peer has received our REP since.
             _ => {}
         }
     }
 
-    fn admit_req(
+    fn queue_request(
         &mut self,
         now: Time,
         from: &Path,
         tid: u64,
         req: &Req,
         header: IpHeader,
-        elsewhere: Elsewhere<'_>,
+        find_instance: FindInstance<'_>,
     ) {
-        let listener = match self.find_room(now, from, req.service_id, header.destination, elsewhere) {
-            Ok(listener) => listener,
-            Err(Turned::Elsewhere(slot)) => {
-                let info = redirect(slot, req.primary.remote_gid);
-                return self.answer_req(from, tid, req, RejReason::PORT_AND_CM_REDIRECT, &info);
-            }
-            Err(Turned::Nobody) => {
-                return self.answer_req(from, tid, req, RejReason::INVALID_SERVICE_ID, &[]);
-            }
-            Err(Turned::Unheard) => return,
-        };
-        let mut connection = Connection::new(State::Refused, None, *from, tid);
-        connection.agreed = self.asked_for(req);
+        let listener =
+            match self.reserve_backlog_entry(now, from, req.service_id, header.destination, find_instance) {
+                Ok(listener) => listener,
+                Err(NoListener::OtherInstance(instance)) => {
+                    let info = redirect(instance, req.primary.remote_gid);
+                    return self.send_stateless_rej(from, tid, req, RejReason::PORT_AND_CM_REDIRECT, &info);
+                }
+                Err(NoListener::Nowhere) => {
+                    return self.send_stateless_rej(from, tid, req, RejReason::INVALID_SERVICE_ID, &[]);
+                }
+                Err(NoListener::Drop) => return,
+            };
+        let mut connection = Connection::new(State::Rejected, None, *from, tid);
+        connection.agreed = self.agreed_from_req(req);
         connection.path.traffic_class = req.primary.traffic_class;
-        let conn = self.put_to(listener, connection, req.local_comm_id, State::ReqReceived);
-        self.note_peer_qp(conn, (from.remote, req.local_ca_guid, req.local_qpn));
-        self.tell(conn, EventKind::Request { listener, header, req: *req });
+        let conn = self.add_request(listener, connection, req.local_comm_id, State::ReqReceived);
+        self.record_peer_qp(conn, (from.remote, req.local_ca_guid, req.local_qpn));
+        self.queue_event(conn, EventKind::Request { listener, header, req: *req });
     }
 
-    fn asked_for(&mut self, req: &Req) -> Agreed {
+    fn agreed_from_req(&mut self, req: &Req) -> Agreed {
         Agreed {
             local_qpn: 0,
             remote_qpn: req.local_qpn,
@@ -190,14 +193,14 @@ impl Cm {
     /// Whether that peer may request another connection.
     pub(crate) fn is_within_limits(&self, peer: &SocketAddr) -> bool {
         let limits = &self.config.limits;
-        let of_peer = self.half_open.get(&peer.ip().to_canonical()).copied().unwrap_or(0);
-        of_peer < limits.half_open_per_peer_max
+        let find_from_peer = self.half_open.get(&peer.ip().to_canonical()).copied().unwrap_or(0);
+        find_from_peer < limits.half_open_per_peer_max
             && self.half_open_count < limits.half_open_max
             && self.connections.len() < limits.connections_max
     }
 
-    /// Rejects a request without keeping state.
-    fn answer_req(&mut self, to: &Path, tid: u64, req: &Req, reason: RejReason, info: &[u8]) {
+    /// Sends a REJ for a request without keeping state.
+    fn send_stateless_rej(&mut self, to: &Path, tid: u64, req: &Req, reason: RejReason, info: &[u8]) {
         let rej = Rej {
             local_comm_id: 0,
             remote_comm_id: req.local_comm_id,
@@ -210,8 +213,8 @@ impl Cm {
         self.transmit(*to, Mad { tid, message: Message::Rej(rej) }.encode());
     }
 
-    /// Rejects a REP for an unknown connection, so that the peer need not wait for our RTU.
-    pub(crate) fn answer_unknown_rep(&mut self, to: &Path, tid: u64, rep: &Rep) {
+    /// Rejects a REP for an unknown connection, so that the peer does not wait for the RTU.
+    pub(crate) fn reject_unknown_rep(&mut self, to: &Path, tid: u64, rep: &Rep) {
         let rej = Rej {
             local_comm_id: rep.remote_comm_id,
             remote_comm_id: rep.local_comm_id,
@@ -225,13 +228,13 @@ impl Cm {
     }
 }
 
-/// The private data without the addresses at its front, which belong to the service and not to the program.
-pub(crate) fn behind_header(private_data: &[u8]) -> Vec<u8> {
+/// The private data without the IP header at its beginning, which the program does not see.
+pub(crate) fn strip_ip_header(private_data: &[u8]) -> Vec<u8> {
     private_data.get(IP_HEADER_BYTES..).unwrap_or_default().to_vec()
 }
 
 /// The redirect to the process of this host with that instance index.
-pub(crate) fn redirect(slot: u8, gid: [u8; 16]) -> [u8; 72] {
-    let qpn = u32::from(slot) << QPN_SLOT_SHIFT | 1;
+pub(crate) fn redirect(instance: u8, gid: [u8; 16]) -> [u8; 72] {
+    let qpn = u32::from(instance) << QPN_INSTANCE_SHIFT | 1;
     Redirect { gid, pkey: 0xffff, qpn, qkey: MANAGEMENT_QKEY }.encode()
 }

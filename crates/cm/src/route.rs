@@ -7,25 +7,37 @@
 use terrace_wire::cm::{IP_HEADER_BYTES, IpHeader, Mad, Message};
 
 use crate::ids::ConnId;
-use crate::manager::{Cm, Elsewhere};
+use crate::manager::{Cm, FindInstance};
 
 impl Cm {
-    /// The instance index of the other process that a datagram received here is for. `None` if it is for this one, or
-    /// if that is unknown.
-    pub fn meant_for(
+    /// The instance index of the process that a datagram belongs to. `None` if it belongs to this process, or if the
+    /// process is unknown.
+    pub fn instance_of_datagram(
         &mut self,
         from: &terrace_wire::Path,
         bytes: &[u8],
-        elsewhere: Elsewhere<'_>,
+        find_instance: FindInstance<'_>,
     ) -> Option<u8> {
-        let named = match Mad::decode(bytes).ok()?.message {
+        let id = match Mad::decode(bytes).ok()?.message {
             Message::Req(req) => {
                 let private_data = &req.private_data;
-                return self.asked_of(from, req.local_comm_id, req.service_id, private_data, elsewhere);
+                return self.instance_of_request(
+                    from,
+                    req.local_comm_id,
+                    req.service_id,
+                    private_data,
+                    find_instance,
+                );
             }
             Message::SidrReq(req) => {
                 let private_data = &req.private_data;
-                return self.asked_of(from, req.request_id, req.service_id, private_data, elsewhere);
+                return self.instance_of_request(
+                    from,
+                    req.request_id,
+                    req.service_id,
+                    private_data,
+                    find_instance,
+                );
             }
             Message::Mra(mra) => mra.remote_comm_id,
             Message::Rep(rep) => rep.remote_comm_id,
@@ -35,23 +47,23 @@ impl Cm {
             Message::Drep(drep) => drep.remote_comm_id,
             Message::SidrRep(rep) => rep.request_id,
         };
-        let slot = ConnId(named).slot();
-        (slot != self.config.slot).then_some(slot)
+        let instance = ConnId(id).instance();
+        (instance != self.config.instance).then_some(instance)
     }
 
-    fn asked_of(
+    fn instance_of_request(
         &mut self,
         from: &terrace_wire::Path,
         remote_id: u32,
         service_id: u64,
         private_data: &[u8],
-        elsewhere: Elsewhere<'_>,
+        find_instance: FindInstance<'_>,
     ) -> Option<u8> {
         let header = IpHeader::decode(private_data.get(..IP_HEADER_BYTES)?).ok()?;
         let is_known = self.requests.contains_key(&(from.remote, remote_id));
         if is_known || self.listener_for(service_id, header.destination).is_some() {
             return None;
         }
-        elsewhere(service_id, header.destination).filter(|slot| *slot != self.config.slot)
+        find_instance(service_id, header.destination).filter(|instance| *instance != self.config.instance)
     }
 }

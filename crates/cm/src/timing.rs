@@ -3,33 +3,33 @@
 /// Intervals in nanoseconds, and numbers of attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// Before the first repetition; each later interval is twice the one before.
+    /// The interval before the first retransmission; each later interval is twice the previous one.
     pub first_interval_ns: u64,
-    /// The longest interval.
+    /// Upper bound of the intervals.
     pub interval_ns_max: u64,
     /// Transmissions of a REQ, a REP or a SIDR_REQ.
     pub attempts: u32,
     /// Transmissions of a DREQ.
-    pub goodbye_attempts: u32,
-    /// How long the IDs of an ended connection stay reserved, and late messages are still answered.
+    pub dreq_attempts: u32,
+    /// Duration of TIME_WAIT: the IDs of an ended connection stay reserved, and late messages are still answered.
     pub time_wait_ns: u64,
-    /// Interval of keepalive probes of an established connection; up to a quarter sooner.
+    /// Interval of keepalive probes of an established connection. Jitter shortens it by up to a quarter.
     pub keepalive_ns: u64,
-    /// Longest extension that a peer's MRA can request.
-    pub patience_ns_max: u64,
+    /// Upper bound of the timeout that a peer's MRA can request.
+    pub mra_timeout_ns_max: u64,
 }
 
 impl Default for Timing {
-    /// An unresponsive peer is given up after about half a minute.
+    /// The attempts to reach an unresponsive peer end after about half a minute.
     fn default() -> Timing {
         Timing {
             first_interval_ns: 250_000_000,
             interval_ns_max: 4_000_000_000,
             attempts: 10,
-            goodbye_attempts: 7,
+            dreq_attempts: 7,
             time_wait_ns: 1_000_000_000,
             keepalive_ns: 20_000_000_000,
-            patience_ns_max: 120_000_000_000,
+            mra_timeout_ns_max: 120_000_000_000,
         }
     }
 }
@@ -39,8 +39,8 @@ pub(crate) fn code_to_ns(code: u8) -> u64 {
     4096 << code.min(31)
 }
 
-/// Timeout in our MRAs: 69 seconds, as in the kernel's. Programs may take time before they accept.
-pub(crate) const PATIENCE_CODE: u8 = 24;
+/// Timeout in our MRAs: 69 seconds, as in the kernel's. Programs may take long to accept.
+pub(crate) const MRA_TIMEOUT_CODE: u8 = 24;
 
 /// Response timeouts in our REQs: 4.3 seconds, as in the kernel's.
 pub(crate) const RESPONSE_CODE: u8 = 20;

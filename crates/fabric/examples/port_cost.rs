@@ -1,5 +1,5 @@
-//! The cost that a port adds to bare UDP, step by step, as medians. One thread sends and receives alternately, so that
-//! the numbers need no second processor and hold on a busy machine.
+//! The cost that a port adds to plain UDP, for each step, as medians. One thread sends and receives alternately, so
+//! that the numbers need no second processor and are valid on a busy machine.
 
 use std::hint::black_box;
 use std::net::{SocketAddr, UdpSocket};
@@ -49,7 +49,7 @@ fn port_run(len: usize, count: usize) -> f64 {
     let data = vec![1; len];
     median_ns(|| {
         for _ in 0..count {
-            tx.push(&path, len).expect("room").copy_from_slice(&data);
+            tx.push(&path, len).expect("space").copy_from_slice(&data);
         }
         sender.transmit(&mut tx);
         let mut packets = 0;

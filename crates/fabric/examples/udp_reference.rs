@@ -1,7 +1,7 @@
-//! The cost of bare UDP on this machine: the reference for the benchmarks' own numbers.
+//! The cost of plain UDP on this machine: the reference for the benchmarks' numbers.
 //!
-//! `rtt`: one datagram there and one back between two processes that both poll, over the loopback.
-//! `stream`: one-way bytes per second with GSO on one side and GRO on the other.
+//! `rtt`: the round trip of a datagram between two polling processes over the loopback interface. `stream`: one-way
+//! bytes per second with GSO on one side and GRO on the other.
 
 use std::hint::black_box;
 use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Write};
@@ -97,7 +97,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
     Ok(options)
 }
 
-/// A non-blocking socket with large buffers, on a port that the system chooses.
+/// A non-blocking socket with large buffers, on a port that the kernel chooses.
 fn polled_socket() -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind("127.0.0.1:0")?;
     socket.set_nonblocking(true)?;
@@ -107,7 +107,7 @@ fn polled_socket() -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Starts this program again as the other end.
+/// Starts another process of this program as the other end.
 fn spawn_peer(mode: &str, options: &Options, local: SocketAddr) -> io::Result<(Child, SocketAddr)> {
     let mut child = Command::new(std::env::current_exe()?)
         .args([mode, "--peer", &local.to_string()])
@@ -227,8 +227,8 @@ fn flood(options: &Options) -> io::Result<()> {
     Ok(())
 }
 
-/// Counts bytes per window of 20 ms. The median window is reported, since a window in which another process had the
-/// processor says nothing about UDP.
+/// Counts bytes per window of 20 ms. The median window is reported, because a window in which another process used the
+/// processor is not representative.
 struct Windows {
     started: Instant,
     bytes: u64,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::Serialize;
 
-/// Counters of a port. Relaxed atomics: each is right by itself, but two may be read at slightly different times.
+/// Counters of a port. Relaxed atomics: each value is exact, but a snapshot is not atomic.
 #[derive(Debug, Default)]
 pub struct PortCounters {
     /// Sent packets.
@@ -13,11 +13,11 @@ pub struct PortCounters {
     pub rx: RxCounters,
 }
 
-/// Counters of the sending side, on cache lines of their own: several threads write them.
+/// Counters of the sending side, on separate cache lines, because several threads write them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct TxCounters {
-    /// Packets handed to the network.
+    /// Packets sent.
     pub packets: AtomicU64,
     /// Bytes of those packets from the BTH to the ICRC.
     pub bytes: AtomicU64,
@@ -25,11 +25,11 @@ pub struct TxCounters {
     pub calls: AtomicU64,
     /// Sends that would have blocked.
     pub would_block: AtomicU64,
-    /// Packets that the system refused for any other reason. They are lost.
+    /// Packets lost because a send failed for any other reason.
     pub send_errors: AtomicU64,
 }
 
-/// Counters of the receiving side, written by the one receiver.
+/// Counters of the receiving side, written by one thread at a time.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct RxCounters {
@@ -43,7 +43,7 @@ pub struct RxCounters {
     pub bad_icrc: AtomicU64,
     /// Packets too short to hold a BTH and an ICRC, or longer than the receive buffer. Dropped.
     pub truncated: AtomicU64,
-    /// Datagrams that the system dropped because the receive buffer was full.
+    /// Datagrams that the kernel dropped because the receive buffer was full.
     pub overflows: AtomicU64,
     /// System calls that failed for a reason other than an empty socket.
     pub receive_errors: AtomicU64,

@@ -1,5 +1,5 @@
-//! A capture of a port's packets, for Wireshark: IP packets (LINKTYPE_RAW) whose IP and UDP headers are rebuilt
-//! from what the port knows. Their RoCEv2 part, ICRC included, is as on the wire.
+//! A capture of a port's packets, for Wireshark: IP packets (LINKTYPE_RAW) whose IP and UDP headers are rebuilt from
+//! the port's data. Their RoCEv2 part, ICRC included, is as on the wire.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use terrace_sync::Mutex;
 use terrace_wire::icrc::{self, Flow, Verdict};
 use terrace_wire::{ICRC_LEN, Path};
 
-use crate::spoil::spoil;
+use crate::corrupt::corrupt;
 use crate::{Gid, Port, PortCounters, RxBatch, TxBatch};
 
 /// The file's first bytes: times in nanoseconds, version 2.4, packets up to 256 KiB, link type 101 (raw IP).
@@ -24,14 +24,14 @@ const IPV6_LEN: usize = 40;
 const UDP_LEN: usize = 8;
 const UDP_PROTOCOL: u8 = 17;
 
-/// Stands for the time to live where the system chooses it or does not report it.
+/// The time to live in rebuilt headers, where the kernel chooses it or does not report it.
 const HOP_LIMIT: u8 = 64;
 
 /// A port whose packets, in both directions, are also written to a file. Inside a
 /// [`FaultyPort`](crate::fault::FaultyPort) it records the packets after the faults.
 ///
-/// When the file can no longer be written, for example on a full disk, the capture ends with one line in the log, and
-/// the packets go on.
+/// When the file can no longer be written, for example on a full disk, the capture ends with one line in the log. The
+/// port continues to send and receive packets.
 #[derive(Debug)]
 pub struct PcapPort<P: Port = Box<dyn Port>> {
     inner: P,
@@ -41,22 +41,22 @@ pub struct PcapPort<P: Port = Box<dyn Port>> {
 
 #[derive(Debug)]
 struct Capture {
-    /// `None` once writing has failed.
+    /// `None` after a write has failed.
     file: Option<File>,
     file_len: u64,
-    /// Records of the current burst, one after the other.
+    /// Records of the current burst, back to back.
     records: Vec<u8>,
     /// End of each record.
     record_ends: Vec<usize>,
 }
 
-/// Opens a capture file for one port alone, and empties it. A new file is readable by its owner alone, because it holds
-/// the data of all packets. Two ports, of one process or of several, must not write to one file: the first
-/// has it until it is closed.
+/// Opens a capture file for exclusive use by one port, and truncates it. A new file is readable only by its owner,
+/// because it contains the data of all packets. Two ports, of one process or of several, cannot write to one file: the
+/// first port has it locked until it is closed.
 ///
 /// # Errors
-/// The file cannot be opened for writing; `WouldBlock` when another port has it.
-pub fn claim(path: &FilePath) -> io::Result<File> {
+/// The file cannot be opened for writing; `WouldBlock` if another port has locked it.
+pub fn open_exclusive(path: &FilePath) -> io::Result<File> {
     let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
     file.try_lock()?;
     // A pipe to a running Wireshark cannot be emptied.
@@ -70,12 +70,12 @@ impl<P: Port> PcapPort<P> {
     /// Wraps a port and starts a new file, replacing the old one.
     ///
     /// # Errors
-    /// The file cannot be created or written; `WouldBlock` when another port is writing it.
+    /// The file cannot be created or written; `WouldBlock` if another port has locked it.
     pub fn create(inner: P, path: &FilePath) -> io::Result<PcapPort<P>> {
-        PcapPort::new(inner, claim(path)?, path)
+        PcapPort::new(inner, open_exclusive(path)?, path)
     }
 
-    /// Wraps a port and writes to a file that [`claim`] opened. `path` is only for the log.
+    /// Wraps a port and writes to a file that [`open_exclusive`] opened. `path` is used only in log messages.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -98,7 +98,7 @@ impl<P: Port> PcapPort<P> {
     }
 
     /// Records every queued packet, sealed as it will be sent.
-    fn record_waiting(&self, capture: &mut Capture, tx: &TxBatch, at: Duration) {
+    fn record_queued(&self, capture: &mut Capture, tx: &TxBatch, at: Duration) {
         for (run, index, bytes) in tx.packets_of_runs() {
             if let Some(flow) = self.flow(&run.path) {
                 let sealed_len = bytes.len() + ICRC_LEN;
@@ -106,8 +106,8 @@ impl<P: Port> PcapPort<P> {
                 let packet = capture.push_record(at, &flow, class, index, sealed_len);
                 packet[..bytes.len()].copy_from_slice(bytes);
                 icrc::seal(&flow, packet, index);
-                if let Some(bit) = run.spoil {
-                    spoil(&flow, packet, bit);
+                if let Some(bit) = run.corrupt_bit {
+                    corrupt(&flow, packet, bit);
                 }
             }
             capture.record_ends.push(capture.records.len());
@@ -121,7 +121,7 @@ impl Capture {
         self.record_ends.clear();
     }
 
-    /// Adds a record with its headers and returns the space for the packet, BTH to ICRC.
+    /// Adds a record with its headers and returns the buffer for the packet, BTH to ICRC.
     fn push_record(
         &mut self,
         at: Duration,
@@ -143,7 +143,7 @@ impl Capture {
     fn record_received(&mut self, rx: &RxBatch, at: Duration) {
         for (datagram, sealed, likely_ip_id) in rx.unchecked() {
             let flow = datagram.flow();
-            // With the packet's own identification in the rebuilt header, a good ICRC is shown as good.
+            // The rebuilt header has the packet's identification, so that Wireshark finds a correct ICRC correct.
             let ip_id = match icrc::verify(&flow, sealed, likely_ip_id) {
                 Verdict::Good { ip_id } => ip_id,
                 Verdict::Bad => likely_ip_id,
@@ -154,13 +154,13 @@ impl Capture {
         self.record_ends.push(self.records.len());
     }
 
-    /// Writes the first `count` records at once, so that a killed program leaves a whole capture.
+    /// Writes the first `count` records immediately, so that a killed program leaves a complete capture.
     fn write(&mut self, count: usize, path: &FilePath) {
         let Some(end) = count.checked_sub(1).and_then(|last| self.record_ends.get(last)) else { return };
         let Some(file) = &mut self.file else { return };
         if let Err(error) = file.write_all(&self.records[..*end]) {
-            tracing::warn!("the capture to {} ends here: {error}; packets go on", path.display());
-            // Half a record would make readers reject the file.
+            tracing::warn!("the capture to {} ends: {error}; the port continues without it", path.display());
+            // Readers reject a file with an incomplete record.
             let _ = file.set_len(self.file_len);
             self.file = None;
             return;
@@ -187,7 +187,7 @@ fn ip_and_udp(flow: &Flow, class: u8, ip_id: u16, sealed_len: usize) -> ([u8; IP
             IPV6_LEN
         }
     };
-    // A checksum of 0 means none.
+    // A checksum of 0 means that there is none.
     let udp = [flow.source.port(), flow.destination.port(), udp_len, 0];
     for (field, value) in headers[ip_len..].chunks_exact_mut(2).zip(udp) {
         field.copy_from_slice(&value.to_be_bytes());
@@ -232,8 +232,8 @@ impl<P: Port> Port for PcapPort<P> {
         self.inner.gids()
     }
 
-    fn slot(&self) -> u8 {
-        self.inner.slot()
+    fn instance(&self) -> u8 {
+        self.inner.instance()
     }
 
     fn udp_port(&self) -> u16 {
@@ -252,7 +252,7 @@ impl<P: Port> Port for PcapPort<P> {
         self.inner.counters()
     }
 
-    /// The lock is held while sending, so that an answer cannot precede its request in the file.
+    /// The lock is held during the send, so that a response cannot precede its request in the file.
     fn transmit(&self, tx: &mut TxBatch) -> bool {
         let mut capture = self.capture.lock();
         if capture.file.is_none() {
@@ -260,7 +260,7 @@ impl<P: Port> Port for PcapPort<P> {
             return self.inner.transmit(tx);
         }
         capture.begin();
-        self.record_waiting(&mut capture, tx, now());
+        self.record_queued(&mut capture, tx, now());
         let waiting = tx.len();
         let all_sent = self.inner.transmit(tx);
         capture.write(waiting - tx.len(), &self.path);

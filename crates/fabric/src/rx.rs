@@ -8,42 +8,42 @@ use terrace_wire::{ICRC_LEN, RxMeta};
 
 use crate::counters::{PortCounters, add};
 
-/// Buffer for one datagram: the longest that UDP can carry, a whole GRO run.
+/// Buffer size for one datagram: the maximum of UDP, for a whole GRO run.
 pub(crate) const DATAGRAM_BYTES_MAX: usize = 65_536;
 
-/// A batch accepts no further datagram once it holds this much: more would be evicted from the processor's second-level
-/// cache before it is read.
+/// A batch accepts no further datagram once it contains this many bytes. More bytes would be evicted from the
+/// processor's second-level cache before they are read.
 const FILL_BYTES: usize = 192 << 10;
 
 /// Most datagrams in a batch.
 const DATAGRAMS_MAX: usize = 64;
 
-/// Datagrams start at multiples of this, a cache line.
+/// Datagrams start at multiples of a cache line.
 const ALIGNMENT: usize = 64;
 
 /// The shortest packet: a base transport header and an ICRC.
 const PACKET_BYTES_MIN: usize = 12 + ICRC_LEN;
 
-/// Received packets, as [`Port::receive`](crate::Port::receive) left them: whole GRO runs in one buffer.
+/// Received packets, as [`Port::receive`](crate::Port::receive) stored them: whole GRO runs in one buffer.
 ///
-/// [`RxBatch::next`] splits the runs and checks each packet's ICRC only then, so that the bytes are still in the
-/// cache when the transport reads them.
+/// [`RxBatch::next`] splits the runs and checks each packet's ICRC, so that the bytes are still in the cache when the
+/// transport reads them.
 #[derive(Debug)]
 pub struct RxBatch {
     buffer: Box<[u8]>,
     datagrams: Vec<Datagram>,
-    /// The next datagram for `next`, and the offset in it.
+    /// The datagram and offset of the next packet.
     current: usize,
     offset: usize,
     /// The likely IPv4 identification of the next packet of this datagram.
     likely_ip_id: u16,
     counters: Option<Arc<PortCounters>>,
-    /// Not yet added to the counters.
+    /// Packets and bytes that are not yet added to the counters.
     good_packets: u64,
     good_bytes: u64,
 }
 
-/// A received datagram, or a run of them that GRO merged.
+/// A received datagram, or a run of datagrams that GRO merged.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Datagram {
     pub meta: RxMeta,
@@ -51,16 +51,16 @@ pub(crate) struct Datagram {
     pub udp_port: u16,
     pub start: usize,
     pub len: usize,
-    /// Length of each packet in it but the last.
+    /// Length of each packet but the last.
     pub segment: usize,
 }
 
-/// A received packet, its ICRC good and removed.
+/// A received packet without its ICRC, which was correct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxPacket<'a> {
-    /// Its source and destination.
+    /// The packet's source and destination.
     pub meta: RxMeta,
-    /// From the BTH to the pad; at least 12 bytes.
+    /// The bytes from the BTH to the end of the padding; at least 12.
     pub bytes: &'a [u8],
 }
 
@@ -71,11 +71,11 @@ impl Default for RxBatch {
 }
 
 impl RxBatch {
-    /// An empty batch. It has its full size (256 KiB) from the start.
+    /// An empty batch, whose buffer has its full size (256 KiB).
     pub fn new() -> RxBatch {
         RxBatch {
-            // Not zeros, which would be unmapped pages: the kernel would fault them in during a receive, and wait for
-            // another thread that holds the address space's lock.
+            // Zeros would be unmapped pages: the kernel would fault them in during a receive, and wait for another
+            // thread that holds the lock of the address space.
             buffer: vec![0xff; FILL_BYTES + DATAGRAM_BYTES_MAX].into(),
             datagrams: Vec::with_capacity(DATAGRAMS_MAX),
             current: 0,
@@ -87,12 +87,12 @@ impl RxBatch {
         }
     }
 
-    /// The next packet whose ICRC is good. Bad ones are counted and skipped. `None` when the batch is exhausted.
+    /// The next packet with a correct ICRC. Other packets are counted and skipped. `None` at the end of the batch.
     #[allow(clippy::should_implement_trait)] // The packet borrows from the batch, which an iterator's item cannot.
     pub fn next(&mut self) -> Option<RxPacket<'_>> {
         loop {
             let Some(datagram) = self.datagrams.get(self.current) else {
-                self.settle();
+                self.flush_counts();
                 return None;
             };
             let meta = datagram.meta;
@@ -108,14 +108,14 @@ impl RxBatch {
         }
     }
 
-    /// True when [`RxBatch::next`] has no more packets.
+    /// Whether [`RxBatch::next`] has no more packets.
     pub fn is_empty(&self) -> bool {
         self.current >= self.datagrams.len()
     }
 
     /// Drops all packets.
     pub fn clear(&mut self) {
-        self.settle();
+        self.flush_counts();
         self.datagrams.clear();
         self.current = 0;
         self.offset = 0;
@@ -135,7 +135,7 @@ impl RxBatch {
     }
 
     /// Adds the good packets to the counters.
-    fn settle(&mut self) {
+    fn flush_counts(&mut self) {
         if self.good_packets == 0 {
             return;
         }
@@ -147,24 +147,24 @@ impl RxBatch {
         self.good_bytes = 0;
     }
 
-    /// Drops the packets for which `keep` is false, unchecked and uncounted, as if the network had lost them. Calls
-    /// `keep` in the order of arrival.
+    /// Drops the packets for which `keep` returns false, without checking or counting them, as if the network had lost
+    /// them. Calls `keep` in the order of arrival.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(&RxMeta) -> bool) {
         let mut kept: Vec<Datagram> = Vec::with_capacity(self.datagrams.len());
         for datagram in &self.datagrams[self.current.min(self.datagrams.len())..] {
-            let mut joins = false;
+            let mut is_adjacent = false;
             for offset in (0..datagram.len).step_by(datagram.segment) {
                 let len = datagram.segment.min(datagram.len - offset);
-                let keeps = keep(&datagram.meta);
+                let is_kept = keep(&datagram.meta);
                 match kept.last_mut() {
-                    Some(last) if keeps && joins => last.len += len,
-                    _ if keeps => kept.push(Datagram { start: datagram.start + offset, len, ..*datagram }),
+                    Some(last) if is_kept && is_adjacent => last.len += len,
+                    _ if is_kept => kept.push(Datagram { start: datagram.start + offset, len, ..*datagram }),
                     _ => {}
                 }
-                joins = keeps;
+                is_adjacent = is_kept;
             }
         }
-        self.settle();
+        self.flush_counts();
         self.datagrams = kept;
         (self.current, self.offset, self.likely_ip_id) = (0, 0, 0);
     }
@@ -177,8 +177,8 @@ impl RxBatch {
         }
     }
 
-    /// Buffer for one more datagram of any size, or `None` when the batch is full.
-    pub(crate) fn room(&mut self) -> Option<&mut [u8]> {
+    /// The buffer for one more datagram of any size, or `None` if the batch is full.
+    pub(crate) fn free_buffer(&mut self) -> Option<&mut [u8]> {
         let start = self.fill_start();
         if start >= FILL_BYTES || self.datagrams.len() >= DATAGRAMS_MAX {
             return None;
@@ -186,8 +186,8 @@ impl RxBatch {
         Some(&mut self.buffer[start..start + DATAGRAM_BYTES_MAX])
     }
 
-    /// Commits the `len` bytes that were written to the buffer: packets of `segment` bytes each, the last one may be
-    /// shorter. Lengths include the ICRC.
+    /// Commits the `len` bytes that were written to the buffer: packets of `segment` bytes each, of which the last may
+    /// be shorter. Lengths include the ICRC.
     pub(crate) fn commit(&mut self, meta: RxMeta, udp_port: u16, len: usize, segment: usize) {
         let segment = if segment == 0 { len } else { segment };
         let start = self.fill_start();
@@ -200,8 +200,7 @@ impl RxBatch {
         self.datagrams.push(Datagram { meta, udp_port, start, len, segment });
     }
 
-    /// The packets that `next` has not returned yet, with their ICRC, unchecked; and the likely identification of
-    /// each.
+    /// The packets that `next` has not returned yet, with their unchecked ICRC, and the likely identification of each.
     pub(crate) fn unchecked(&self) -> impl Iterator<Item = (&Datagram, &[u8], u16)> {
         self.datagrams[self.current.min(self.datagrams.len())..].iter().flat_map(|datagram| {
             let bytes = &self.buffer[datagram.start..datagram.start + datagram.len];
@@ -220,7 +219,7 @@ impl Datagram {
     }
 }
 
-/// The identification of a good packet; `None`, and counted, if it is bad.
+/// The identification of a packet with a correct ICRC. Counts the packet and returns `None` if the ICRC is wrong.
 fn check(
     datagram: &Datagram,
     packet: &[u8],

@@ -1,5 +1,5 @@
-//! A simulated network. It is determined by the seed and the order of calls: its only clock is
-//! [`SimNet::advance_to`], and there is no descriptor to sleep on.
+//! A simulated network. The seed and the order of calls determine its behaviour: its only clock is
+//! [`SimNet::advance_to`], and it has no descriptors to poll.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -12,9 +12,9 @@ use terrace_sync::Mutex;
 use terrace_wire::icrc::{self, Flow};
 use terrace_wire::{ROCE_PORT, RxMeta};
 
+use crate::corrupt::corrupt;
 use crate::counters::add;
 use crate::fault::{Faults, Injector, marked};
-use crate::spoil::spoil;
 use crate::{Gid, Port, PortCounters, RxBatch, TxBatch};
 
 /// Faults and delays of a simulated network.
@@ -26,18 +26,19 @@ pub struct SimConfig {
     pub duplicate: f64,
     /// Probability that a bit of a packet is flipped, so that its ICRC is wrong.
     pub corrupt: f64,
-    /// Probability that a packet is held back, by up to ten times the longest delay, so that others overtake it.
+    /// Probability that a packet is reordered: it is delayed by up to ten times the longest delay, so that later
+    /// packets overtake it.
     pub reorder: f64,
     /// Probability that a packet is marked with "congestion experienced".
     pub ecn_mark: f64,
-    /// Delay of packets, in nanoseconds. Packets that are not held back stay in order.
+    /// Delay of packets, in nanoseconds. Packets stay in order unless they are reordered.
     pub delay_ns: Range<u64>,
     /// Largest path MTU in bytes.
     pub mtu: u32,
 }
 
 impl Default for SimConfig {
-    /// A perfect network: nothing is lost, and packets take 1 to 2 microseconds.
+    /// A network without faults: every packet arrives after 1 to 2 microseconds.
     fn default() -> SimConfig {
         SimConfig {
             loss: 0.0,
@@ -65,7 +66,7 @@ impl SimConfig {
     }
 }
 
-/// A simulated network. Clones are handles to the same one.
+/// A simulated network. Clones are handles to the same network.
 #[derive(Clone, Debug)]
 pub struct SimNet {
     world: Arc<Mutex<World>>,
@@ -76,7 +77,7 @@ pub struct SimNet {
 pub struct SimPort {
     world: Arc<Mutex<World>>,
     gids: Vec<Gid>,
-    slot: u8,
+    instance: u8,
     mtu: u32,
     counters: Arc<PortCounters>,
 }
@@ -86,17 +87,17 @@ struct World {
     config: SimConfig,
     injector: Injector,
     now_ns: u64,
-    /// By source and destination: arrival time of the latest packet that was not held back.
+    /// Arrival time of the latest packet that was not reordered, by source and destination.
     in_order_ns: BTreeMap<(SocketAddr, SocketAddr), u64>,
-    in_flight: BinaryHeap<Reverse<Flight>>,
-    flights_total: u64,
-    /// Packets that have arrived and were not received, by address.
-    inboxes: BTreeMap<SocketAddr, VecDeque<Flight>>,
+    in_flight: BinaryHeap<Reverse<InFlight>>,
+    sent_total: u64,
+    /// Packets that have arrived and are not yet received, by address.
+    receive_queues: BTreeMap<SocketAddr, VecDeque<InFlight>>,
 }
 
 /// A packet in flight. The fields before the addresses give the order of arrival and are never all equal.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Flight {
+struct InFlight {
     at_ns: u64,
     number: u64,
     source: SocketAddr,
@@ -115,13 +116,13 @@ impl SimNet {
             now_ns: 0,
             in_order_ns: BTreeMap::new(),
             in_flight: BinaryHeap::new(),
-            flights_total: 0,
-            inboxes: BTreeMap::new(),
+            sent_total: 0,
+            receive_queues: BTreeMap::new(),
         };
         SimNet { world: Arc::new(Mutex::new(world)) }
     }
 
-    /// A new port with this address, at its first free instance index.
+    /// A new port with this address and its first free instance index.
     ///
     /// # Panics
     /// If all 256 instance indexes of the address are in use.
@@ -136,17 +137,17 @@ impl SimNet {
     pub fn port_with_gids(&self, addrs: &[IpAddr]) -> SimPort {
         let gids: Vec<Gid> = addrs.iter().map(|addr| Gid::new(*addr, "sim0", 0)).collect();
         let mut world = self.world.lock();
-        let slot = (0..=u8::MAX)
-            .find(|slot| !world.inboxes.contains_key(&socket_addr(addrs[0], *slot)))
-            .expect("a free slot of the simulated address");
+        let instance = (0..=u8::MAX)
+            .find(|instance| !world.receive_queues.contains_key(&socket_addr(addrs[0], *instance)))
+            .expect("a free instance index of the simulated address");
         for addr in addrs {
-            world.inboxes.entry(socket_addr(*addr, slot)).or_default();
+            world.receive_queues.entry(socket_addr(*addr, instance)).or_default();
         }
         let mtu = world.config.mtu;
-        SimPort { world: Arc::clone(&self.world), gids, slot, mtu, counters: Arc::default() }
+        SimPort { world: Arc::clone(&self.world), gids, instance, mtu, counters: Arc::default() }
     }
 
-    /// Changes the faults and delays of packets sent from now on. The MTU applies to ports created from now on.
+    /// Changes the faults and delays of packets sent after this call, and the MTU of ports created after it.
     pub fn set_config(&self, config: SimConfig) {
         let mut world = self.world.lock();
         world.injector.faults = config.faults();
@@ -160,10 +161,10 @@ impl SimNet {
 
     /// Arrival time of the next packet; `None` if none is in flight.
     pub fn next_delivery(&self) -> Option<u64> {
-        self.world.lock().in_flight.peek().map(|Reverse(flight)| flight.at_ns)
+        self.world.lock().in_flight.peek().map(|Reverse(packet)| packet.at_ns)
     }
 
-    /// Advances the time, never backwards, and delivers the packets that arrive until then.
+    /// Advances the time, never backwards, and delivers the packets that arrive by then.
     pub fn advance_to(&self, now_ns: u64) {
         let mut world = self.world.lock();
         world.now_ns = world.now_ns.max(now_ns);
@@ -171,23 +172,23 @@ impl SimNet {
     }
 }
 
-fn socket_addr(addr: IpAddr, slot: u8) -> SocketAddr {
-    SocketAddr::new(addr, ROCE_PORT + u16::from(slot))
+fn socket_addr(addr: IpAddr, instance: u8) -> SocketAddr {
+    SocketAddr::new(addr, ROCE_PORT + u16::from(instance))
 }
 
 impl World {
     /// Sends a packet with its ICRC.
-    fn launch(&mut self, flow: Flow, traffic_class: u8, sealed: &[u8]) {
+    fn send(&mut self, flow: Flow, traffic_class: u8, sealed: &[u8]) {
         let in_order_ns = self.in_order_ns.entry((flow.source, flow.destination)).or_default();
         for delivery in self.injector.deliveries(self.now_ns, in_order_ns) {
             let mut bytes = sealed.to_vec();
-            if let Some(bit) = delivery.spoil {
-                spoil(&flow, &mut bytes, bit);
+            if let Some(bit) = delivery.corrupt_bit {
+                corrupt(&flow, &mut bytes, bit);
             }
-            self.flights_total += 1;
-            self.in_flight.push(Reverse(Flight {
+            self.sent_total += 1;
+            self.in_flight.push(Reverse(InFlight {
                 at_ns: delivery.at_ns,
-                number: self.flights_total,
+                number: self.sent_total,
                 source: flow.source,
                 destination: flow.destination,
                 traffic_class: if delivery.mark { marked(traffic_class) } else { traffic_class },
@@ -198,31 +199,31 @@ impl World {
 
     /// Queues arrived packets at their ports. Packets to unknown addresses are dropped.
     fn deliver(&mut self) {
-        while self.in_flight.peek().is_some_and(|Reverse(flight)| flight.at_ns <= self.now_ns) {
-            let Some(Reverse(flight)) = self.in_flight.pop() else { return };
-            if let Some(inbox) = self.inboxes.get_mut(&flight.destination) {
-                inbox.push_back(flight);
+        while self.in_flight.peek().is_some_and(|Reverse(packet)| packet.at_ns <= self.now_ns) {
+            let Some(Reverse(packet)) = self.in_flight.pop() else { return };
+            if let Some(queue) = self.receive_queues.get_mut(&packet.destination) {
+                queue.push_back(packet);
             }
         }
     }
 }
 
 impl SimPort {
-    fn transmit_front(&self, world: &mut World, tx: &mut TxBatch) {
-        let Some((run, bytes)) = tx.front() else { return };
+    fn transmit_first_run(&self, world: &mut World, tx: &mut TxBatch) {
+        let Some((run, bytes)) = tx.first() else { return };
         let count = run.count;
         let Some(gid) = self.gids.get(usize::from(run.path.source_gid_index)) else {
             add(&self.counters.tx.send_errors, count as u64);
             tx.advance(count);
             return;
         };
-        let flow = Flow { source: socket_addr(gid.addr, self.slot), destination: run.path.remote };
+        let flow = Flow { source: socket_addr(gid.addr, self.instance), destination: run.path.remote };
         for (packet, index) in bytes.chunks_mut(run.segment).zip(0u16..) {
             icrc::seal(&flow, packet, index);
-            if let Some(bit) = run.spoil {
-                spoil(&flow, packet, bit);
+            if let Some(bit) = run.corrupt_bit {
+                corrupt(&flow, packet, bit);
             }
-            world.launch(flow, run.path.traffic_class, packet);
+            world.send(flow, run.path.traffic_class, packet);
         }
         add(&self.counters.tx.calls, 1);
         add(&self.counters.tx.packets, count as u64);
@@ -236,15 +237,15 @@ impl Port for SimPort {
         &self.gids
     }
 
-    fn slot(&self) -> u8 {
-        self.slot
+    fn instance(&self) -> u8 {
+        self.instance
     }
 
     fn mtu_limit(&self) -> u32 {
         self.mtu
     }
 
-    /// No packet is ever dropped for lack of space; this is a real port's usual value.
+    /// The usual value of a real port. No packet is ever dropped for lack of space.
     fn receive_buffer_bytes(&self) -> usize {
         16 << 20
     }
@@ -253,11 +254,11 @@ impl Port for SimPort {
         &self.counters
     }
 
-    /// Never blocks, so it always returns true.
+    /// A simulated network never blocks, so the result is always true.
     fn transmit(&self, tx: &mut TxBatch) -> bool {
         let mut world = self.world.lock();
         while !tx.is_empty() {
-            self.transmit_front(&mut world, tx);
+            self.transmit_first_run(&mut world, tx);
         }
         world.deliver();
         true
@@ -268,17 +269,17 @@ impl Port for SimPort {
         let mut world = self.world.lock();
         let mut received = 0;
         for (gid, gid_index) in self.gids.iter().zip(0u8..) {
-            let address = socket_addr(gid.addr, self.slot);
-            let Some(inbox) = world.inboxes.get_mut(&address) else { continue };
-            while let Some(room) = rx.room() {
-                let Some(flight) = inbox.pop_front() else { break };
-                let len = flight.bytes.len().min(room.len());
-                room[..len].copy_from_slice(&flight.bytes[..len]);
+            let address = socket_addr(gid.addr, self.instance);
+            let Some(queue) = world.receive_queues.get_mut(&address) else { continue };
+            while let Some(room) = rx.free_buffer() {
+                let Some(packet) = queue.pop_front() else { break };
+                let len = packet.bytes.len().min(room.len());
+                room[..len].copy_from_slice(&packet.bytes[..len]);
                 let meta = RxMeta {
-                    source: flight.source,
+                    source: packet.source,
                     destination: gid.addr,
                     gid_index,
-                    traffic_class: flight.traffic_class,
+                    traffic_class: packet.traffic_class,
                 };
                 rx.commit(meta, address.port(), len, len);
                 received += 1;
@@ -290,12 +291,12 @@ impl Port for SimPort {
         received
     }
 
-    /// None: the simulation's driver knows when a packet arrives.
+    /// There are none: [`SimNet::next_delivery`] returns when a packet arrives.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
     }
 
-    /// Does nothing: in a simulation every GID is received on from the start.
+    /// Does nothing: in a simulation every GID is active from the start.
     fn activate(&self, _gid_index: u8) {}
 }
 
@@ -303,7 +304,7 @@ impl Drop for SimPort {
     fn drop(&mut self) {
         let mut world = self.world.lock();
         for gid in &self.gids {
-            world.inboxes.remove(&socket_addr(gid.addr, self.slot));
+            world.receive_queues.remove(&socket_addr(gid.addr, self.instance));
         }
     }
 }

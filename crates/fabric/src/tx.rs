@@ -8,17 +8,17 @@ pub(crate) const RUN_PACKETS_MAX: usize = 64;
 /// Most bytes in one GSO send: the largest UDP payload of IPv4.
 pub(crate) const RUN_BYTES_MAX: usize = 65_507;
 
-/// The smallest batch: one packet of the largest path MTU with every header fits.
+/// The smallest batch, which fits one packet of the largest path MTU with every header.
 const CAPACITY_BYTES_MIN: usize = 8192;
 
 /// Packets to send, back to back in one buffer, each with space for its ICRC behind it.
 ///
-/// Consecutive packets with the same path and length form a run (the last one may be shorter), which
-/// is sent by one GSO send without another copy. [`Port::transmit`](crate::Port::transmit) drains the batch.
+/// Consecutive packets with the same path and length form a run, whose last packet may be shorter. One GSO send sends a
+/// run without another copy. [`Port::transmit`](crate::Port::transmit) drains the batch.
 #[derive(Debug)]
 pub struct TxBatch {
     buffer: Box<[u8]>,
-    /// End of the used part of the buffer. Space is only released when all packets were sent.
+    /// End of the used part of the buffer. Space is released only when all packets were sent.
     end: usize,
     /// Runs in order; those before `first_run` were sent.
     runs: Vec<Run>,
@@ -37,7 +37,7 @@ pub(crate) struct Run {
     pub last: usize,
     pub count: usize,
     /// Fault injection: the bit to flip after the ICRC was computed. Such a run has one packet.
-    pub spoil: Option<u32>,
+    pub corrupt_bit: Option<u32>,
 }
 
 impl Run {
@@ -45,12 +45,12 @@ impl Run {
         self.segment * (self.count - 1) + self.last
     }
 
-    fn takes(&self, path: &Path, len: usize) -> bool {
+    fn accepts(&self, path: &Path, len: usize) -> bool {
         self.last == self.segment
             && len <= self.segment
             && self.count < RUN_PACKETS_MAX
             && self.len() + len <= RUN_BYTES_MAX
-            && self.spoil.is_none()
+            && self.corrupt_bit.is_none()
             && self.path == *path
     }
 }
@@ -58,14 +58,15 @@ impl Run {
 /// A packet queued in a [`TxBatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TxPacket<'a> {
-    /// Its path.
+    /// The packet's path.
     pub path: Path,
-    /// From the BTH to the pad.
+    /// The bytes from the BTH to the end of the padding.
     pub bytes: &'a [u8],
 }
 
 impl TxBatch {
-    /// An empty batch for `capacity_bytes` of packets, ICRCs included, but at least for one of any size.
+    /// An empty batch for `capacity_bytes` of packets including their ICRCs, or for one packet of the largest size if
+    /// that is more.
     pub fn new(capacity_bytes: usize) -> TxBatch {
         TxBatch {
             buffer: vec![0; capacity_bytes.max(CAPACITY_BYTES_MIN)].into(),
@@ -76,8 +77,8 @@ impl TxBatch {
         }
     }
 
-    /// Space for a packet of `len` bytes from the BTH to the pad, or `None` when the batch is full: transmit, then try
-    /// again. The content is unspecified; every byte must be written.
+    /// Adds a packet of `len` bytes from the BTH to the end of the padding, and returns its buffer, or `None` if the
+    /// batch is full: transmit, then try again. The content is unspecified; the caller writes every byte.
     pub fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]> {
         let sealed_len = len + ICRC_LEN;
         let start = self.end;
@@ -85,7 +86,7 @@ impl TxBatch {
             return None;
         }
         match self.last_run() {
-            Some(run) if run.takes(path, sealed_len) => {
+            Some(run) if run.accepts(path, sealed_len) => {
                 run.count += 1;
                 run.last = sealed_len;
             }
@@ -95,7 +96,7 @@ impl TxBatch {
                 segment: sealed_len,
                 last: sealed_len,
                 count: 1,
-                spoil: None,
+                corrupt_bit: None,
             }),
         }
         self.end += sealed_len;
@@ -103,7 +104,7 @@ impl TxBatch {
         Some(&mut self.buffer[start..start + len])
     }
 
-    /// Removes the last pushed packet. Does nothing when all were sent.
+    /// Removes the last pushed packet. Does nothing if all packets were sent.
     pub fn cancel(&mut self) {
         let Some(run) = self.last_run() else { return };
         let cancelled_len = run.last;
@@ -119,7 +120,7 @@ impl TxBatch {
         }
     }
 
-    /// True when no packet is queued.
+    /// Whether no packet is queued.
     pub fn is_empty(&self) -> bool {
         self.packets == 0
     }
@@ -150,21 +151,21 @@ impl TxBatch {
         })
     }
 
-    /// Adds a copy of a packet. With `spoil`, the bit to flip after the ICRC was computed, it gets a run of its own.
-    /// False when the batch is full.
-    pub(crate) fn push_copy(&mut self, path: &Path, bytes: &[u8], spoil: Option<u32>) -> bool {
-        let Some(room) = self.push(path, bytes.len()) else { return false };
-        room.copy_from_slice(bytes);
-        if spoil.is_some() {
+    /// Adds a copy of a packet. `corrupt_bit` is the bit to flip after the ICRC was computed; such a packet forms a
+    /// separate run. Returns false if the batch is full.
+    pub(crate) fn push_copy(&mut self, path: &Path, bytes: &[u8], corrupt_bit: Option<u32>) -> bool {
+        let Some(buffer) = self.push(path, bytes.len()) else { return false };
+        buffer.copy_from_slice(bytes);
+        if corrupt_bit.is_some() {
             self.isolate_last();
             if let Some(run) = self.last_run() {
-                run.spoil = spoil;
+                run.corrupt_bit = corrupt_bit;
             }
         }
         true
     }
 
-    /// Gives the last packet a run of its own.
+    /// Moves the last packet into a separate run.
     fn isolate_last(&mut self) {
         let Some(run) = self.last_run() else { return };
         if run.count == 1 {
@@ -173,19 +174,25 @@ impl TxBatch {
         let last = run.last;
         run.count -= 1;
         run.last = run.segment;
-        let alone =
-            Run { path: run.path, start: run.start + run.len(), segment: last, last, count: 1, spoil: None };
+        let alone = Run {
+            path: run.path,
+            start: run.start + run.len(),
+            segment: last,
+            last,
+            count: 1,
+            corrupt_bit: None,
+        };
         self.runs.push(alone);
     }
 
     /// The next run to send and its bytes.
-    pub(crate) fn front(&mut self) -> Option<(Run, &mut [u8])> {
+    pub(crate) fn first(&mut self) -> Option<(Run, &mut [u8])> {
         let run = self.runs.get(self.first_run)?.clone();
         let range = run.start..run.start + run.len();
         Some((run, &mut self.buffer[range]))
     }
 
-    /// Records that the first `count` packets of the front run were sent.
+    /// Records that the first `count` packets of the first run were sent.
     pub(crate) fn advance(&mut self, count: usize) {
         let Some(run) = self.runs.get_mut(self.first_run) else { return };
         debug_assert!(count <= run.count);
@@ -221,7 +228,7 @@ mod tests {
     fn fill(tx: &mut TxBatch, port: u16, lens: &[usize]) {
         for len in lens {
             let number = tx.len() as u8;
-            tx.push(&path(port), *len).expect("room").fill(number);
+            tx.push(&path(port), *len).expect("space").fill(number);
         }
     }
 
@@ -231,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_of_one_path_and_length_form_a_run_that_a_shorter_one_ends() {
+    fn consecutive_packets_of_one_path_and_length_form_a_run_that_a_shorter_one_ends() {
         let mut tx = TxBatch::new(1 << 20);
         fill(&mut tx, 1, &[100, 100, 60, 60, 100]);
         fill(&mut tx, 2, &[100, 100]);
@@ -239,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_stay_within_what_one_send_may_carry() {
+    fn runs_keep_the_limits_of_one_gso_send() {
         let mut tx = TxBatch::new(1 << 20);
         fill(&mut tx, 1, &[16; 100]);
         assert_eq!(runs(&tx), [64, 36]);
@@ -249,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_batch_takes_no_more_until_it_was_drained() {
+    fn a_full_batch_accepts_no_packet_until_it_is_drained() {
         let mut tx = TxBatch::new(0);
         fill(&mut tx, 1, &[4092, 4092]);
         assert!(tx.push(&path(1), 12).is_none());
@@ -261,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn cancelling_takes_the_last_packet_back_and_reopens_its_run() {
+    fn cancelling_removes_the_last_packet_and_reopens_its_run() {
         let mut tx = TxBatch::new(1 << 16);
         fill(&mut tx, 1, &[100, 100, 60]);
         tx.cancel();
@@ -279,20 +286,20 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_left_in_part_is_still_whole() {
+    fn a_partly_sent_run_keeps_its_other_packets() {
         let mut tx = TxBatch::new(1 << 16);
         fill(&mut tx, 1, &[100, 100, 100, 60]);
         tx.advance(2);
         assert_eq!(tx.packets().map(|packet| packet.bytes.len()).collect::<Vec<_>>(), [100, 60]);
         tx.advance(1);
-        let (run, bytes) = tx.front().expect("one is left");
+        let (run, bytes) = tx.first().expect("one is left");
         assert_eq!((run.count, run.segment, bytes.len()), (1, 64, 64));
         tx.cancel();
         assert!(tx.is_empty());
     }
 
     #[test]
-    fn a_spoiled_packet_travels_alone() {
+    fn a_corrupted_packet_has_a_separate_run() {
         let mut tx = TxBatch::new(1 << 16);
         fill(&mut tx, 1, &[100, 100]);
         assert!(tx.push_copy(&path(1), &[9; 100], Some(5)));

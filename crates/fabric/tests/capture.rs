@@ -1,7 +1,8 @@
 //! The packets on the wire, sniffed from an interface without segmentation offload.
 //!
-//! The outer tests run the inner ones in a network namespace of their own. Its loopback takes packets one by one, so
-//! the kernel segments GSO sends before the sniffer sees them. Where namespaces are not allowed, the tests are skipped.
+//! The outer tests run the inner ones in a separate network namespace. Its loopback interface has no segmentation
+//! offload, so the kernel segments GSO sends before the sniffer receives them. Where namespaces are not allowed, the
+//! tests are skipped.
 
 mod common;
 
@@ -57,7 +58,8 @@ fn sniffer() -> Socket {
     socket
 }
 
-/// Sniffs until no packets come. The loopback shows each packet leaving and arriving; one of the two is kept.
+/// Sniffs until no more packets arrive. The loopback interface reports each packet twice, when sent and when received;
+/// one of the two is kept.
 fn sniffed(mut socket: Socket) -> Vec<Sniffed> {
     let mut frame = vec![0; 70_000];
     let mut packets: Vec<Sniffed> = Vec::new();

@@ -19,7 +19,7 @@ fn pair(network: u8, plan: &str) -> (FaultyPort<UdpPort>, UdpPort) {
     (sender, receiver)
 }
 
-/// The same, with the plan in force.
+/// As [`pair`], and the plan in force.
 fn pair_with(network: u8, plan: &str) -> (FaultyPort<UdpPort>, UdpPort, Arc<Faults>) {
     let faults = Arc::new(Faults::new(FaultPlan::parse(plan).expect("a plan"), "test"));
     let sender = port_at(&format!("127.82.{network}.1"));
@@ -69,7 +69,7 @@ fn corrupted_packets_arrive_with_a_bad_icrc() {
 }
 
 #[test]
-fn marked_packets_say_that_there_was_congestion() {
+fn marked_packets_have_congestion_experienced() {
     let (sender, receiver) = pair(5, "ecn_mark = 1.0");
     send_many(&sender, &receiver, 20);
     assert!(receive(&receiver, 20).iter().all(|(meta, _)| meta.traffic_class == 3));
@@ -88,7 +88,7 @@ fn the_same_seed_loses_the_same_packets() {
 }
 
 #[test]
-fn delayed_packets_leave_when_the_timer_says_so() {
+fn delayed_packets_are_sent_when_the_timer_expires() {
     let (sender, receiver) = pair(8, "delay_us_min = 30000\ndelay_us_max = 30000");
     let start = Instant::now();
     send_many(&sender, &receiver, 3);
@@ -111,7 +111,7 @@ fn wait_readable(port: &dyn Port) {
 }
 
 #[test]
-fn held_back_packets_are_overtaken_but_arrive() {
+fn reordered_packets_are_overtaken_but_arrive() {
     let (sender, receiver) = pair(9, "seed = 5\nreorder = 0.3\nreorder_us_max = 2000");
     send_many(&sender, &receiver, 200);
     let mut numbers = Vec::new();
@@ -132,7 +132,7 @@ fn numbers_that_arrive(receiver: &UdpPort) -> Vec<u32> {
 }
 
 #[test]
-fn what_was_injected_is_counted() {
+fn injected_faults_are_counted() {
     let plan = "seed = 4\nloss = 0.2\nduplicate = 0.2\ncorrupt = 0.2\necn_mark = 0.2\ndelay_us_max = 10";
     let (sender, receiver, faults) = pair_with(10, plan);
     send_many(&sender, &receiver, 200);
@@ -147,7 +147,7 @@ fn what_was_injected_is_counted() {
 }
 
 #[test]
-fn a_fault_by_count_strikes_the_packets_it_names() {
+fn a_fault_by_count_applies_to_the_scheduled_packets() {
     let plan = "[[fault]]\nkind = \"loss\"\nafter_packets = 3\nfor_packets = 4";
     let (sender, receiver, faults) = pair_with(11, plan);
     send_many(&sender, &receiver, 10);
@@ -156,7 +156,7 @@ fn a_fault_by_count_strikes_the_packets_it_names() {
 }
 
 #[test]
-fn a_fault_of_one_peer_leaves_the_others_alone() {
+fn a_fault_of_one_peer_does_not_affect_others() {
     let plan = "[[fault]]\nkind = \"blackhole\"\npeer = \"127.82.12.2\"";
     let (sender, receiver, faults) = pair_with(12, plan);
     let other = port_at("127.82.12.3");
@@ -168,8 +168,8 @@ fn a_fault_of_one_peer_leaves_the_others_alone() {
 }
 
 #[test]
-fn packets_that_arrive_can_be_lost_one_by_one() {
-    // They arrive in order, as one GRO run or several; the plan drops the second to fourth of them.
+fn received_packets_can_be_dropped_within_a_gro_run() {
+    // The packets arrive in order, as one GRO run or several. The plan drops the second to the fourth.
     let plan = "[[fault]]\nkind = \"loss\"\ndirection = \"in\"\nafter_packets = 1\nfor_packets = 3";
     let (receiver, sender, faults) = pair_with(13, plan);
     let mut tx = TxBatch::new(1 << 20);
@@ -192,7 +192,7 @@ fn packets_that_arrive_can_be_lost_one_by_one() {
 }
 
 #[test]
-fn a_packet_can_be_doubled_damaged_and_held_back_at_once() {
+fn several_faults_apply_to_one_packet() {
     let fault = |kind: &str| format!("[[fault]]\nkind = \"{kind}\"\nafter_packets = 1\nfor_packets = 1\n");
     let (sender, receiver) = pair(14, &["duplicate", "reorder"].map(fault).concat());
     send_many(&sender, &receiver, 4);

@@ -1,4 +1,4 @@
-//! Captures: Wireshark can read them, and they never block the packets.
+//! Captures are readable by Wireshark and never block packets.
 
 mod common;
 
@@ -34,13 +34,13 @@ fn send_only(psn: u32) -> Vec<u8> {
         psn: Psn::new(psn),
     };
     let mut bytes = vec![0x5a; 12 + 32];
-    emit_headers(&bth, &Extensions::default(), &mut bytes).expect("room");
+    emit_headers(&bth, &Extensions::default(), &mut bytes).expect("space");
     bytes
 }
 
 /// Each packet's fields as tshark prints them; `None` where tshark is not installed.
 fn tshark(path: &std::path::Path, udp_ports: [u16; 2], fields: &[&str]) -> Option<Vec<Vec<String>>> {
-    // Wireshark knows the port of instance index 0 only.
+    // Wireshark recognizes only the port of instance index 0.
     let decode = udp_ports.map(|port| format!("udp.port=={port},infiniband"));
     let fields: Vec<&str> = fields.iter().flat_map(|field| ["-e", field]).collect();
     let result = Command::new("tshark")
@@ -101,7 +101,7 @@ fn frames(path: &std::path::Path) -> Vec<(Flow, u16, Vec<u8>)> {
     frames
 }
 
-fn sound(frame: &(Flow, u16, Vec<u8>)) -> bool {
+fn has_correct_icrc(frame: &(Flow, u16, Vec<u8>)) -> bool {
     let (bytes, icrc) = frame.2.split_last_chunk::<4>().expect("an ICRC");
     icrc::compute(&frame.0, bytes, frame.1).to_le_bytes() == *icrc
 }
@@ -120,7 +120,7 @@ fn the_icrc_in_the_capture_is_that_of_the_packet() {
     for path in [&sent, &received] {
         let frames = frames(path);
         assert_eq!(frames.len(), 100);
-        assert!(frames.iter().all(sound));
+        assert!(frames.iter().all(has_correct_icrc));
         let _ = std::fs::remove_file(path);
     }
 }
@@ -141,12 +141,12 @@ fn a_capture_inside_a_faulty_port_shows_the_faults() {
     let frames = frames(&path);
     let _ = std::fs::remove_file(&path);
     assert_eq!(frames.len(), 100);
-    assert_eq!(frames.iter().filter(|frame| sound(frame)).count(), received.len());
+    assert_eq!(frames.iter().filter(|frame| has_correct_icrc(frame)).count(), received.len());
     assert!((20..80).contains(&received.len()));
 }
 
 #[test]
-fn a_full_disk_ends_the_capture_and_not_the_traffic() {
+fn a_full_disk_ends_only_the_capture() {
     let a = match PcapPort::create(port_at("127.83.4.1"), "/dev/full".as_ref()) {
         Ok(port) => port,
         Err(error) => {
@@ -162,22 +162,22 @@ fn a_full_disk_ends_the_capture_and_not_the_traffic() {
 }
 
 #[test]
-fn a_file_that_cannot_be_made_is_an_error() {
+fn a_file_that_cannot_be_created_is_an_error() {
     assert!(PcapPort::create(port_at("127.83.5.1"), "/nonexistent/file.pcap".as_ref()).is_err());
 }
 
-/// Independent of the umask, since a capture holds the data of all packets.
+/// The mode does not depend on the umask, because a capture contains the data of all packets.
 #[test]
-fn a_new_file_is_its_owners_alone() {
+fn a_new_file_is_readable_only_by_its_owner() {
     let path = temporary("private");
     let _port = PcapPort::create(port_at("127.83.7.1"), &path).expect("a file");
-    let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
+    let mode = std::fs::metadata(&path).expect("created").permissions().mode();
     assert_eq!(mode & 0o077, 0, "{mode:o}");
     let _ = std::fs::remove_file(path);
 }
 
 #[test]
-fn a_file_belongs_to_the_first_port_until_that_is_closed() {
+fn a_file_is_locked_by_the_first_port_until_it_closes() {
     let path = temporary("claimed");
     let first = PcapPort::create(port_at("127.83.6.1"), &path).expect("a file");
     let second = PcapPort::create(port_at("127.83.6.2"), &path).expect_err("the file is taken");

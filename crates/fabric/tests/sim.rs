@@ -38,7 +38,7 @@ fn drain(net: &SimNet, port: &SimPort, arrivals: &mut Vec<(u64, u32, u8)>) {
     }
 }
 
-fn everything_goes_wrong() -> SimConfig {
+fn all_faults() -> SimConfig {
     SimConfig {
         loss: 0.1,
         duplicate: 0.1,
@@ -51,21 +51,21 @@ fn everything_goes_wrong() -> SimConfig {
 }
 
 #[test]
-fn the_seed_decides_everything() {
-    let first = run(42, everything_goes_wrong(), 1000);
-    assert_eq!(first, run(42, everything_goes_wrong(), 1000));
-    assert_ne!(first, run(43, everything_goes_wrong(), 1000));
+fn equal_seeds_have_equal_results() {
+    let first = run(42, all_faults(), 1000);
+    assert_eq!(first, run(42, all_faults(), 1000));
+    assert_ne!(first, run(43, all_faults(), 1000));
 }
 
 #[test]
-fn a_perfect_network_delivers_everything_in_order() {
+fn a_network_without_faults_delivers_everything_in_order() {
     let numbers: Vec<u32> =
         run(1, SimConfig::default(), 500).into_iter().map(|(_, number, _)| number).collect();
     assert_eq!(numbers, (0..500).collect::<Vec<_>>());
 }
 
 #[test]
-fn each_fault_happens_about_as_often_as_asked() {
+fn each_fault_has_about_its_configured_rate() {
     let count = |config: SimConfig| run(7, config, 4000);
     let base = SimConfig::default;
     let near = |value: usize, expected: usize| value.abs_diff(expected) < 130;
@@ -80,7 +80,7 @@ fn each_fault_happens_about_as_often_as_asked() {
 }
 
 #[test]
-fn every_corrupted_packet_is_caught_whatever_its_family() {
+fn every_corrupted_packet_is_detected_over_ipv4_and_ipv6() {
     for addr in ["10.0.0.2", "fd00::2"] {
         let net = SimNet::new(3, SimConfig { corrupt: 1.0, ..SimConfig::default() });
         let [sender, receiver] = [(); 2].map(|()| net.port(ip(addr)));
@@ -96,7 +96,7 @@ fn every_corrupted_packet_is_caught_whatever_its_family() {
 }
 
 #[test]
-fn time_passes_only_when_it_is_moved() {
+fn time_advances_only_by_advance_to() {
     let net = SimNet::new(0, SimConfig { delay_ns: 300..301, ..SimConfig::default() });
     let [a, b] = ["10.0.0.1", "10.0.0.2"].map(|addr| net.port(ip(addr)));
     assert_eq!(net.next_delivery(), None);
@@ -115,22 +115,22 @@ fn time_passes_only_when_it_is_moved() {
 }
 
 #[test]
-fn ports_have_slots_and_leave_the_network() {
+fn ports_have_instance_indexes_and_leave_the_network() {
     let net = SimNet::new(0, SimConfig { delay_ns: 0..1, ..SimConfig::default() });
     let a = net.port(ip("10.0.0.1"));
     let second = net.port_with_gids(&[ip("10.0.0.1"), ip("fd00::1")]);
-    assert_eq!((a.slot(), second.slot()), (0, 1));
+    assert_eq!((a.instance(), second.instance()), (0, 1));
     let to_second = Path { source_gid_index: 0, ..path_to("[fd00::1]:4792".parse().unwrap()) };
     send(&a, &to_second, &packet(1, 20));
     assert_eq!(receive(&second, 1)[0].0.gid_index, 1);
     drop(second);
     send(&a, &to_second, &packet(1, 20));
     assert_eq!(net.next_delivery(), None);
-    assert_eq!(net.port(ip("10.0.0.1")).slot(), 1);
+    assert_eq!(net.port(ip("10.0.0.1")).instance(), 1);
 }
 
 #[test]
-fn a_batch_larger_than_the_receiver_takes_at_once_is_not_lost() {
+fn a_batch_larger_than_one_receive_is_delivered() {
     let net = SimNet::new(0, SimConfig { delay_ns: 0..1, ..SimConfig::default() });
     let [a, b] = ["10.0.0.1", "10.0.0.2"].map(|addr| net.port(ip(addr)));
     let mut tx = TxBatch::new(4 << 20);

@@ -12,7 +12,8 @@ use terrace_fabric::{Port, TxBatch};
 use terrace_wire::icrc::{self, Flow};
 use terrace_wire::{Path, ROCE_PORT};
 
-/// Sends runs of random lengths from one port to several, and checks that each receives its own, whole and in order.
+/// Sends runs of random lengths from one port to several, and checks that each receives its packets complete and in
+/// order.
 fn exchange(sender: &UdpPort, receivers: &[UdpPort], seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut tx = TxBatch::new(256 << 10);
@@ -59,13 +60,13 @@ fn exchange(sender: &UdpPort, receivers: &[UdpPort], seed: u64) {
 }
 
 #[test]
-fn batches_of_mixed_sizes_and_paths_arrive_whole_over_ipv4() {
+fn batches_of_mixed_sizes_and_paths_arrive_complete_over_ipv4() {
     let receivers = ["127.81.0.2", "127.81.0.2", "127.81.0.3"].map(port_at);
     exchange(&port_at("127.81.0.1"), &receivers, 1);
 }
 
 #[test]
-fn batches_of_mixed_sizes_and_paths_arrive_whole_over_ipv6() {
+fn batches_of_mixed_sizes_and_paths_arrive_complete_over_ipv6() {
     let receivers = ["::1", "::1"].map(port_at);
     exchange(&port_at("::1"), &receivers, 2);
 }
@@ -83,13 +84,13 @@ fn link_local_addresses_need_no_scope_from_the_caller() {
     let received = receive(&receiver, 1);
     assert_eq!(received.len(), 1);
     assert_eq!(received[0].1, bytes);
-    // The response goes to the packet's source address, scope included.
+    // The response goes to the packet's source address, including its scope.
     send(&receiver, &path_to(received[0].0.source), &bytes);
     assert_eq!(receive(&sender, 1).len(), 1);
 }
 
 #[test]
-fn a_further_gid_is_heard_once_it_is_active() {
+fn a_further_gid_receives_once_it_is_active() {
     let sender = open(UdpConfig { addr: Some(ip("127.0.0.1")), ..UdpConfig::default() });
     let receiver = open(UdpConfig { addr: Some(ip("127.0.0.1")), ..UdpConfig::default() });
     let (Some(from), Some(to)) = (sender.gids().get(1), receiver.gids().get(1)) else {
@@ -111,14 +112,14 @@ fn a_further_gid_is_heard_once_it_is_active() {
 }
 
 #[test]
-fn a_packet_from_a_gid_that_is_not_there_is_a_send_error() {
+fn a_packet_from_an_unknown_gid_is_a_send_error() {
     let port = port_at("127.81.1.1");
     send(&port, &Path { source_gid_index: 9, ..path_to(address_of(&port)) }, &packet(1, 64));
     assert_eq!(port.counters().snapshot().send_errors, 1);
 }
 
 #[test]
-fn refused_packets_are_counted_and_do_not_stop_the_others() {
+fn failed_sends_are_counted_and_do_not_stop_the_others() {
     let [sender, receiver] = ["127.81.2.1", "127.81.2.2"].map(port_at);
     let mut tx = TxBatch::new(1 << 20);
     let nowhere = path_to("255.255.255.255:4791".parse().unwrap());
@@ -135,7 +136,7 @@ fn refused_packets_are_counted_and_do_not_stop_the_others() {
 }
 
 #[test]
-fn traffic_class_and_ecn_travel() {
+fn traffic_class_and_ecn_are_transmitted() {
     for (from, to) in [("127.81.3.1", "127.81.3.2"), ("::1", "::1")] {
         let [sender, receiver] = [from, to].map(port_at);
         let mut tx = TxBatch::new(0);
@@ -149,7 +150,7 @@ fn traffic_class_and_ecn_travel() {
     }
 }
 
-/// A packet as some other RoCEv2 stack would send it, from its own socket and with its own identification.
+/// A packet as another RoCEv2 stack sends it, from its own socket and with its own identification.
 fn foreign(socket: &UdpSocket, to: SocketAddr, bytes: &[u8], ip_id: u16) -> Vec<u8> {
     let flow = Flow { source: socket.local_addr().expect("bound"), destination: to };
     let mut sealed = [bytes, &[0; 4]].concat();
@@ -174,7 +175,7 @@ fn any_ipv4_identification_of_a_foreign_peer_is_accepted() {
 }
 
 #[test]
-fn damaged_and_short_packets_are_dropped_and_counted() {
+fn corrupt_and_short_packets_are_dropped_and_counted() {
     for (addr, peer_addr) in [("127.81.5.1", "127.81.5.2:50001"), ("::1", "[::1]:0")] {
         let port = port_at(addr);
         let to = address_of(&port);
@@ -192,33 +193,34 @@ fn damaged_and_short_packets_are_dropped_and_counted() {
 }
 
 #[test]
-fn ports_of_one_address_take_slots_in_order_and_give_them_back() {
+fn ports_of_one_address_claim_instance_indexes_in_order_and_release_them() {
     let mut ports: Vec<UdpPort> = (0..4).map(|_| port_at("127.81.6.1")).collect();
-    assert_eq!(ports.iter().map(|port| port.slot()).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert_eq!(ports.iter().map(|port| port.instance()).collect::<Vec<_>>(), [0, 1, 2, 3]);
     assert_eq!(ports[2].udp_port(), ROCE_PORT + 2);
     drop(ports.remove(1));
-    assert_eq!(port_at("127.81.6.1").slot(), 1);
+    assert_eq!(port_at("127.81.6.1").instance(), 1);
     drop(ports);
-    assert_eq!(port_at("127.81.6.1").slot(), 0);
+    assert_eq!(port_at("127.81.6.1").instance(), 0);
 }
 
-fn refusal(config: UdpConfig) -> OpenError {
+fn open_error(config: UdpConfig) -> OpenError {
     UdpPort::open(&config).expect_err("the port must not open")
 }
 
 #[test]
-fn a_slot_in_use_is_passed_over_or_named() {
+fn an_instance_index_in_use_is_skipped_or_named() {
     let addr = Some(ip("127.81.7.1"));
     let _other = UdpSocket::bind("127.81.7.1:4791").expect("free before");
-    assert_eq!(open(UdpConfig { addr, ..UdpConfig::default() }).slot(), 1);
-    let error = refusal(UdpConfig { addr, slot: Some(0), ..UdpConfig::default() }).to_string();
+    assert_eq!(open(UdpConfig { addr, ..UdpConfig::default() }).instance(), 1);
+    let error = open_error(UdpConfig { addr, instance: Some(0), ..UdpConfig::default() }).to_string();
     assert!(error.contains("port 4791 is of") || error.contains("UDP port 4791"), "{error}");
     assert!(error.contains("127.81.7.1") && error.contains("ss -unlp"), "{error}");
 }
 
 #[test]
-fn bad_addresses_are_refused_with_what_to_do() {
-    let refuse = |addr: &str| refusal(UdpConfig { addr: Some(ip(addr)), ..UdpConfig::default() }).to_string();
+fn errors_of_invalid_addresses_name_a_remedy() {
+    let refuse =
+        |addr: &str| open_error(UdpConfig { addr: Some(ip(addr)), ..UdpConfig::default() }).to_string();
     let error = refuse("203.0.113.9");
     assert!(error.contains("127.0.0.1 on lo") && error.contains("TERRACE_ADDR"), "{error}");
     assert!(refuse("0.0.0.0").contains("wildcard"));
@@ -229,21 +231,21 @@ fn bad_addresses_are_refused_with_what_to_do() {
 #[test]
 fn path_mtus_are_checked_and_fit_the_interface() {
     let addr = Some(ip("127.81.8.1"));
-    let error = refusal(UdpConfig { addr, mtu: Some(1500), ..UdpConfig::default() }).to_string();
+    let error = open_error(UdpConfig { addr, mtu: Some(1500), ..UdpConfig::default() }).to_string();
     assert!(error.contains("1500") && error.contains("--mtu"), "{error}");
     assert_eq!(open(UdpConfig { addr, ..UdpConfig::default() }).mtu_limit(), 4096);
     assert_eq!(open(UdpConfig { addr, mtu: Some(512), ..UdpConfig::default() }).mtu_limit(), 512);
 }
 
 #[test]
-fn the_receive_buffer_is_what_the_system_granted() {
+fn the_receive_buffer_has_the_granted_size() {
     let addr = Some(ip("127.81.9.1"));
     let port = open(UdpConfig { addr, receive_buffer_bytes: Some(100_000), ..UdpConfig::default() });
     assert!((100_000..400_000).contains(&port.receive_buffer_bytes()), "{}", port.receive_buffer_bytes());
 }
 
 #[test]
-fn datagrams_that_the_system_drops_are_counted() {
+fn datagrams_that_the_kernel_drops_are_counted() {
     let addr = Some(ip("127.81.10.1"));
     let port = open(UdpConfig { addr, receive_buffer_bytes: Some(20_000), ..UdpConfig::default() });
     let sender = port_at("127.81.10.2");
@@ -258,18 +260,18 @@ fn datagrams_that_the_system_drops_are_counted() {
 }
 
 #[test]
-fn a_probe_hears_whether_somebody_has_the_port() {
+fn a_probe_reports_a_closed_port() {
     let port = UdpPort::open(&UdpConfig { addr: Some([127, 0, 0, 29].into()), ..UdpConfig::default() });
-    let port = port.expect("a free slot");
+    let port = port.expect("a free instance index");
     let probe = |remote: SocketAddr| {
         let mut tx = TxBatch::new(0);
         push(&mut tx, &path_to(remote), &packet(1, 64));
         Probe::send(&port.gids()[0], &mut tx).expect("sent")
     };
-    let refusal = |probe: &Probe| probe.take_error().map(|error| error.kind());
+    let open_error = |probe: &Probe| probe.take_error().map(|error| error.kind());
     // On the loopback the ICMP error arrives before the call returns.
-    let nobody = UdpSocket::bind("127.0.0.28:0").and_then(|socket| socket.local_addr()).expect("a free port");
-    assert_eq!(refusal(&probe(nobody)), Some(std::io::ErrorKind::ConnectionRefused));
-    assert_eq!(refusal(&probe(address_of(&port))), None);
+    let closed = UdpSocket::bind("127.0.0.28:0").and_then(|socket| socket.local_addr()).expect("a free port");
+    assert_eq!(open_error(&probe(closed)), Some(std::io::ErrorKind::ConnectionRefused));
+    assert_eq!(open_error(&probe(address_of(&port))), None);
     assert_eq!(receive(&port, 1)[0].1, packet(1, 64));
 }

@@ -12,23 +12,23 @@ pub enum Injected {
     PacketDuplicated,
     /// A bit of a packet was flipped.
     PacketCorrupted,
-    /// A packet was held back so that others overtake it.
+    /// A packet was delayed so that later packets overtake it.
     PacketReordered,
-    /// A packet was delayed, and those after it with it.
+    /// A packet and the packets after it were delayed.
     PacketDelayed,
     /// A packet was marked with "congestion experienced".
     PacketMarked,
     /// A packet was dropped by a blackhole.
     PacketBlackholed,
-    /// A request was refused with an RNR NAK although a receive may be posted.
+    /// A request was answered with an RNR NAK although a receive may be posted.
     RnrNak,
-    /// A request to storage took longer.
+    /// A storage request was delayed.
     StorageSlowed,
-    /// A request to storage failed.
+    /// A storage request failed.
     StorageFailed,
 }
 
-/// All of them, with their names in statistics.
+/// All faults, with their names in statistics.
 const NAMES: [(Injected, &str); 10] = [
     (Injected::PacketLost, "packets_lost"),
     (Injected::PacketDuplicated, "packets_duplicated"),
@@ -42,24 +42,24 @@ const NAMES: [(Injected, &str); 10] = [
     (Injected::StorageFailed, "storage_failed"),
 ];
 
-/// Count of each fault. Relaxed: each count is right by itself.
+/// Count of each fault. The atomics are relaxed: each count is exact, but a set of counts is no snapshot.
 #[derive(Debug, Default)]
 pub struct Counts([AtomicU64; NAMES.len()]);
 
 impl Counts {
     /// Counts one fault.
-    pub fn add(&self, what: Injected) {
-        self.0[what as usize].fetch_add(1, Ordering::Relaxed);
+    pub fn add(&self, fault: Injected) {
+        self.0[fault as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Count of a fault.
-    pub fn get(&self, what: Injected) -> u64 {
-        self.0[what as usize].load(Ordering::Relaxed)
+    pub fn get(&self, fault: Injected) -> u64 {
+        self.0[fault as usize].load(Ordering::Relaxed)
     }
 
     /// All counts, by name.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        NAMES.iter().map(|(what, name)| (*name, self.get(*what)))
+        NAMES.iter().map(|(fault, name)| (*name, self.get(*fault)))
     }
 }
 
@@ -80,17 +80,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_count_has_its_own_place_and_name() {
+    fn every_count_has_its_own_index_and_name() {
         let counts = Counts::default();
-        for (index, (what, _)) in NAMES.iter().enumerate() {
-            assert_eq!(*what as usize, index);
-            (0..=index).for_each(|_| counts.add(*what));
+        for (index, (fault, _)) in NAMES.iter().enumerate() {
+            assert_eq!(*fault as usize, index);
+            (0..=index).for_each(|_| counts.add(*fault));
         }
         assert!(counts.named().map(|(_, count)| count).eq(1..=NAMES.len() as u64));
     }
 
     #[test]
-    fn people_read_what_was_done() {
+    fn the_summary_lists_nonzero_counts() {
         let counts = Counts::default();
         assert_eq!(counts.to_string(), "nothing");
         counts.add(Injected::RnrNak);

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Why a fault plan was rejected, in one line that says how to correct it.
+/// The reason why a fault plan was rejected, in one line that names a remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum FaultPlanError {
     /// The file could not be read.
@@ -15,7 +15,7 @@ pub enum FaultPlanError {
         #[source]
         source: io::Error,
     },
-    /// It is not TOML, or has an unknown key or a value of the wrong type.
+    /// The file is not TOML, or has an unknown key or a value of the wrong type.
     #[error("the fault plan is not valid: line {line} (`{text}`): {reason}")]
     Syntax {
         /// Counted from 1.
@@ -30,15 +30,15 @@ pub enum FaultPlanError {
     Probability {
         /// The key.
         key: &'static str,
-        /// Its value.
+        /// The key's value.
         value: f64,
     },
-    /// A time is longer than any test should last.
+    /// A time exceeds the limit.
     #[error("the fault plan's `{key}` is {value} microseconds; at most {max} (a minute) is allowed")]
     Delay {
         /// The key.
         key: &'static str,
-        /// Its value.
+        /// The key's value.
         value: u64,
         /// The limit.
         max: u64,
@@ -57,11 +57,11 @@ pub enum FaultPlanError {
     /// One of the faults is invalid.
     #[error("the fault plan's fault {number} (kind = \"{kind}\"): {problem}")]
     Fault {
-        /// Its number, counted from 1.
+        /// The fault's number, counted from 1.
         number: usize,
-        /// Its kind.
+        /// The fault's kind.
         kind: &'static str,
-        /// What is wrong with it, and how to correct it.
+        /// The problem and its remedy.
         problem: String,
     },
 }

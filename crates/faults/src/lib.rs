@@ -1,8 +1,8 @@
 //! Fault injection: the fault plan in a file, the schedule of each fault, and its scope.
 //!
-//! [`FaultPlan`] is the file, checked. [`Faults`] is a plan in force in a process. A caller asks it for the faults of
-//! each packet, receive or storage request, and executes them. So this crate knows neither sockets
-//! nor queue pairs nor files, and every draw comes from the plan's seed.
+//! [`FaultPlan`] is the checked content of the file. [`Faults`] is a plan in force in a process. It returns the faults
+//! of each packet, receive or storage request, and its caller executes them. So this crate depends neither on sockets
+//! nor on queue pairs nor on files, and every draw comes from the plan's seed.
 //!
 //! | caller | event | function |
 //! |---|---|---|
@@ -14,14 +14,14 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod active;
 mod counts;
 mod error;
 mod plan;
 mod rule;
-mod running;
 mod schedule;
 
+pub use active::{Direction, Faults, PacketFate, StorageFate, StorageOperation};
 pub use counts::{Counts, Injected};
 pub use error::FaultPlanError;
 pub use plan::FaultPlan;
-pub use running::{Direction, Faults, PacketFate, StorageFate, StorageOperation};

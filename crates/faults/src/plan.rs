@@ -1,4 +1,4 @@
-//! The fault plan as a user writes it in a file.
+//! The fault plan in a user's file.
 
 use std::path::Path;
 
@@ -10,15 +10,11 @@ use crate::rule::{RawRule, Rule};
 /// Faults to inject, from a TOML file. Every key is optional.
 ///
 /// ```toml
-/// seed = 7              # the same seed draws the same faults for the same packets
-/// loss = 0.01           # probabilities for each sent packet, 0 to 1, in force all the time
-/// duplicate = 0.01
-/// corrupt = 0.001       # one bit flipped after the ICRC was computed
-/// reorder = 0.01        # held back for up to reorder_us_max, so that others overtake it
-/// reorder_us_max = 100
-/// ecn_mark = 0.0        # marked "congestion experienced"
-/// delay_us_min = 0      # shortest delay of every packet ...
-/// delay_us_max = 0      # ... and longest; the order is kept
+/// seed = 7              # the same seed draws the same faults for the same packets loss = 0.01           #
+/// probabilities for each sent packet, 0 to 1, always in force duplicate = 0.01 corrupt = 0.001       # one bit flipped
+/// after the ICRC was computed reorder = 0.01        # delayed by up to reorder_us_max, so that later packets overtake
+/// it reorder_us_max = 100 ecn_mark = 0.0        # marked "congestion experienced" delay_us_min = 0      # shortest
+/// delay of every packet ... delay_us_max = 0      # ... and longest; the order is kept
 ///
 /// [[fault]]             # any number of them: scheduled faults, and faults of a peer, of receives or of storage
 /// kind = "blackhole"
@@ -36,9 +32,9 @@ pub struct FaultPlan {
     pub duplicate: f64,
     /// Probability that a bit of a packet is flipped.
     pub corrupt: f64,
-    /// Probability that a packet is held back so that others overtake it.
+    /// Probability that a packet is delayed so that later packets overtake it.
     pub reorder: f64,
-    /// Longest time that it is held back, in microseconds.
+    /// Longest delay of such a packet, in microseconds.
     pub reorder_us_max: u64,
     /// Probability that a packet is marked with "congestion experienced".
     pub ecn_mark: f64,
@@ -81,7 +77,7 @@ impl FaultPlan {
     /// Reads a plan from a file.
     ///
     /// # Errors
-    /// The file cannot be read, or holds no valid plan.
+    /// The file cannot be read, or contains no valid plan.
     pub fn load(path: &Path) -> Result<FaultPlan, FaultPlanError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| FaultPlanError::Read { path: path.to_owned(), source })?;
@@ -91,7 +87,7 @@ impl FaultPlan {
     /// Reads a plan from its text.
     ///
     /// # Errors
-    /// The text holds no valid plan.
+    /// The text contains no valid plan.
     pub fn parse(text: &str) -> Result<FaultPlan, FaultPlanError> {
         let mut plan: FaultPlan =
             toml::from_str(text).map_err(|error| FaultPlanError::syntax(text, &error))?;
@@ -111,16 +107,16 @@ impl FaultPlan {
     }
 
     /// Whether the plan has packet faults.
-    pub fn spoils_packets(&self) -> bool {
+    pub fn has_packet_faults(&self) -> bool {
         let always = [self.loss, self.duplicate, self.corrupt, self.reorder, self.ecn_mark];
         self.delay_us_max > 0
             || always.iter().any(|probability| *probability > 0.0)
-            || self.rules.iter().any(|rule| rule.kind.is_of_packets())
+            || self.rules.iter().any(|rule| rule.kind.is_packet_fault())
     }
 
     /// Whether the plan has storage faults.
-    pub fn troubles_storage(&self) -> bool {
-        self.rules.iter().any(|rule| rule.kind.is_of_storage())
+    pub fn has_storage_faults(&self) -> bool {
+        self.rules.iter().any(|rule| rule.kind.is_storage_fault())
     }
 
     fn check(&self) -> Result<(), FaultPlanError> {

@@ -8,14 +8,14 @@ use serde::Deserialize;
 use crate::plan::DELAY_US_MAX;
 use crate::schedule::{Length, Schedule, Start};
 
-/// A `[[fault]]` as in the file. Whether its keys belong to its kind is checked afterwards.
+/// A `[[fault]]` as in the file. [`RawRule::check`] rejects keys that do not belong to its kind.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RawRule {
     pub kind: KindName,
     probability: Option<f64>,
     peer: Option<IpAddr>,
-    direction: Option<Ways>,
+    direction: Option<Directions>,
     operation: Option<Operations>,
     error: Option<StorageError>,
     reorder_us_max: Option<u64>,
@@ -48,7 +48,7 @@ pub(crate) enum KindName {
 /// Direction of packets: sent, received, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Ways {
+pub(crate) enum Directions {
     Out,
     In,
     Both,
@@ -78,13 +78,13 @@ pub(crate) enum StorageError {
 /// A fault's kind and parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Kind {
-    Loss(Ways),
+    Loss(Directions),
     Duplicate,
     Corrupt,
     Reorder { hold_ns_max: u64 },
     Delay { ns: Range<u64> },
     EcnMark,
-    Blackhole(Ways),
+    Blackhole(Directions),
     Rnr,
     SlowStorage { ns: Range<u64>, operations: Operations },
     FailingStorage { error: StorageError, operations: Operations },
@@ -103,7 +103,8 @@ pub(crate) struct Rule {
 
 const PACKETS: &[&str] = &["peer", "after_ms", "after_packets", "for_ms", "for_packets", "every_ms"];
 const OPERATIONS: &[&str] = &["after_ms", "after_operations", "for_ms", "for_operations", "every_ms"];
-const OUT_ONLY: &str = "strikes what this process sends; give the peer such a plan for the other direction";
+const OUT_ONLY: &str =
+    "applies to packets that this process sends; give the peer such a plan for the other direction";
 
 /// Longest time in a schedule: a week.
 const SCHEDULE_MS_MAX: u64 = 7 * 24 * 60 * 60 * 1000;
@@ -124,7 +125,7 @@ impl KindName {
         }
     }
 
-    /// The keys of a fault of this kind: its own, and those of its schedule.
+    /// The keys of a fault of this kind: its parameters, and those of its schedule.
     fn keys(self) -> (&'static [&'static str], &'static [&'static str]) {
         match self {
             KindName::Loss => (&["probability", "direction"], PACKETS),
@@ -142,12 +143,12 @@ impl KindName {
 }
 
 impl Kind {
-    pub fn is_of_storage(&self) -> bool {
+    pub fn is_storage_fault(&self) -> bool {
         matches!(self, Kind::SlowStorage { .. } | Kind::FailingStorage { .. })
     }
 
-    pub fn is_of_packets(&self) -> bool {
-        !self.is_of_storage() && *self != Kind::Rnr
+    pub fn is_packet_fault(&self) -> bool {
+        !self.is_storage_fault() && *self != Kind::Rnr
     }
 }
 
@@ -174,15 +175,15 @@ impl RawRule {
         given.into_iter().filter(|(_, is_given)| *is_given).map(|(key, _)| key)
     }
 
-    /// Checks the fault; the error says what is wrong.
+    /// Checks the fault. The error names the problem.
     pub fn check(&self) -> Result<Rule, String> {
         let (own, scheduling) = self.kind.keys();
-        if let Some(stranger) = self.given().find(|key| !own.contains(key) && !scheduling.contains(key)) {
-            if stranger == "direction" {
-                return Err(format!("`direction` does not go with this kind, which {OUT_ONLY}"));
+        if let Some(unknown) = self.given().find(|key| !own.contains(key) && !scheduling.contains(key)) {
+            if unknown == "direction" {
+                return Err(format!("`direction` is no key of this kind, which {OUT_ONLY}"));
             }
             let keys = own.iter().chain(scheduling).copied().collect::<Vec<_>>().join(", ");
-            return Err(format!("`{stranger}` is no key of this kind; it has {keys}"));
+            return Err(format!("`{unknown}` is no key of this kind; it has {keys}"));
         }
         let probability = self.probability.unwrap_or(1.0);
         if !(0.0..=1.0).contains(&probability) {
@@ -195,7 +196,7 @@ impl RawRule {
     fn checked_kind(&self) -> Result<Kind, String> {
         let operations = self.operation.unwrap_or(Operations::Any);
         Ok(match self.kind {
-            KindName::Loss => Kind::Loss(self.direction.unwrap_or(Ways::Out)),
+            KindName::Loss => Kind::Loss(self.direction.unwrap_or(Directions::Out)),
             KindName::Duplicate => Kind::Duplicate,
             KindName::Corrupt => Kind::Corrupt,
             KindName::Reorder => {
@@ -204,7 +205,7 @@ impl RawRule {
             }
             KindName::Delay => Kind::Delay { ns: self.delay()? },
             KindName::EcnMark => Kind::EcnMark,
-            KindName::Blackhole => Kind::Blackhole(self.direction.unwrap_or(Ways::Both)),
+            KindName::Blackhole => Kind::Blackhole(self.direction.unwrap_or(Directions::Both)),
             KindName::Rnr => Kind::Rnr,
             KindName::SlowStorage => Kind::SlowStorage { ns: self.delay()?, operations },
             KindName::FailingStorage => {
@@ -224,7 +225,7 @@ impl RawRule {
     /// Bounds of the delay. A single bound is a fixed delay.
     fn delay(&self) -> Result<Range<u64>, String> {
         let (min, max) = match (self.delay_us_min, self.delay_us_max) {
-            (None, None) => return Err("it needs `delay_us_min`, `delay_us_max` or both".into()),
+            (None, None) => return Err("the fault needs `delay_us_min`, `delay_us_max` or both".into()),
             (Some(only), None) => (only, only),
             (min, Some(max)) => (min.unwrap_or(max), max),
         };
@@ -243,13 +244,18 @@ impl RawRule {
         };
         let length = match one_of("for", self.for_ms, self.for_packets.or(self.for_operations))? {
             Some(Measure::Ms(ms)) => Length::Ns(within("for_ms", ms, 1, SCHEDULE_MS_MAX)? * 1_000_000),
-            Some(Measure::Count(0)) => return Err("it would last for 0 of them: leave it out instead".into()),
+            Some(Measure::Count(0)) => {
+                return Err("a count of 0 disables the fault: remove the fault instead".into());
+            }
             Some(Measure::Count(count)) => Length::Count(count),
             None => Length::Forever,
         };
         let every_ms = self.every_ms.map(|ms| within("every_ms", ms, 1, SCHEDULE_MS_MAX)).transpose()?;
         if every_ms.is_some() && length == Length::Forever {
-            return Err("`every_ms` needs an end to begin again after: add `for_ms` or its like".into());
+            return Err(
+                "`every_ms` needs a duration to repeat: add `for_ms`, `for_packets` or `for_operations`"
+                    .into(),
+            );
         }
         if let (Some(every), Some(lasts)) = (every_ms, self.for_ms)
             && lasts >= every

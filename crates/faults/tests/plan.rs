@@ -9,10 +9,10 @@ fn a_plan_may_leave_out_every_key() {
     assert_eq!((plan.seed, plan.loss, plan.delay_us_max), (7, 0.25, 40));
 }
 
-fn complaint(text: &str) -> String {
-    let complaint = FaultPlan::parse(text).expect_err(text).to_string();
-    assert_eq!(complaint.lines().count(), 1, "{complaint}");
-    complaint
+fn error_of(text: &str) -> String {
+    let error_of = FaultPlan::parse(text).expect_err(text).to_string();
+    assert_eq!(error_of.lines().count(), 1, "{error_of}");
+    error_of
 }
 
 #[test]
@@ -30,14 +30,14 @@ fn mistakes_in_a_plan_are_named() {
         ("fault = 3", "line 1"),
         ("rules = []", "rules"),
     ] {
-        let said = complaint(text);
-        assert!(said.contains(words), "{text}: {said}");
+        let message = error_of(text);
+        assert!(message.contains(words), "{text}: {message}");
     }
-    assert!(complaint(&"[[fault]]\nkind = \"loss\"\n".repeat(101)).contains("at most 100"));
+    assert!(error_of(&"[[fault]]\nkind = \"loss\"\n".repeat(101)).contains("at most 100"));
 }
 
 #[test]
-fn a_plan_that_cannot_be_read_is_named() {
+fn an_unreadable_plan_is_named() {
     let error = FaultPlan::load("/nonexistent/plan.toml".as_ref()).unwrap_err().to_string();
     assert!(error.contains("/nonexistent/plan.toml"), "{error}");
 }
@@ -56,7 +56,7 @@ fn mistakes_in_a_fault_are_named() {
             "`probability` is no key of this kind; it has direction, peer",
         ),
         ("kind = \"delay\"\ndelay_us_max = 1\ndirection = \"in\"", "give the peer such a plan"),
-        ("kind = \"delay\"", "it needs `delay_us_min`, `delay_us_max` or both"),
+        ("kind = \"delay\"", "the fault needs `delay_us_min`, `delay_us_max` or both"),
         ("kind = \"delay\"\ndelay_us_min = 9\ndelay_us_max = 5", "`delay_us_min` (9) is above"),
         ("kind = \"delay\"\ndelay_us_max = 60000001", "choose 1 to 60000000"),
         ("kind = \"delay\"\ndelay_us_max = 0", "choose 1 to"),
@@ -66,12 +66,12 @@ fn mistakes_in_a_fault_are_named() {
         ("kind = \"loss\"\nafter_ms = 3\nafter_packets = 3", "exclude each other"),
         ("kind = \"loss\"\nfor_ms = 3\nfor_packets = 3", "exclude each other"),
         ("kind = \"loss\"\nfor_ms = 0", "`for_ms` is 0; choose 1 to"),
-        ("kind = \"loss\"\nfor_packets = 0", "leave it out"),
+        ("kind = \"loss\"\nfor_packets = 0", "remove the fault"),
         ("kind = \"loss\"\nafter_ms = -1", "line 3"),
         ("kind = \"loss\"\nafter_ms = 604800001", "choose 0 to 604800000"),
         ("kind = \"loss\"\nevery_ms = 5", "add `for_ms`"),
         ("kind = \"loss\"\nfor_ms = 5\nevery_ms = 5", "`for_ms` (5) must be below `every_ms` (5)"),
-        ("kind = \"slow-storage\"", "it needs `delay_us_min`"),
+        ("kind = \"slow-storage\"", "the fault needs `delay_us_min`"),
         ("kind = \"slow-storage\"\ndelay_us_min = 1\nerror = \"io\"", "`error` is no key of this kind"),
         ("kind = \"slow-storage\"\ndelay_us_min = 1\npeer = \"::1\"", "`peer` is no key of this kind"),
         ("kind = \"failing-storage\"\nerror = \"EIO\"", "expected `io` or `no-space`"),
@@ -81,22 +81,22 @@ fn mistakes_in_a_fault_are_named() {
         ),
         ("kind = \"failing-storage\"\noperation = \"seek\"", "unknown variant `seek`"),
     ] {
-        let said = complaint(&format!("[[fault]]\n{text}"));
-        assert!(said.contains(words), "{text}: {said}");
+        let message = error_of(&format!("[[fault]]\n{text}"));
+        assert!(message.contains(words), "{text}: {message}");
     }
     let second = "[[fault]]\nkind = \"rnr\"\n[[fault]]\nkind = \"rnr\"\nprobability = -1.0";
-    assert!(complaint(second).contains("fault 2"), "{}", complaint(second));
+    assert!(error_of(second).contains("fault 2"), "{}", error_of(second));
 }
 
 #[test]
-fn what_a_plan_concerns_can_be_asked() {
-    let concerns = |text: &str| {
+fn a_plan_reports_its_packet_and_storage_faults() {
+    let kinds_of_faults = |text: &str| {
         let plan = FaultPlan::parse(text).unwrap();
-        (plan.spoils_packets(), plan.troubles_storage())
+        (plan.has_packet_faults(), plan.has_storage_faults())
     };
-    assert_eq!(concerns("seed = 1"), (false, false));
-    assert_eq!(concerns("corrupt = 0.1"), (true, false));
-    assert_eq!(concerns("delay_us_max = 1"), (true, false));
-    assert_eq!(concerns("[[fault]]\nkind = \"blackhole\""), (true, false));
-    assert_eq!(concerns("[[fault]]\nkind = \"failing-storage\""), (false, true));
+    assert_eq!(kinds_of_faults("seed = 1"), (false, false));
+    assert_eq!(kinds_of_faults("corrupt = 0.1"), (true, false));
+    assert_eq!(kinds_of_faults("delay_us_max = 1"), (true, false));
+    assert_eq!(kinds_of_faults("[[fault]]\nkind = \"blackhole\""), (true, false));
+    assert_eq!(kinds_of_faults("[[fault]]\nkind = \"failing-storage\""), (false, true));
 }

@@ -1,4 +1,4 @@
-//! Address handles, and addresses in C's shape.
+//! Address handles, and conversion of C's addresses.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr};
@@ -28,14 +28,15 @@ unsafe impl Object for AhObject {
 }
 
 impl AhObject {
-    /// The NIC's.
+    /// The NIC's address handle.
     pub fn ah(&self) -> &Arc<Ah> {
         &self.ah
     }
 }
 
-/// The port's local identifier: the low half of its IPv4 address, or 0. RoCE has none, but some programs (qperf)
-/// support nothing else; within an IPv4 network of 16 bits this one identifies the peer. See `docs/decisions`.
+/// The port's local identifier: the low half of its IPv4 address, or 0. RoCE has no local identifiers, but some
+/// programs (qperf) support no other address. This one identifies the peer within an IPv4 network of 16 bits. See
+/// `docs/decisions`.
 pub fn lid(gids: &[Gid]) -> u16 {
     match gids.first().map(|gid| gid.addr) {
         Some(IpAddr::V4(own)) => u32::from(own) as u16,
@@ -43,7 +44,7 @@ pub fn lid(gids: &[Gid]) -> u16 {
     }
 }
 
-/// The address that a local identifier stands for.
+/// The GID for a local identifier.
 fn by_lid(device: &Device, lid: u16) -> Option<[u8; 16]> {
     match device.gids().first()?.addr {
         IpAddr::V4(own) if lid != 0 => {
@@ -54,7 +55,7 @@ fn by_lid(device: &Device, lid: u16) -> Option<[u8; 16]> {
     }
 }
 
-/// The part of an address that is sent on the wire.
+/// The NIC's address vector for C's address.
 pub fn vector(device: &Device, attr: &ibv_ah_attr) -> AddressVector {
     if attr.is_global == 0
         && let Some(dgid) = by_lid(device, attr.dlid)
@@ -95,7 +96,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
     pointer(unsafe { object::read(attr).and_then(|attr| create(pd, attr)) })
 }
 
-/// `ibv_destroy_ah(3)`. Sends that were posted with it are carried out nevertheless.
+/// `ibv_destroy_ah(3)`. Sends that were posted with the address handle are still executed.
 ///
 /// # Safety
 /// `ah` is null or an address handle.
@@ -121,14 +122,14 @@ const UDP: u8 = 17;
 #[derive(Debug)]
 struct Sender {
     dgid: [u8; 16],
-    /// Our address, to find in the GID table.
+    /// The local address in the GID table.
     own: [u8; 16],
     hop_limit: u8,
     traffic_class: u8,
     flow_label: u32,
 }
 
-/// One's complement sum of a header; 0xffff when its checksum is right (RFC 791).
+/// One's complement sum of a header; 0xffff if its checksum is correct (RFC 791).
 fn header_sum(header: &[u8]) -> u16 {
     let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], pair[1]]));
     let sum: u32 = header.chunks_exact(2).map(word).sum();
@@ -146,7 +147,7 @@ fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     std::array::from_fn(|index| bytes[index])
 }
 
-/// IPv4 when a valid header lies in the second half, else IPv6; EINVAL for neither and for multicast.
+/// Parses an IPv4 header in the second half or an IPv6 header. EINVAL without a valid header, and for multicast.
 fn sender(area: &[u8; 40]) -> Result<Sender> {
     let ipv4 = &area[IPV4_AT..];
     if ipv4[0] == 0x45 && (area[0] >> 4 != 6 || header_sum(ipv4) == 0xffff) {
@@ -188,7 +189,7 @@ unsafe fn answer(
     if wc.wc_flags & crate::abi::IBV_WC_GRH == 0 {
         return Ok(attr);
     }
-    // SAFETY: the caller's: the GRH area is 40 bytes, in whatever alignment.
+    // SAFETY: the caller's: the GRH area has 40 bytes of any alignment.
     let area = unsafe { object::read(grh.cast::<[u8; 40]>())? };
     let sender = sender(area)?;
     let gids = context.device().gids();

@@ -1,5 +1,5 @@
-//! The files behind a program's memory, for same-host peers that access it through mappings of their own: shared
-//! memory, anonymous files, files that the program has mapped. Memory of its allocator has none.
+//! The files behind a program's memory, which same-host peers map to access it: shared memory, anonymous files, files
+//! that the program has mapped. Memory of the program's allocator has no file.
 
 use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_nic::Backings;
@@ -8,13 +8,13 @@ use terrace_shm::BackedBy;
 use crate::paged::backing::{self, Purpose};
 use crate::paged::maps;
 
-/// Finds them in the kernel's list of mappings.
+/// Finds the files in the kernel's list of mappings.
 pub struct ProgramFiles;
 
 impl Backings for ProgramFiles {
     fn find(&self, range: HostRange, writable: bool) -> Option<BackedBy> {
         let run = maps::find(range).ok()?.ok()?;
-        // Closing a further descriptor of the file would release the program's locks on it.
+        // Closing another descriptor of the file would release the program's POSIX locks on it.
         if (writable && !run.writable) || backing::is_locked_by_us(run.file.inode()) {
             return None;
         }
@@ -23,13 +23,13 @@ impl Backings for ProgramFiles {
             .ok()?;
         let pages = whole_pages(range)?;
         let offset = run.file_offset + (pages.addr - run.range.addr);
-        // Peers recover from faults, but not quickly.
+        // Peers recover from faults, but slowly.
         let is_there = offset.checked_add(pages.len)? <= file_len.next_multiple_of(PAGE_BYTES);
         is_there.then_some(BackedBy { file, offset, range: pages })
     }
 }
 
-/// The pages that a range lies in.
+/// The pages that contain a range.
 fn whole_pages(range: HostRange) -> Option<HostRange> {
     let addr = range.addr - range.addr % PAGE_BYTES;
     let end = range.addr.checked_add(range.len)?.checked_next_multiple_of(PAGE_BYTES)?;
@@ -55,7 +55,7 @@ mod tests {
     fn anonymous_file(pages: usize) -> std::fs::File {
         // SAFETY: a string that ends.
         let fd = unsafe { libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC) };
-        // SAFETY: just made.
+        // SAFETY: just created.
         let mut file: std::fs::File = unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) };
         (0..pages).for_each(|page| file.write_all(&[page as u8; 4096]).expect("written"));
         file
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_program_s_alone_has_no_file() {
+    fn private_memory_has_no_file() {
         let file = anonymous_file(1);
         let private = map(Some(&file), libc::MAP_PRIVATE, 4096);
         let nameless = map(None, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, 4096);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_ends_before_the_range_is_left_alone() {
+    fn a_file_shorter_than_the_range_is_not_used() {
         let file = anonymous_file(2);
         let addr = map(Some(&file), libc::MAP_SHARED, 4 * 4096);
         assert!(ProgramFiles.find(HostRange { addr, len: 2 * 4096 }, true).is_some());

@@ -16,7 +16,7 @@ struct Buffer {
     _pd: Use,
 }
 
-/// `ibv_alloc_buf(3)`: page aligned, zero, not faulted in yet.
+/// `ibv_alloc_buf(3)`: page aligned memory of zeros that is not faulted in yet.
 ///
 /// # Safety
 /// `pd` is null or a protection domain, `buf` null or writable.
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *
     pointer(alloc())
 }
 
-/// Pages that are zero and not faulted in yet.
+/// Maps pages of zeros that are not faulted in yet.
 pub fn map(size: usize) -> Result<*mut c_void> {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping at an address that the kernel chooses.
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
     if buf.is_null() {
         return;
     }
-    // SAFETY: made by `ibv_alloc_buf`.
+    // SAFETY: `ibv_alloc_buf` created it.
     let buffer = unsafe { Box::from_raw(buf.cast::<Buffer>()) };
     unmap(buffer.c.addr, buffer.c.size);
 }
@@ -77,7 +77,7 @@ pub unsafe fn check_range(pd: *mut ibv_pd, attr: &ibv_mr_init_attr) -> Result<()
     if fits && pd == buf.pd { Ok(()) } else { Err(EINVAL) }
 }
 
-/// `ibv_export_buf_dmabuf_fd(3)`: these buffers are no DMA-bufs.
+/// `ibv_export_buf_dmabuf_fd(3)`: the buffers are no DMA-bufs.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_export_buf_dmabuf_fd(_buf: *mut ibv_buf) -> std::ffi::c_int {
     EOPNOTSUPP.set();

@@ -26,7 +26,7 @@ unsafe impl Object for ChannelObject {
 }
 
 impl ChannelObject {
-    /// The NIC's.
+    /// The NIC's channel.
     pub fn channel(&self) -> &Arc<CompChannel> {
         &self.channel
     }
@@ -49,7 +49,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
     pointer(create())
 }
 
-/// `ibv_destroy_comp_channel(3)`: EBUSY while completion queues use it.
+/// `ibv_destroy_comp_channel(3)`: EBUSY while completion queues use the channel.
 ///
 /// # Safety
 /// `channel` is null or a channel.
@@ -79,8 +79,9 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         // SAFETY: the caller's.
         let object = unsafe { borrow::<ChannelObject>(channel)? };
         if cq.is_null() || cq_context.is_null() {
-            // Before an event is taken: without these pointers the program could not acknowledge it.
-            return Err(Error::Invalid("nowhere to put the event").into());
+            // The check comes before the event is removed from the queue: without these pointers the program could not
+            // acknowledge it.
+            return Err(Error::Invalid("null pointer for the event").into());
         }
         let event = object.channel.get_event()?;
         let source = event.cookie() as *mut ibv_cq;

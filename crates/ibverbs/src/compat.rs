@@ -1,8 +1,8 @@
-//! The first version of the verbs, of 2005: structures of another layout, behind the symbols of version node
+//! The first version of the verbs, of 2005, whose structures have another layout. Its symbols have the version node
 //! IBVERBS_1.0.
 //!
-//! A program that old finds an empty list of devices, so it never has an object for the other functions; they exist so
-//! that the program starts. See `docs/decisions/0008-ibverbs-1-0-lists-no-devices.md`.
+//! Such a program gets an empty list of devices, so it never has an object for the other functions. Those exist so that
+//! the program starts. See `docs/decisions/0008-ibverbs-1-0-lists-no-devices.md`.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -19,7 +19,7 @@ pub unsafe extern "C" fn compat_1_0__ibv_get_device_list(count: *mut c_int) -> *
         // SAFETY: the caller's.
         unsafe { *count = 0 };
     }
-    // SAFETY: no preconditions. One null pointer, which ends the list.
+    // SAFETY: no preconditions. The list is one null pointer, its end.
     let list = unsafe { libc::calloc(1, size_of::<*mut c_void>()) };
     if list.is_null() {
         ENOMEM.set();
@@ -50,7 +50,7 @@ macro_rules! status {
     };
 }
 
-/// Defines functions that answer -1 and EOPNOTSUPP.
+/// Defines functions that return -1 and set EOPNOTSUPP.
 macro_rules! failure {
     ($($name:ident)*) => {
         $(
@@ -64,7 +64,7 @@ macro_rules! failure {
     };
 }
 
-/// Defines functions that answer null and EOPNOTSUPP.
+/// Defines functions that return null and set EOPNOTSUPP.
 macro_rules! null {
     ($($name:ident)*) => {
         $(
@@ -89,7 +89,7 @@ macro_rules! nothing {
     };
 }
 
-/// No device, no GUID.
+/// There is no device and thus no GUID.
 #[unsafe(no_mangle)]
 pub extern "C" fn compat_1_0__ibv_get_device_guid() -> u64 {
     0

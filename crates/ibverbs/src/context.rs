@@ -17,26 +17,26 @@ use crate::paged::{self, Lease};
 /// Completion vectors: all completions of a device come from one engine.
 pub const COMP_VECTORS: c_int = 1;
 
-/// An open device. Programs hold a pointer to `verbs.context`; every object of the device holds a share, so that
-/// destroying one after `ibv_close_device` does not crash.
+/// An open device. Programs have a pointer to `verbs.context`. Every object of the device holds a reference, so that an
+/// object can be destroyed after `ibv_close_device`.
 #[repr(C)]
 pub struct Context {
     verbs: CPart<verbs_context>,
     device: Arc<Device>,
-    /// A real descriptor: programs duplicate it and pass it on.
+    /// The descriptor `cmd_fd`. It is valid, because programs duplicate it and pass it to other processes.
     command: OwnedFd,
     /// For the objects' `handle` fields.
     next_handle: AtomicU32,
-    /// Device memory given out, in bytes.
+    /// Allocated device memory, in bytes.
     device_memory: AtomicU64,
-    /// The generation of the process in which the device was given a tier to drive; 0: none.
+    /// The generation of the process in which the tier was attached to the device's engine; 0 without a tier.
     tier_attached: AtomicU32,
 }
 
 const CONTEXT_OFFSET: usize = offset_of!(Context, verbs) + offset_of!(verbs_context, context);
 
 impl Context {
-    /// Passes a context with these tables to the program; [`Context::close`] takes it back.
+    /// Passes a context with these tables to the program, until [`Context::close`].
     pub fn publish(verbs: verbs_context, device: Arc<Device>, command: OwnedFd) -> *mut ibv_context {
         let context = Arc::new(Context {
             verbs: CPart::new(verbs),
@@ -56,7 +56,7 @@ impl Context {
         base.wrapping_byte_add(CONTEXT_OFFSET).cast()
     }
 
-    /// Takes back the share that the program's pointer holds.
+    /// Takes over the reference of the program's pointer.
     ///
     /// # Errors
     /// EINVAL for a null pointer.
@@ -68,7 +68,7 @@ impl Context {
         base(context).map(|base| unsafe { Arc::from_raw(base) })
     }
 
-    /// A share of the context behind a pointer of the program, or of one of its objects.
+    /// A new reference to the context behind a pointer of the program, or of one of its objects.
     ///
     /// # Errors
     /// EINVAL for a null pointer.
@@ -76,7 +76,7 @@ impl Context {
     /// # Safety
     /// The pointer is null or came from `ibv_open_device` and was not closed.
     pub unsafe fn share(context: *mut ibv_context) -> Result<Arc<Context>> {
-        // SAFETY: the caller's; the pointer holds a share itself.
+        // SAFETY: the caller's; the pointer holds a reference itself.
         unsafe {
             let base = base(context)?;
             Arc::increment_strong_count(base);
@@ -84,7 +84,7 @@ impl Context {
         }
     }
 
-    /// A reference for the time of a call.
+    /// Borrows the context for the duration of a call.
     ///
     /// # Errors
     /// EINVAL for a null pointer.
@@ -96,7 +96,7 @@ impl Context {
         Ok(unsafe { &*base(context)? })
     }
 
-    /// The pointer that C has.
+    /// The pointer for C.
     pub fn as_c(&self) -> *mut ibv_context {
         self.verbs.get().wrapping_byte_add(offset_of!(verbs_context, context)).cast()
     }
@@ -111,11 +111,11 @@ impl Context {
         self.next_handle.fetch_add(1, Relaxed)
     }
 
-    /// A share of the mapping below a range that is about to be registered, if the mapping is to be extended by a
-    /// file. From the first one on, the device's engine drives the tier, too.
+    /// A lease of the mapping below a range that is about to be registered, if the mapping is tiered to a file. The
+    /// first lease attaches the tier to the device's engine.
     ///
     /// # Errors
-    /// ENOMEM when the budget exceeds the memory that is available.
+    /// ENOMEM if the budget exceeds the available memory.
     pub fn lease(&self, range: HostRange, access: u32) -> Result<Option<Lease>> {
         let lease = paged::lease(range, access)?;
         if let Some(lease) = &lease
@@ -126,19 +126,19 @@ impl Context {
         Ok(lease)
     }
 
-    /// Takes that many bytes of device memory; false if more than `limit` would be taken in all.
-    pub fn take_device_memory(&self, bytes: u64, limit: u64) -> bool {
+    /// Reserves bytes of device memory. Returns false if the total would exceed `limit`.
+    pub fn reserve_device_memory(&self, bytes: u64, limit: u64) -> bool {
         let more = |taken: u64| taken.checked_add(bytes).filter(|&sum| sum <= limit);
         self.device_memory.fetch_update(Relaxed, Relaxed, more).is_ok()
     }
 
-    /// Returns bytes of device memory.
-    pub fn give_back_device_memory(&self, bytes: u64) {
+    /// Releases bytes of device memory.
+    pub fn release_device_memory(&self, bytes: u64) {
         self.device_memory.fetch_sub(bytes, Relaxed);
     }
 }
 
-/// The whole object of [`Context::publish`], of which C has a pointer to the middle.
+/// The object of [`Context::publish`] for C's pointer to a field of it.
 fn base(context: *mut ibv_context) -> Result<*const Context> {
     if context.is_null() {
         return Err(EINVAL);

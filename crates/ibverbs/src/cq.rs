@@ -10,7 +10,7 @@ use crate::channel::ChannelObject;
 use crate::context::{COMP_VECTORS, Context};
 use crate::errno::{EINVAL, Result, pointer, status};
 use crate::extended_poll::ExtendedPoll;
-use crate::object::{self, CPart, Object, Slot, borrow, by_itself, retire};
+use crate::object::{self, Allocation, CPart, Object, borrow, load_single, retire};
 use crate::pd::Use;
 use crate::room;
 
@@ -20,9 +20,9 @@ pub struct CqObject {
     c: CPart<ibv_cq_ex>,
     context: Arc<Context>,
     cq: Arc<Cq>,
-    /// For the extended poll; `None` for a plain completion queue.
+    /// State of the extended poll; `None` for a plain completion queue.
     pub(crate) extended: Option<ExtendedPoll>,
-    /// The parent domain that it was created with.
+    /// The parent domain of the queue.
     _parent: Option<Use>,
 }
 
@@ -35,11 +35,11 @@ unsafe impl Object for CqObject {
 pub struct CqRequest {
     /// The device.
     pub context: Arc<Context>,
-    /// Least number of entries.
+    /// Minimum number of entries.
     pub entries: u32,
     /// The program's context pointer, returned with events.
     pub cq_context: *mut c_void,
-    /// The channel for its events, or null.
+    /// The channel for the queue's events, or null.
     pub channel: *mut ibv_comp_channel,
     /// Completion vector.
     pub vector: u32,
@@ -48,7 +48,7 @@ pub struct CqRequest {
 }
 
 impl CqObject {
-    /// Creates the queue; `extended` makes the parts that only an extended one has.
+    /// Creates the queue; `extended` creates the parts that only an extended queue has.
     ///
     /// # Safety
     /// `request.channel` is null or a channel.
@@ -68,7 +68,7 @@ impl CqObject {
         };
         room::for_object()?;
         // The NIC needs the cookie, C's pointer, before the object exists.
-        let slot = Slot::<CqObject>::new();
+        let slot = Allocation::<CqObject>::new();
         let init = CqInit { depth: entries, channel: events, cookie: slot.as_c() as u64 };
         let cq = context.device().create_cq(init)?;
         let (mut c, extended) = match extended {
@@ -87,12 +87,12 @@ impl CqObject {
         Ok(slot.publish(CqObject { c: CPart::new(c), context, cq, extended, _parent: parent }))
     }
 
-    /// The NIC's.
+    /// The NIC's completion queue.
     pub fn cq(&self) -> &Arc<Cq> {
         &self.cq
     }
 
-    /// The device that it belongs to.
+    /// The device of the queue.
     pub fn context(&self) -> &Context {
         &self.context
     }
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn ibv_create_cq(
     pointer(create()).cast()
 }
 
-/// `ibv_resize_cq(3)`: EINVAL when more completions are queued than would fit.
+/// `ibv_resize_cq(3)`: EINVAL if more completions are queued than fit.
 ///
 /// # Safety
 /// `cq` is null or a completion queue.
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int
     status(resize())
 }
 
-/// `ibv_destroy_cq(3)`: EBUSY while queue pairs use it; waits until its events are acknowledged.
+/// `ibv_destroy_cq(3)`: EBUSY while queue pairs use the queue. Waits until the queue's events are acknowledged.
 ///
 /// # Safety
 /// `cq` is null or a completion queue.
@@ -177,18 +177,18 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
 #[inline]
 fn convert(wc: &Wc) -> ibv_wc {
     ibv_wc {
-        wr_id: by_itself(&wc.wr_id),
-        status: by_itself(&wc.status) as u32,
-        opcode: by_itself(&wc.opcode) as u32,
-        vendor_err: by_itself(&wc.vendor_err),
-        byte_len: by_itself(&wc.byte_len),
-        __bindgen_anon_1: ibv_wc__bindgen_ty_1 { imm_data: by_itself(&wc.imm) },
-        qp_num: by_itself(&wc.qpn),
-        src_qp: by_itself(&wc.src_qp),
-        wc_flags: by_itself(&wc.flags).bits(),
+        wr_id: load_single(&wc.wr_id),
+        status: load_single(&wc.status) as u32,
+        opcode: load_single(&wc.opcode) as u32,
+        vendor_err: load_single(&wc.vendor_err),
+        byte_len: load_single(&wc.byte_len),
+        __bindgen_anon_1: ibv_wc__bindgen_ty_1 { imm_data: load_single(&wc.imm) },
+        qp_num: load_single(&wc.qpn),
+        src_qp: load_single(&wc.src_qp),
+        wc_flags: load_single(&wc.flags).bits(),
         pkey_index: 0,
         slid: 0,
-        sl: by_itself(&wc.sl),
+        sl: load_single(&wc.sl),
         dlid_path_bits: 0,
     }
 }
@@ -196,7 +196,7 @@ fn convert(wc: &Wc) -> ibv_wc {
 /// `ibv_poll_cq(3)`: the number of completions, or -1 once the queue has overrun.
 ///
 /// # Safety
-/// `cq` is null or a completion queue; `wc` has room for `entries`.
+/// `cq` is null or a completion queue; `wc` has space for `entries`.
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the caller's.
     let Ok(object) = (unsafe { borrow::<CqObject>(cq.cast()) }) else { return -1 };
@@ -216,7 +216,8 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_w
         wc.add(*at).write(convert(entry));
         *at += 1;
     };
-    // Counted twice: a variable that is passed to a function that is not inlined lives in memory.
+    // A second counter is used, because a variable that is passed to a function that is not inlined is stored in
+    // memory.
     let mut got = 0;
     if object.cq.poll_waiting(wanted, &mut |entry| write(&mut got, entry)) > 0 {
         return got as c_int;
@@ -249,17 +250,18 @@ pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     // SAFETY: the caller's.
     if let Ok(object) = unsafe { borrow::<CqObject>(cq.cast()) } {
-        // A share: a thread that destroys the queue may be woken, and free the object, before this call returns.
+        // The reference keeps the NIC's queue: a thread that destroys the queue may be woken, and free the object,
+        // before this call returns.
         let cq = object.cq().clone();
         cq.ack_events(count);
     }
 }
 
-/// The completion queue that a create verb names.
+/// The completion queue of a create verb's arguments.
 ///
 /// # Safety
 /// `cq` is null or a completion queue.
-pub unsafe fn named<'a>(cq: *mut ibv_cq) -> Result<&'a CqObject> {
+pub unsafe fn from_arguments<'a>(cq: *mut ibv_cq) -> Result<&'a CqObject> {
     // SAFETY: the caller's.
     unsafe { borrow::<CqObject>(cq.cast()) }
 }

@@ -20,17 +20,17 @@ use crate::pd::PdObject;
 const TIME_FLAGS: u64 =
     (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
 
-/// All fields of `ibv_wc`, a VLAN tag, which is always none, and times.
+/// All fields of `ibv_wc`, the VLAN tag, which is always absent, and times.
 const SUPPORTED_WC_FLAGS: u64 = (IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_CVLAN) as u64 | TIME_FLAGS;
 
-/// Steps to the next entry: ENOENT when there is none.
+/// Advances to the next entry: ENOENT if there is none.
 ///
 /// # Safety
 /// The calling thread holds the session.
 unsafe fn advance(object: &CqObject, poll: &ExtendedPoll) -> Result<()> {
     // SAFETY: the caller's.
     let (wc, _) = unsafe { poll.advance(object.cq())? };
-    // SAFETY: our own structure; these two fields are the poll functions' to write.
+    // SAFETY: our own structure; only the poll functions write these two fields.
     unsafe {
         (*object.as_c()).wr_id = wc.wr_id;
         (*object.as_c()).status = wc.status as u32;
@@ -38,11 +38,11 @@ unsafe fn advance(object: &CqObject, poll: &ExtendedPoll) -> Result<()> {
     Ok(())
 }
 
-/// The queue, and its session.
+/// The queue and its extended poll.
 ///
 /// # Safety
 /// `cq` is null or an extended completion queue.
-unsafe fn sessions<'a>(cq: *mut ibv_cq_ex) -> Result<(&'a CqObject, &'a ExtendedPoll)> {
+unsafe fn queue_and_poll<'a>(cq: *mut ibv_cq_ex) -> Result<(&'a CqObject, &'a ExtendedPoll)> {
     // SAFETY: the caller's.
     let object = unsafe { borrow::<CqObject>(cq)? };
     Ok((object, object.extended.as_ref().ok_or(EINVAL)?))
@@ -55,13 +55,13 @@ fn code(result: Result<()>) -> c_int {
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     let start = || {
         // SAFETY: only extended completion queues carry this function.
-        let (object, poll) = unsafe { sessions(cq)? };
+        let (object, poll) = unsafe { queue_and_poll(cq)? };
         // SAFETY: null, or the program's attributes.
         if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
             return Err(EINVAL);
         }
         poll.begin();
-        // SAFETY: begun above by this thread; a poll that finds nothing is over.
+        // SAFETY: this thread began the session above; a poll without entries ends it.
         unsafe { advance(object, poll).inspect_err(|_| poll.end()) }
     };
     code(start())
@@ -69,12 +69,12 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: as above; the program is in a session.
-    code(unsafe { sessions(cq).and_then(|(object, poll)| advance(object, poll)) })
+    code(unsafe { queue_and_poll(cq).and_then(|(object, poll)| advance(object, poll)) })
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: as above.
-    let Ok((_, poll)) = (unsafe { sessions(cq) }) else { return };
+    let Ok((_, poll)) = (unsafe { queue_and_poll(cq) }) else { return };
     // SAFETY: the program ends the session that its successful `start_poll` began.
     unsafe { poll.end() };
 }
@@ -86,7 +86,7 @@ fn current(cq: *mut ibv_cq_ex) -> Wc {
 
 fn entry(cq: *mut ibv_cq_ex) -> Entry {
     // SAFETY: only extended completion queues carry the read functions, and they are for use within a session.
-    match unsafe { sessions(cq) } {
+    match unsafe { queue_and_poll(cq) } {
         // SAFETY: the calling thread holds the session.
         Ok((_, poll)) => unsafe { poll.current() },
         Err(_) => Entry::default(),
@@ -121,7 +121,7 @@ unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
     current(cq).flags.bits()
 }
 
-/// There are no local identifiers on Ethernet.
+/// Ethernet has no local identifiers.
 unsafe extern "C" fn read_slid(_cq: *mut ibv_cq_ex) -> u32 {
     0
 }
@@ -134,20 +134,20 @@ unsafe extern "C" fn read_dlid_path_bits(_cq: *mut ibv_cq_ex) -> u8 {
     0
 }
 
-/// The network stack below removes VLAN tags.
+/// The kernel's network stack removes VLAN tags.
 unsafe extern "C" fn read_cvlan(_cq: *mut ibv_cq_ex) -> u16 {
     0
 }
 
-/// Of the device's clock, which counts nanoseconds.
+/// The completion time by the device's clock, in nanoseconds.
 unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
     entry(cq).1.0
 }
 
-/// Nanoseconds since 1970.
+/// The completion time in nanoseconds since 1970.
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: as above.
-    let Ok((object, poll)) = (unsafe { sessions(cq) }) else { return 0 };
+    let Ok((object, poll)) = (unsafe { queue_and_poll(cq) }) else { return 0 };
     entry(cq).1.0 + poll.wall_clock_lead_ns(|| object.context().device().now())
 }
 

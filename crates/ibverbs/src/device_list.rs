@@ -1,4 +1,4 @@
-//! The list of devices: one, whose C structure lives as long as the process.
+//! The list of devices. It has one device, whose C structure is static.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int};
@@ -14,15 +14,15 @@ pub const DEVICE_NAME: &str = "terrace0";
 /// Name of its character device under `/dev/infiniband`.
 pub const UVERBS_NAME: &str = "uverbs0";
 
-/// The device's C structure. mlx5dv and efadv take any device for the beginning of a provider's structure and read a
-/// pointer to the provider behind it: zero there means that the device is not theirs.
+/// The device's C structure. mlx5dv and efadv treat any device as the beginning of a provider's structure and read a
+/// pointer to the provider behind it. A null pointer means that the device belongs to another provider.
 #[repr(C)]
 struct Listed {
     device: UnsafeCell<ibv_device>,
     provider_private: [u64; 32],
 }
 
-// SAFETY: the structure is written here only, at compile time; programs get a pointer and own no part of it.
+// SAFETY: the structure is initialized at compile time and never written; programs get a pointer and own no part of it.
 unsafe impl Sync for Listed {}
 
 static DEVICE: Listed = Listed { device: UnsafeCell::new(describe()), provider_private: [0; 32] };
@@ -61,7 +61,7 @@ pub fn device() -> *mut ibv_device {
     DEVICE.device.get()
 }
 
-/// Whether a pointer is the one device of this library.
+/// Whether a pointer is the address of this library's device.
 pub fn is_ours(candidate: *const ibv_device) -> bool {
     std::ptr::eq(candidate, device())
 }
@@ -87,12 +87,12 @@ fn allocate_list() -> Result<*mut *mut ibv_device> {
     if list.is_null() {
         return Err(ENOMEM);
     }
-    // SAFETY: room for two pointers; the second stays null and ends the list.
+    // SAFETY: space for two pointers; the second is null and ends the list.
     unsafe { *list = device() };
     Ok(list)
 }
 
-/// `ibv_free_device_list(3)`. The devices themselves stay.
+/// `ibv_free_device_list(3)`. The device is static and remains valid.
 ///
 /// # Safety
 /// `list` is null or came from `ibv_get_device_list`.
@@ -112,13 +112,13 @@ pub extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char 
     unsafe { (&raw const (*device).name).cast() }
 }
 
-/// `ibv_get_device_index(3)`: the kernel has no such device, and index 0 is a valid one.
+/// `ibv_get_device_index(3)`: -1, because the kernel has no such device, and index 0 is valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
     if is_ours(device) { 0 } else { -1 }
 }
 
-/// `ibv_get_device_guid(3)`: in network byte order; 0 when the device could not be opened.
+/// `ibv_get_device_guid(3)`: in network byte order; 0 if the device could not be opened.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
     if !is_ours(device) {

@@ -12,21 +12,21 @@ use crate::abi::{
 use crate::buffer::{map, unmap};
 use crate::context::Context;
 use crate::errno::{EINVAL, ENOMEM, Result, pointer, status};
-use crate::mr::{self, Place};
+use crate::mr::{self, Range};
 use crate::object::{self, CPart, Object, borrow, retire};
 use crate::pd::{PdObject, Users};
 
 /// Most bytes of device memory in a context.
 pub const MAX_BYTES: u64 = 1 << 20;
 
-/// Largest alignment of an allocation, as a power of two: that of pages, which every allocation has.
+/// Largest alignment of an allocation, as a power of two. It is the alignment of pages, which every allocation has.
 const MAX_LOG_ALIGN: u32 = 12;
 
-/// The address of an empty region: in the first page, which is never mapped, so that every access to it fails. Only
-/// an on-demand region may lie there.
-const NOWHERE: u64 = 1;
+/// The address of an empty region: the first page, which is never mapped, so that every access to it fails. Only an
+/// on-demand region may have such an address.
+const UNMAPPED_ADDRESS: u64 = 1;
 
-/// Copies in and out consist of whole words.
+/// Copies from and to device memory consist of whole words.
 const WORD: u64 = 4;
 
 /// `ibv_dm`.
@@ -36,7 +36,7 @@ pub struct DmObject {
     context: Arc<Context>,
     base: *mut c_void,
     length: usize,
-    /// Regions registered on it.
+    /// Regions in this device memory.
     users: Users,
 }
 
@@ -53,12 +53,12 @@ unsafe impl Object for DmObject {
 impl Drop for DmObject {
     fn drop(&mut self) {
         unmap(self.base, self.length);
-        self.context.give_back_device_memory(self.length as u64);
+        self.context.release_device_memory(self.length as u64);
     }
 }
 
 impl DmObject {
-    /// The address of a range: EINVAL unless it lies within.
+    /// The address of a range: EINVAL unless the device memory contains it.
     fn range(&self, offset: u64, length: usize) -> Result<*mut c_void> {
         let end = offset.checked_add(length as u64).ok_or(EINVAL)?;
         if end > self.length as u64 {
@@ -67,7 +67,7 @@ impl DmObject {
         Ok(self.base.wrapping_byte_add(offset as usize))
     }
 
-    /// The address of a range to copy, which must be of whole words.
+    /// The address of a range to copy, which must consist of whole words.
     fn words(&self, offset: u64, length: usize) -> Result<*mut c_void> {
         if !offset.is_multiple_of(WORD) || !length.is_multiple_of(WORD as usize) {
             return Err(EINVAL);
@@ -87,10 +87,10 @@ pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_allo
         if attr.comp_mask != 0 || attr.length == 0 || attr.log_align_req > MAX_LOG_ALIGN {
             return Err(EINVAL);
         }
-        if !context.take_device_memory(attr.length as u64, MAX_BYTES) {
+        if !context.reserve_device_memory(attr.length as u64, MAX_BYTES) {
             return Err(ENOMEM);
         }
-        let base = map(attr.length).inspect_err(|_| context.give_back_device_memory(attr.length as u64))?;
+        let base = map(attr.length).inspect_err(|_| context.release_device_memory(attr.length as u64))?;
         let c = ibv_dm {
             context: context.as_c(),
             memcpy_to_dm: Some(memcpy_to_dm),
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_allo
     pointer(alloc())
 }
 
-/// `ibv_free_dm(3)`: EBUSY while regions are registered on it.
+/// `ibv_free_dm(3)`: EBUSY while regions are registered in it.
 ///
 /// # Safety
 /// `dm` is null or device memory.
@@ -121,12 +121,12 @@ pub unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
 
 unsafe extern "C" fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
     let copy = || {
-        // SAFETY: the program passes the device memory that it found this function in.
+        // SAFETY: the program passes the device memory that contains the pointer to this function.
         let to = unsafe { borrow::<DmObject>(dm)? }.words(offset, length)?;
         if from.is_null() && length > 0 {
             return Err(EINVAL);
         }
-        // SAFETY: the program's bytes, and a range of ours that programs have no pointer into.
+        // SAFETY: the program's bytes, and a range of device memory, to which programs have no pointer.
         unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), length) };
         Ok(())
     };
@@ -147,7 +147,7 @@ unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u6
     status(copy())
 }
 
-/// `ibv_reg_dm_mr(3)`: peers and work requests address the region from 0 on.
+/// `ibv_reg_dm_mr(3)`: peers and work requests address the region from 0.
 ///
 /// # Safety
 /// `pd` is null or a protection domain, `dm` null or device memory.
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn reg_dm_mr(
         let addr = memory.range(offset, length)? as u64;
         let request = match length {
             0 => MrRequest {
-                addr: NOWHERE,
+                addr: UNMAPPED_ADDRESS,
                 length: 1,
                 iova: 0,
                 access: access | IBV_ACCESS_ON_DEMAND,
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn reg_dm_mr(
             },
             _ => MrRequest { addr, length: length as u64, iova: 0, access, paging: None },
         };
-        let place = Place { addr: null_mut(), length, device_memory: Some(memory.users.add()), lease: None };
+        let place = Range { addr: null_mut(), length, device_memory: Some(memory.users.add()), lease: None };
         // SAFETY: the caller's.
         unsafe { mr::register(pd, request, place) }
     };

@@ -10,7 +10,7 @@ pub struct Errno(pub c_int);
 pub const EINVAL: Errno = Errno(libc::EINVAL);
 /// The object is in use.
 pub const EBUSY: Errno = Errno(libc::EBUSY);
-/// The object does not exist, and the call did not ask to create it.
+/// The object does not exist, and the call does not create it.
 pub const EAGAIN: Errno = Errno(libc::EAGAIN);
 /// Not enough memory, or a limit is reached.
 pub const ENOMEM: Errno = Errno(libc::ENOMEM);
@@ -21,21 +21,20 @@ pub const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 pub type Result<T> = std::result::Result<T, Errno>;
 
 impl Errno {
-    /// Leaves the value in the thread's `errno`.
+    /// Stores the value in the thread's `errno`.
     pub fn set(self) {
         // SAFETY: the C library's own variable of this thread, always valid.
         unsafe { *libc::__errno_location() = self.0 };
     }
 
-    /// The thread's `errno`, as a system call left it.
+    /// The thread's `errno`, which a system call has set.
     pub fn last() -> Errno {
         // SAFETY: as above.
         Errno(unsafe { *libc::__errno_location() })
     }
 }
 
-/// For verbs that return 0 or the errno. Most programs print `errno`, which the system call of another library would
-/// have left.
+/// For verbs that return 0 or the errno. The errno is also set, because most programs print it.
 pub fn status(result: Result<()>) -> c_int {
     match result {
         Ok(()) => 0,

@@ -19,7 +19,7 @@ use crate::srq::SrqObject;
 /// The only port.
 const PORT: c_int = 1;
 
-/// The object of an event; every cookie is the object's C structure.
+/// The object of an event. Every cookie is the object's C structure.
 fn element(event: &AsyncEvent) -> ibv_async_event__bindgen_ty_1 {
     let object = |cookie: u64| ibv_async_event__bindgen_ty_1 { qp: (cookie as *mut c_void).cast() };
     match event {
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn ibv_get_async_event(
     event: *mut ibv_async_event,
 ) -> c_int {
     let get = || {
-        // SAFETY: the caller's. A share, as the device may be closed while this waits.
+        // SAFETY: the caller's. The reference is kept, because the device may be closed during the wait.
         let context = unsafe { Context::share(context)? };
         let got = context.device().get_async_event()?;
         let answer = ibv_async_event { element: element(&got), event_type: got.code() };
@@ -57,12 +57,12 @@ pub unsafe extern "C" fn ibv_get_async_event(
     minus_one(get())
 }
 
-/// The NIC's event for one that the program acknowledges; none for events of the port, which no verb waits for.
+/// The NIC's event for an event that the program acknowledges; `None` for events of the port, for which no verb waits.
 ///
 /// # Safety
 /// `event` came from `ibv_get_async_event`, and its object still exists.
-unsafe fn acknowledged(event: &ibv_async_event) -> Result<Option<AsyncEvent>> {
-    // SAFETY: the caller's: the type says which object it is, and objects wait for this call before they go.
+unsafe fn nic_event_of(event: &ibv_async_event) -> Result<Option<AsyncEvent>> {
+    // SAFETY: the caller's: the type determines the object, and destroying an object waits for this call.
     let of_qp = |make: fn(_) -> AsyncEvent| unsafe {
         borrow::<QpObject>(event.element.qp.cast()).map(|object| Some(make(object.qp().clone())))
     };
@@ -95,7 +95,7 @@ unsafe fn acknowledged(event: &ibv_async_event) -> Result<Option<AsyncEvent>> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: the caller's.
-    let event = unsafe { object::read(event).and_then(|event| acknowledged(event)) };
+    let event = unsafe { object::read(event).and_then(|event| nic_event_of(event)) };
     if let Ok(Some(event)) = event {
         event.ack();
     }

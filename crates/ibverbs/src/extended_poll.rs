@@ -1,4 +1,4 @@
-//! The state of an extended poll, which completion queues have and the functions in `cq_ex` use.
+//! The state of a completion queue's extended poll, for the functions in `cq_ex`.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,7 +10,7 @@ use terrace_sync::{Mutex, RawMutex};
 
 use crate::errno::{Errno, Result};
 
-/// Entries taken from the NIC at a time.
+/// Entries that one poll of the NIC takes.
 const BATCH: usize = 16;
 
 /// An entry, and the time of its completion.
@@ -18,38 +18,38 @@ pub type Entry = (Wc, Time);
 
 /// The state of an extended poll, from `start_poll` to `end_poll`.
 pub struct ExtendedPoll {
-    /// Held from a successful `start_poll` to `end_poll`.
+    /// Locked from a successful `start_poll` to `end_poll`.
     session: RawMutex,
     /// The entry that the read functions return; accessed only while the session is held.
     current: UnsafeCell<Entry>,
-    ahead: Mutex<Ahead>,
+    prefetched: Mutex<Prefetched>,
     /// See [`ExtendedPoll::wall_clock_lead_ns`].
     lead_ns: AtomicU64,
 }
 
-// SAFETY: `current` is touched only by the thread that holds the session.
+// SAFETY: only the thread that holds the session accesses `current`.
 unsafe impl Sync for ExtendedPoll {}
 
 /// Entries taken from the NIC and not yet read.
 #[derive(Default)]
-struct Ahead {
+struct Prefetched {
     entries: [Entry; BATCH],
     next: usize,
     end: usize,
 }
 
 impl ExtendedPoll {
-    /// No session, and no entries.
+    /// A state without a session and entries.
     pub fn new() -> ExtendedPoll {
         ExtendedPoll {
             session: RawMutex::INIT,
             current: UnsafeCell::default(),
-            ahead: Mutex::new(Ahead::default()),
+            prefetched: Mutex::new(Prefetched::default()),
             lead_ns: AtomicU64::new(0),
         }
     }
 
-    /// Begins a session; waits for the end of another thread's.
+    /// Begins a session after the end of another thread's session.
     pub fn begin(&self) {
         self.session.lock();
     }
@@ -65,27 +65,27 @@ impl ExtendedPoll {
         }
     }
 
-    /// Steps to the next entry: ENOENT when there is none.
+    /// Advances to the next entry: ENOENT if there is none.
     ///
     /// # Safety
     /// The calling thread holds the session.
     pub unsafe fn advance(&self, cq: &Cq) -> Result<Entry> {
-        let mut ahead = self.ahead.lock();
-        if ahead.next == ahead.end {
+        let mut prefetched = self.prefetched.lock();
+        if prefetched.next == prefetched.end {
             let mut entries = [Entry::default(); BATCH];
             let mut count = 0;
             let polled = cq.poll_timed(BATCH, &mut |wc, time| {
                 entries[count] = (*wc, time);
                 count += 1;
             });
-            *ahead = Ahead { entries, next: 0, end: count };
+            *prefetched = Prefetched { entries, next: 0, end: count };
             polled?;
             if count == 0 {
                 return Err(Errno(libc::ENOENT));
             }
         }
-        let entry = ahead.entries[ahead.next];
-        ahead.next += 1;
+        let entry = prefetched.entries[prefetched.next];
+        prefetched.next += 1;
         // SAFETY: the caller's.
         unsafe { self.current.get().write(entry) };
         Ok(entry)
@@ -100,35 +100,35 @@ impl ExtendedPoll {
         unsafe { *self.current.get() }
     }
 
-    /// How far the wall clock is ahead of the device's. It never falls, so that times never go backwards, not even
-    /// after the wall clock has been set back.
+    /// The lead of the wall clock over the device's clock. It never decreases, so that times are monotonic even after
+    /// the wall clock has been set back.
     pub fn wall_clock_lead_ns(&self, now: impl FnOnce() -> Time) -> u64 {
         let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
-        // Read second: a delay between the two makes the lead smaller, never larger than it is.
+        // The device's clock is read second: a delay between the two reads makes the lead smaller, never larger.
         let lead_ns = wall_ns.saturating_sub(now().0);
         self.lead_ns.fetch_max(lead_ns, Relaxed).max(lead_ns)
     }
 
-    /// Takes entries that an extended poll left over, for a plain poll. Returns how many.
+    /// Takes entries that an extended poll has prefetched, for a plain poll. Returns their number.
     pub fn take_prefetched(&self, wanted: usize, mut take: impl FnMut(usize, &Wc)) -> usize {
-        let mut ahead = self.ahead.lock();
-        let count = wanted.min(ahead.end - ahead.next);
-        let first = ahead.next;
-        ahead.entries[first..first + count].iter().enumerate().for_each(|(at, (wc, _))| take(at, wc));
-        ahead.next += count;
+        let mut prefetched = self.prefetched.lock();
+        let count = wanted.min(prefetched.end - prefetched.next);
+        let first = prefetched.next;
+        prefetched.entries[first..first + count].iter().enumerate().for_each(|(at, (wc, _))| take(at, wc));
+        prefetched.next += count;
         count
     }
 
     /// Drops the entries of a queue pair that was reset or destroyed.
     pub fn purge(&self, qpn: u32) {
-        let mut ahead = self.ahead.lock();
-        let (next, mut kept) = (ahead.next, ahead.next);
-        for index in next..ahead.end {
-            if ahead.entries[index].0.qpn != qpn {
-                ahead.entries[kept] = ahead.entries[index];
+        let mut prefetched = self.prefetched.lock();
+        let (next, mut kept) = (prefetched.next, prefetched.next);
+        for index in next..prefetched.end {
+            if prefetched.entries[index].0.qpn != qpn {
+                prefetched.entries[kept] = prefetched.entries[index];
                 kept += 1;
             }
         }
-        ahead.end = kept;
+        prefetched.end = kept;
     }
 }

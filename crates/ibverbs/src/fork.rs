@@ -1,49 +1,65 @@
 //! Process events: load, fork and exit.
 //!
-//! Nothing is pinned here, so memory needs no care when a process forks; threads and locks do. At exit, deferred ACKs
-//! are sent: peers would wait for them otherwise.
+//! Memory is not pinned, so a fork affects only threads and locks. At exit, deferred ACKs are sent, because peers wait
+//! for them.
 //!
 //! # State at a fork
 //!
 //! A child has the memory of its parent and one of its threads. A lock that another thread held at the fork stays
-//! locked in the child for ever, and the data that the thread was changing stays half changed. So the hooks below,
-//! which `fork` calls, take every lock that a child may need, in the order in which they are taken elsewhere, and
-//! release them in the parent and in the child. They are installed when the library is loaded: the tree of the path
-//! shim is made, and forked over, without any device.
+//! locked in the child for ever, and data that the thread was changing stays inconsistent. So the hooks below, which
+//! `fork` calls, take every lock that a child may need, in the usual lock order, and release them in the parent and in
+//! the child. The hooks are installed when the library is loaded: a program without any device uses the path shim's
+//! tree and forks.
 //!
-//! | another thread's activity | what is done about it |
+//! | another thread's activity | handling |
 //! |---|---|
-//! | the path shim's tree is made (`shim/tree.rs`, `MAKING`) | held. Lookups take no lock: they read a pointer to memory that is never freed |
+//! | the path shim's tree is created (`shim/tree.rs`, `CREATION`) | the lock is held. Lookups take no lock: they read a
+//! pointer to memory that is never freed |
 //! | the C library's functions are looked up (`dlsym`, the dynamic linker's lock) | done when the library is loaded (`shim/real.rs`) |
-//! | the log is started, the identity and settings are read, the handlers for faults are installed, a fault plan is read: once per process (`once.rs`, `ONCE`) | held |
-//! | a served mapping begins or ceases to be one (`paged/table.rs`, `TABLE`) | held; the child forgets the tier with all of its locks and threads |
-//! | the shared NIC is opened or closed (`nic.rs`, `SHARED`) | held; the child forgets it |
-//! | an XRC domain is opened or closed (`xrcd.rs`, `SHARED`) | held; the child forgets them |
-//! | a device joins the list (`nic.rs`, `DEVICES`) | held |
-//! | a device receives, its engine or its thread for same-host peers runs, is started, woken or ended, progress callbacks are attached or called, regions change | `Device::pause_for_fork` in `nic`: the engine parks, the other locks are held; the child starts an engine of its own |
-//! | a packet is forwarded to a device of this process or of another one (`nic/src/colocated.rs`, `forwarding/`) | only with the right to receive, or by the engine; the sockets are held, and the child closes them and removes its parent's devices from the list |
-//! | a lock's waiters are listed | locks are words, and the kernel lists their waiters (`sync/src/futex.rs`); a table in the process, as `parking_lot` has, may be locked in the child. Locks that a child may take are in this table all the same |
-//! | reader slots of same-host peers are listed (`shm/src/reader_slots.rs`) | the child empties the list, or does without the shared-memory transport if it finds it locked |
-//! | a command or an event of the connection manager (`rdma_cm`, `SERVICE` and `FILES`) | held; the child forgets it and keeps the list of descriptors |
+//! | the log is started, the identity and settings are read, the handlers for faults are installed, a fault plan is
+//! read: once per process (`once.rs`, `ONCE`) | the lock is held |
+//! | a tiered mapping is added or removed (`paged/table.rs`, `TABLE`) | the lock is held; the child forgets the
+//! tier with all of its locks and threads |
+//! | the shared NIC is opened or closed (`nic.rs`, `SHARED`) | the lock is held; the child forgets the NIC |
+//! | an XRC domain is opened or closed (`xrcd.rs`, `SHARED`) | the lock is held; the child forgets the domains |
+//! | a device joins the list (`nic.rs`, `DEVICES`) | the lock is held |
+//! | a device receives, its engine or its thread for same-host peers runs, is started, woken or ended, progress
+//! callbacks are attached or called, regions change | `Device::pause_for_fork` in `nic`: the engine parks, the other
+//! locks are held; the child starts its own engine |
+//! | a packet is forwarded to a device of this process or of another one (`nic/src/colocated.rs`, `forwarding/`) | only
+//! under the receive lock, or by the engine; the sockets are held, and the child closes them and removes its parent's
+//! devices from the list |
+//! | a lock's waiters are listed | locks are words, and the kernel lists their waiters (`sync/src/futex.rs`); a table
+//! in the process, as in `parking_lot`, could be locked in the child. Locks that a child may take are in this table
+//! nevertheless |
+//! | reader slots of same-host peers are listed (`shm/src/reader_slots.rs`) | the child empties the list, or disables
+//! the shared-memory transport if the list is locked |
+//! | a command or an event of the connection manager (`rdma_cm`, `SERVICE` and `FILES`) | the locks are held; the child
+//! forgets the manager and keeps the list of descriptors |
 //! | the list of listeners is read (`rdma_cm/rendezvous.rs`, `LIST`) | `try_lock` only; a thread that fails reads the list itself |
 //! | a line for the user is written (`std::io::stderr`) | not used: a line is one `write` (`log.rs`) |
-//! | the log's call sites are registered (`tracing-core`) | lists without locks; a site that another thread was registering is asked each time |
+//! | the log's call sites are registered (`tracing-core`) | the lists have no locks; a site that another thread was
+//! registering is evaluated each time |
 //! | the program's handlers for faults change (`hostmem/src/fault/handler.rs`) | atomics, and memory that is not the allocator's |
-//! | the environment is read (`std::env`) | readers only: nothing here changes it, so a reader that the child inherits excludes no other reader |
-//! | a lock is biased to a thread that is not in the child (`sync`) | revoked as from a thread that runs elsewhere; held in the middle of a verb: see below |
-//! | thread-locals of other threads | nothing waits for them: a reader's pin is forgotten (`Registry::after_fork_child`), buffers of the log are lost |
-//! | the allocator, standard IO, the dynamic linker (glibc) | glibc's `fork` holds the allocator's locks and reinitializes the others. A library that another thread was loading at that time stays half loaded, with or without this library |
+//! | the environment is read (`std::env`) | this library only reads it, so an inherited reader excludes no other reader
+//! |
+//! | a lock is biased to a thread that is not in the child (`sync`) | the bias is revoked as from a running thread; a
+//! lock held in the middle of a verb: see below |
+//! | thread-locals of other threads | no thread waits for them: a reader's pin is forgotten
+//! (`Registry::after_fork_child`), buffers of the log are lost |
+//! | the allocator, standard IO, the dynamic linker (glibc) | glibc's `fork` holds the allocator's locks and
+//! reinitializes the others. A library that another thread was loading stays incomplete, with or without this library |
 //!
-//! The program's own calls are not covered: a thread in the middle of a verb has the locks of its queue pair, and a
-//! child that uses the very same objects may wait for it. A child with a device of its own needs none of them.
+//! The program's own calls are not covered: a thread in the middle of a verb holds the locks of its queue pair, and a
+//! child that uses the same objects may deadlock. A child with its own device needs none of these locks.
 //!
 //! # Children without hooks, and signals
 //!
 //! `_Fork`, `clone` and `vfork` call no hooks. Such a child may only call async-signal-safe functions. The interposed
-//! functions are async-signal-safe: on paths and descriptors that are not the device's they take no lock. A child of
-//! `vfork` or `posix_spawn` has signals of its own in its parent's memory: there `sigaction` leaves the parent's
-//! handlers alone. Code that holds a lock here on behalf of `open` or `write`, which handlers may call, blocks signals
-//! for so long. Verbs do not block signals, so a handler that interrupts a verb may neither call verbs nor fork.
+//! functions are async-signal-safe: on other paths and descriptors than the device's they take no lock. A child of
+//! `vfork` or `posix_spawn` has signals of its own in its parent's memory: there `sigaction` does not change the
+//! parent's handlers. Code that holds a lock on behalf of `open` or `write`, which handlers may call, blocks signals
+//! meanwhile. Verbs do not block signals, so a handler that interrupts a verb may neither call verbs nor fork.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -56,7 +72,7 @@ use terrace_nic::ForkPause;
 use tracing::level_filters::LevelFilter;
 
 use crate::errno::{Errno, Result};
-use crate::log::tell_user;
+use crate::log::write_line;
 use crate::once::once;
 use crate::paged::{self, ForkHold};
 use crate::rdma_cm::service;
@@ -78,8 +94,8 @@ struct Paused {
     paged: ForkHold,
 }
 
-/// Null but during a fork. One thread forks at a time: it holds the locks. Not a thread-local: finding one may make
-/// the dynamic linker lock.
+/// Null except during a fork. One thread forks at a time, because it holds the locks. A thread-local variable is
+/// unsuitable: the access may take the dynamic linker's lock.
 static PAUSED: AtomicPtr<Paused> = AtomicPtr::new(null_mut());
 
 /// The dynamic linker calls this when it has loaded the library.
@@ -89,22 +105,22 @@ static ON_LOAD: extern "C" fn() = on_load;
 
 extern "C" fn on_load() {
     real::find_all();
-    // An allocator that is not the C library's installs hooks of its own when it is first used. Its hooks have to be
-    // installed before ours, so that it is usable within ours. `black_box` keeps the compiler from removing the
+    // An allocator that is not the C library's installs fork hooks when it is first used. Its hooks have to be
+    // installed before this library's hooks, which allocate. `black_box` keeps the compiler from removing the
     // allocation.
     drop(std::hint::black_box(Box::new(0)));
-    // `install` tries again, and can report a failure.
+    // A failure is not reported here: `install` retries and reports it.
     let _ = hook_forks();
 }
 
 /// Calls a C library function that registers a hook, unless that has succeeded before.
-fn note(is_noted: &AtomicBool, note: impl FnOnce() -> c_int) -> Result<()> {
-    if is_noted.load(Ordering::Acquire) {
+fn register_once(is_registered: &AtomicBool, register_once: impl FnOnce() -> c_int) -> Result<()> {
+    if is_registered.load(Ordering::Acquire) {
         return Ok(());
     }
-    match note() {
+    match register_once() {
         0 => {
-            is_noted.store(true, Ordering::Release);
+            is_registered.store(true, Ordering::Release);
             Ok(())
         }
         failure => Err(Errno(failure)),
@@ -112,27 +128,29 @@ fn note(is_noted: &AtomicBool, note: impl FnOnce() -> c_int) -> Result<()> {
 }
 
 fn hook_forks() -> Result<()> {
-    static NOTED: AtomicBool = AtomicBool::new(false);
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
     let _once = once();
     // SAFETY: functions without preconditions, in a library that is never unloaded (link.sh).
-    note(&NOTED, || unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) })
+    register_once(&REGISTERED, || unsafe {
+        libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child))
+    })
 }
 
 /// Installs the hooks, once per process.
 ///
 /// # Errors
-/// ENOMEM when the C library has no room for them.
+/// ENOMEM if the C library has no memory for them.
 pub fn install() -> Result<()> {
-    static NOTED: AtomicBool = AtomicBool::new(false);
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
     hook_forks()?;
     let _once = once();
     // SAFETY: as above.
-    note(&NOTED, || if unsafe { libc::atexit(at_exit) } == 0 { 0 } else { libc::ENOMEM })
+    register_once(&REGISTERED, || if unsafe { libc::atexit(at_exit) } == 0 { 0 } else { libc::ENOMEM })
 }
 
-/// Takes every lock, so that a child finds nothing half done. See the table at the top.
+/// Takes every lock, so that a child finds consistent data. See the table in the module's documentation.
 extern "C" fn before() {
-    // First, because a thread that holds it may need the devices to go on.
+    // This lock is first, because its holder may need the devices.
     let paged = paged::hold_for_fork();
     let tree = tree::hold_for_fork();
     let nic = nic::hold_for_fork();
@@ -140,16 +158,16 @@ extern "C" fn before() {
     let once = once();
     let devices = nic::devices();
     let pauses = devices.iter().filter_map(Weak::upgrade).map(|device| device.pause_for_fork()).collect();
-    // Last, because an engine that is to pause may be handling a datagram there.
+    // This lock is last, because an engine that is to pause may be handling a datagram under it.
     let service = service::hold_for_fork();
     let paused = Paused { pauses, paged, _tree: tree, nic, xrcd, _once: once, service, _devices: devices };
     PAUSED.store(Box::into_raw(Box::new(paused)), Ordering::Relaxed);
 }
 
-/// Takes what [`before`] has left, in the parent or in the child.
+/// Takes the locks that [`before`] has stored, in the parent or in the child.
 fn take_paused() -> Option<Box<Paused>> {
     let paused = PAUSED.swap(null_mut(), Ordering::Relaxed);
-    // SAFETY: from `before`, and taken once.
+    // SAFETY: `before` stored it, and it is taken once.
     (!paused.is_null()).then(|| unsafe { Box::from_raw(paused) })
 }
 
@@ -171,22 +189,23 @@ extern "C" fn in_child() {
     }
 }
 
-/// Sends what the devices have deferred, except what a thread in the middle of a verb holds.
+/// Sends the deferred ACKs of all devices, except those of queue pairs that a thread in the middle of a verb has
+/// locked.
 extern "C" fn at_exit() {
-    service::say_goodbye();
+    service::disconnect_all();
     let Some(devices) = nic::try_devices() else { return };
     devices.iter().filter_map(Weak::upgrade).for_each(|device| device.send_deferred());
     drop(devices);
-    tell_of_faults();
+    report_faults();
 }
 
-/// Reports what fault plans have done. Not through the log's machinery, which may be gone by now.
-fn tell_of_faults() {
+/// Reports the counts of fault plans. Does not use the log, which may be destroyed by now.
+fn report_faults() {
     if LevelFilter::current() < LevelFilter::WARN {
         return;
     }
     for faults in Faults::all_of_process() {
-        tell_user(faults.summary());
+        write_line(faults.summary());
     }
 }
 
@@ -202,13 +221,13 @@ pub extern "C" fn ibv_is_fork_initialized() -> c_int {
     FORK_UNNEEDED
 }
 
-/// Keeps a range from being copied on fork; needless when nothing is pinned.
+/// Excludes a range from the copy at a fork. Does nothing, because memory is not pinned.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_dontfork_range(_base: *mut c_void, _size: usize) -> c_int {
     0
 }
 
-/// The opposite.
+/// Reverts `ibv_dontfork_range`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: usize) -> c_int {
     0

@@ -1,4 +1,4 @@
-//! The process's NIC as the environment configures it, and its identity without an open NIC.
+//! Opening of the process's NIC as the environment configures it, and its identity without an open NIC.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,21 +8,21 @@ use crate::errno::{Errno, Result};
 use crate::log;
 use crate::once::once;
 
-/// Values that stay the same while the process lives.
+/// Values that do not change during the process's life.
 pub struct Identity {
-    /// Host value of the node GUID.
+    /// The node GUID in host byte order.
     pub node_guid: u64,
     /// The GID table.
     pub gids: Vec<Gid>,
 }
 
-/// Set with [`once`] held.
+/// Set under the lock of [`once`].
 static IDENTITY: OnceLock<Identity> = OnceLock::new();
 
 /// Opens a NIC as configured by `TERRACE_ADDR` and the other variables.
 ///
 /// # Errors
-/// The errno that fits; one line on standard error says what is wrong, since an errno cannot.
+/// The matching errno. One line on standard error describes the problem.
 pub fn open_device() -> Result<Arc<Device>> {
     let _once = once();
     log::install();
@@ -31,19 +31,19 @@ pub fn open_device() -> Result<Arc<Device>> {
     Ok(device)
 }
 
-/// Opens another NIC, in slot 0, if that is free: for packets that the process forwards.
+/// Opens another NIC with instance index 0, if that is free. The NIC forwards packets.
 ///
 /// # Errors
-/// The errno that fits. The user is not told: the program did not ask for this NIC.
-pub fn open_front() -> Result<Arc<Device>> {
+/// The matching errno. No line is written, because the program did not request this NIC.
+pub fn open_demultiplexer() -> Result<Arc<Device>> {
     let _once = once();
-    // A forwarded packet must not be corrupted twice.
+    // Without a fault plan a forwarded packet is not corrupted twice.
     let port = PortConfig { slot: Some(0), fault_plan: None, ..port()? };
     let port = port.open().map_err(|error| Errno(Error::from(&error).errno()))?;
     Device::open(DeviceConfig::new(port)).map_err(|error| Errno(error.errno()))
 }
 
-/// The identity; opens and closes a NIC if the process has had none so far.
+/// The identity. Opens and closes a NIC if the identity is unknown.
 ///
 /// # Errors
 /// As for [`open_device`].
@@ -57,7 +57,7 @@ pub fn get() -> Result<&'static Identity> {
         return Ok(identity);
     }
     log::install();
-    // Nothing is sent, so there is nothing to corrupt and nothing to capture.
+    // The NIC sends nothing, so it needs neither a fault plan nor a capture.
     let port = PortConfig { fault_plan: None, pcap: None, path: PathChoice::Udp, ..port()? };
     let device = open(port, |config| (config.engine, config.stat_socket) = (false, false))?;
     let identity = IDENTITY.get_or_init(|| describe(&device));
@@ -66,31 +66,31 @@ pub fn get() -> Result<&'static Identity> {
 }
 
 fn port() -> Result<PortConfig> {
-    PortConfig::from_env().map_err(unopened)
+    PortConfig::from_env().map_err(report_open_error)
 }
 
 fn open(port: PortConfig, adjust: impl FnOnce(&mut DeviceConfig)) -> Result<Arc<Device>> {
-    let mut config = port.device().map_err(unopened)?;
+    let mut config = port.device().map_err(report_open_error)?;
     adjust(&mut config);
     Device::open(config).map_err(|error| {
         let advice = match error.errno() {
             libc::EMFILE => "; raise the limit with `ulimit -n`",
             _ => "",
         };
-        complain(&format_args!("cannot open the device: {error}{advice}"), error.errno())
+        report(&format_args!("cannot open the device: {error}{advice}"), error.errno())
     })
 }
 
-fn unopened(error: OpenError) -> Errno {
-    complain(&error, Error::from(&error).errno())
+fn report_open_error(error: OpenError) -> Errno {
+    report(&error, Error::from(&error).errno())
 }
 
 fn describe(device: &Device) -> Identity {
     Identity { node_guid: device.node_guid(), gids: device.gids().to_vec() }
 }
 
-/// Tells the user, who otherwise sees only "No IB devices found" or an errno.
-fn complain(error: &dyn std::fmt::Display, errno: i32) -> Errno {
-    log::tell_user(error);
+/// Writes a line for the user, who otherwise gets only "No IB devices found" or an errno.
+fn report(error: &dyn std::fmt::Display, errno: i32) -> Errno {
+    log::write_line(error);
     Errno(errno)
 }

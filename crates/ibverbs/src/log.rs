@@ -6,8 +6,8 @@ use std::sync::Once;
 
 use tracing_subscriber::filter::LevelFilter;
 
-/// Standard error, without the lock of `std::io::stderr`: another thread may hold that when the process forks, and the
-/// child would wait for it for ever. A line is one write.
+/// Standard error without the lock of `std::io::stderr`: another thread may hold that lock when the process forks, and
+/// the child would deadlock. A line is one write.
 struct StandardError;
 
 impl Write for StandardError {
@@ -22,8 +22,8 @@ impl Write for StandardError {
     }
 }
 
-/// Starts the log once per process. Unknown levels mean the default, warnings; a program's own subscriber stays. The
-/// caller holds [`once`](crate::once::once).
+/// Starts the log once per process. Unknown levels mean the default, warnings. A program's own subscriber stays
+/// installed. The caller holds [`once`](crate::once::once).
 pub fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
@@ -35,13 +35,13 @@ pub fn install() {
             .with_ansi(false)
             .with_target(true)
             .finish();
-        // Fails when another copy of this library in the process was first; that copy's log serves as well.
+        // The call fails if another copy of this library in the process was first. That copy's log is then used.
         drop(tracing::subscriber::set_global_default(subscriber));
     });
 }
 
 /// Writes a line to standard error, at any log level.
-pub fn tell_user(what: impl Display) {
-    // An error cannot be reported anywhere.
+pub fn write_line(what: impl Display) {
+    // There is no place to report an error.
     let _ = StandardError.write_all(format!("terrace: {what}\n").as_bytes());
 }

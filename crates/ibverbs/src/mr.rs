@@ -25,7 +25,7 @@ use crate::room;
 /// Access flags that a device may ignore if it does not implement them (relaxed ordering and similar).
 const OPTIONAL_ACCESS: u32 = (IB_UVERBS_ACCESS_OPTIONAL_LAST << 1) - IB_UVERBS_ACCESS_OPTIONAL_FIRST;
 
-/// `IBV_REREG_MR_ERR_INPUT`: the region is unchanged. No other error occurs here.
+/// `IBV_REREG_MR_ERR_INPUT`: the region is unchanged. It is the only error.
 const REREG_REFUSED: c_int = -1;
 
 /// `ibv_mr`.
@@ -37,7 +37,7 @@ pub struct MrObject {
     pd: Mutex<Use>,
     device_memory: Option<Use>,
     access: AtomicU32,
-    /// For a region that a file extends.
+    /// The lease of a region that is tiered to a file.
     lease: Mutex<Option<Lease>>,
 }
 
@@ -52,22 +52,22 @@ impl MrObject {
         &self.mr
     }
 
-    /// Changes domain, place (address, length, iova) and access, where given. Whether a file extends the region is
-    /// decided anew if place or access change. On error nothing has changed.
+    /// Changes domain, range (address, length, iova) and access, where given. If range or access change, the region may
+    /// gain or lose its file. Changes nothing on error.
     fn change(
         &self,
         domain: Option<&PdObject>,
-        place: Option<(u64, u64, u64)>,
+        range: Option<(u64, u64, u64)>,
         access: Option<u32>,
     ) -> Result<()> {
-        // Held throughout: two changes at the same time must not mix.
+        // The lock is held throughout, so that concurrent changes do not interleave.
         let mut lease = self.lease.lock();
-        let (addr, len, _) = place.unwrap_or((self.mr.addr(), self.mr.length(), 0));
+        let (addr, len, _) = range.unwrap_or((self.mr.addr(), self.mr.length(), 0));
         let wanted = access.unwrap_or(self.access.load(Relaxed));
-        let decided_anew = place.is_some() || access.is_some();
+        let decided_anew = range.is_some() || access.is_some();
         let new = if decided_anew { self.context.lease(HostRange { addr, len }, wanted)? } else { None };
         let paging = decided_anew.then(|| new.as_ref().map(Lease::paging));
-        self.mr.rereg(domain.map(PdObject::pd), place, access, paging)?;
+        self.mr.rereg(domain.map(PdObject::pd), range, access, paging)?;
         self.access.store(wanted, Relaxed);
         if decided_anew {
             *lease = new;
@@ -76,37 +76,37 @@ impl MrObject {
     }
 }
 
-/// The range of a region as C sees it, and the objects that keep it.
-pub struct Place {
+/// The range of a region for C, and references to the objects that own the memory.
+pub struct Range {
     /// First byte; null in device memory.
     pub addr: *mut c_void,
-    /// Bytes.
+    /// Length in bytes.
     pub length: usize,
-    /// For a region in device memory.
+    /// A reference to the device memory that contains the region.
     pub device_memory: Option<Use>,
-    /// For a region that a file extends.
+    /// The lease of a region that is tiered to a file.
     pub lease: Option<Lease>,
 }
 
-/// Registers a region and makes its object.
+/// Registers a region and creates its object.
 ///
 /// # Safety
 /// `pd` is null or a protection domain.
-pub unsafe fn register(pd: *mut ibv_pd, request: MrRequest, place: Place) -> Result<*mut ibv_mr> {
+pub unsafe fn register(pd: *mut ibv_pd, request: MrRequest, range: Range) -> Result<*mut ibv_mr> {
     // SAFETY: the caller's.
     let object = unsafe { borrow::<PdObject>(pd)? };
     room::for_object()?;
     let access = request.access & !OPTIONAL_ACCESS;
     let mr = object.pd().reg_mr(MrRequest { access, ..request })?;
     let context = object.context().clone();
-    let Place { addr, length, device_memory, lease } = place;
+    let Range { addr, length, device_memory, lease } = range;
     let (handle, lkey, rkey) = (context.new_handle(), mr.lkey(), mr.rkey());
     let c = CPart::new(ibv_mr { context: context.as_c(), pd, addr, length, handle, lkey, rkey });
     let (pd, access, lease) = (Mutex::new(object.in_use()), AtomicU32::new(access), Mutex::new(lease));
     Ok(MrObject { c, context, mr, pd, device_memory, access, lease }.publish())
 }
 
-/// The same for memory of the program.
+/// As [`register`], for memory of the program.
 ///
 /// # Safety
 /// As for [`register`].
@@ -123,7 +123,7 @@ unsafe fn register_range(
     let paging = lease.as_ref().map(Lease::paging);
     let request = MrRequest { addr: range.addr, length: range.len, iova, access, paging };
     // SAFETY: the caller's.
-    unsafe { register(pd, request, Place { addr, length, device_memory: None, lease }) }
+    unsafe { register(pd, request, Range { addr, length, device_memory: None, lease }) }
 }
 
 /// `ibv_reg_mr(3)`.
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn ibv_reg_mr(
     pointer(unsafe { register_range(pd, addr, length, addr as u64, access as c_uint) })
 }
 
-/// `ibv_reg_mr_iova`: peers address the region from `iova` on.
+/// `ibv_reg_mr_iova`: peers address the region from `iova`.
 ///
 /// # Safety
 /// As for `ibv_reg_mr`.
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     pointer(unsafe { register_range(pd, addr, length, iova, access as c_uint) })
 }
 
-/// The symbol that the macros of `verbs.h` call when `access` may hold optional flags.
+/// The symbol that the macros of `verbs.h` call if `access` may contain optional flags.
 ///
 /// # Safety
 /// As for `ibv_reg_mr`.
@@ -173,7 +173,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     pointer(unsafe { register_range(pd, addr, length, iova, access) })
 }
 
-/// `ibv_reg_mr_ex` (rdma-core 60): by address, with or without another base for peers.
+/// `ibv_reg_mr_ex` (rdma-core 60): by address, optionally with another base address for peers.
 ///
 /// # Safety
 /// `pd` is null or a protection domain, `attr` null or attributes.
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn ibv_reg_buf_mr(
     unsafe { ibv_reg_mr_ex(pd, &raw mut attr) }
 }
 
-/// `ibv_rereg_mr(3)`: the keys stay. Addresses that peers use follow the new address.
+/// `ibv_rereg_mr(3)`: the keys do not change. The base address for peers becomes the new address.
 ///
 /// # Safety
 /// `mr` is null or a region, `pd` null or a protection domain.
@@ -272,13 +272,13 @@ unsafe fn reregister(
     if domain.is_some_and(|domain| !Arc::ptr_eq(domain.context(), &object.context)) {
         return Err(EINVAL);
     }
-    let place = new_place.then_some((addr as u64, length as u64, addr as u64));
+    let range = new_place.then_some((addr as u64, length as u64, addr as u64));
     let access = new_access.then_some(access & !OPTIONAL_ACCESS);
-    object.change(domain, place, access)?;
+    object.change(domain, range, access)?;
     let c = object.c.get();
     if let Some(domain) = domain {
         *object.pd.lock() = domain.in_use();
-        // SAFETY: our own structure; the verb is the one that changes these fields.
+        // SAFETY: our own structure; only this verb changes these fields.
         unsafe { (*c).pd = pd };
     }
     if new_place {
@@ -288,7 +288,7 @@ unsafe fn reregister(
     Ok(())
 }
 
-/// `ibv_dereg_mr(3)`: EBUSY while windows are bound to it.
+/// `ibv_dereg_mr(3)`: EBUSY while windows are bound to the region.
 ///
 /// # Safety
 /// `mr` is null or a region.
@@ -304,7 +304,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     status(deregister())
 }
 
-/// Most ranges of one `ibv_advise_mr`; the kernel's limit is of this order too.
+/// Limit of the ranges of one `ibv_advise_mr`. The kernel's limit has the same order of magnitude.
 const MAX_ADVISED_RANGES: u32 = 4096;
 
 /// `ibv_advise_mr(3)`.

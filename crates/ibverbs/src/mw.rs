@@ -28,7 +28,7 @@ unsafe impl Object for MwObject {
 }
 
 impl MwObject {
-    /// The NIC's.
+    /// The NIC's window.
     pub fn mw(&self) -> &Arc<Mw> {
         &self.mw
     }
@@ -41,7 +41,7 @@ impl MwObject {
 
     /// Stores the key of a posted bind where the program reads it.
     pub fn set_rkey(&self, rkey: u32) {
-        // SAFETY: our own structure; posting a bind is what changes the field.
+        // SAFETY: our own structure; only posting a bind changes the field.
         unsafe { (*self.c.get()).rkey = rkey };
     }
 }

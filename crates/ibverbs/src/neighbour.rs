@@ -1,4 +1,4 @@
-//! Ethernet addresses of peers, for programs that build address handles of their own.
+//! Ethernet addresses of peers, for programs that construct address handles themselves.
 
 use std::ffi::c_int;
 use std::fs;
@@ -17,7 +17,7 @@ type Mac = [u8; 6];
 /// A frame without a VLAN tag.
 const NO_VLAN: u16 = 0xffff;
 
-/// How often the kernel's table is read after the datagram, and how long each wait before that is.
+/// Number of reads of the kernel's table after the datagram, and the pause before each.
 const ATTEMPTS: u32 = 30;
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -60,13 +60,13 @@ fn find(source: IpAddr, interface: &str, peer: IpAddr) -> Result<Mac> {
         return own.ok().and_then(|text| parse(text.trim())).ok_or(Errno(libc::ENODEV));
     }
     match peer {
-        IpAddr::V4(_) => ask(source, peer),
+        IpAddr::V4(_) => resolve(source, peer),
         IpAddr::V6(address) => from_interface_id(address).map_or_else(|| Err(Errno(libc::EHOSTUNREACH)), Ok),
     }
 }
 
 /// Reads the kernel's table, after a datagram that makes it resolve the address.
-fn ask(source: IpAddr, peer: IpAddr) -> Result<Mac> {
+fn resolve(source: IpAddr, peer: IpAddr) -> Result<Mac> {
     let known = || lookup(&fs::read_to_string("/proc/net/arp").unwrap_or_default(), peer);
     if let Some(mac) = known() {
         return Ok(mac);
@@ -102,7 +102,7 @@ fn parse(text: &str) -> Option<Mac> {
     parts.next().is_none().then_some(mac)
 }
 
-/// A link-local address that was made from an Ethernet address contains it (RFC 4291, appendix A).
+/// The Ethernet address from which a link-local address was formed (RFC 4291, appendix A).
 fn from_interface_id(address: Ipv6Addr) -> Option<Mac> {
     let raw = address.octets();
     let made = address.is_unicast_link_local() && raw[11..13] == [0xff, 0xfe];
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn link_local_addresses_hold_the_ethernet_address() {
+    fn link_local_addresses_contain_the_ethernet_address() {
         let address: Ipv6Addr = "fe80::a8bb:ccff:fedd:eeff".parse().expect("an address");
         assert_eq!(from_interface_id(address), Some([0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff]));
         assert_eq!(from_interface_id("2001:db8::1".parse().expect("an address")), None);

@@ -1,13 +1,12 @@
-//! Which NIC of this process the contexts and the connection manager use.
+//! The NICs of this process's contexts and of its connection manager.
 //!
-//! Every context has a NIC of its own, with one exception: the connection manager (`rdma_cm`) and one context share
-//! one, whichever of them comes first. So a program that connects by librdmacm, which opens its context when it first
-//! needs one, has a single slot: if that is slot 0, peers that know only the standard's UDP port reach both its queue
-//! pair 1 and its queue pairs.
+//! Every context has a NIC of its own, with one exception: the connection manager (`rdma_cm`) and the first context
+//! share a NIC. So a program that connects by librdmacm has a single instance index. If the index is 0, peers that know
+//! only the standard's UDP port reach both the process's queue pair 1 and its other queue pairs.
 //!
-//! In another slot such peers reach it through the process that has slot 0. When that process ends, a process that
-//! connects by address opens one more NIC in slot 0, which only forwards the packets that come to that port
-//! ([`stand_in`]).
+//! Otherwise such peers reach the process through the process with instance index 0, the port demultiplexer. When that
+//! process ends, a process that connects by address opens one more NIC with instance index 0. This NIC only forwards
+//! the packets that arrive at the standard port ([`ensure_demultiplexer`]).
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
@@ -20,35 +19,35 @@ use crate::errno::Result;
 use crate::rdma_cm::forwarding;
 use crate::{identity, room};
 
-/// The NIC that may be shared.
+/// The shared NIC and its users.
 #[derive(Default)]
 struct Shared {
     device: Option<Arc<Device>>,
-    /// Whether a context has it.
+    /// Whether a context uses `device`.
     by_context: bool,
-    /// How often the connection manager has it.
+    /// References by the connection manager.
     by_service: u32,
-    /// The NIC in slot 0 that forwards packets.
-    front: Option<Arc<Device>>,
+    /// The additional NIC with instance index 0, which forwards packets.
+    demultiplexer: Option<Arc<Device>>,
 }
 
 impl Shared {
-    /// NICs without users, for the caller to close after it has released the lock.
+    /// Removes the NICs without users. The caller closes them after releasing the lock.
     fn take_unused(&mut self) -> [Option<Arc<Device>>; 2] {
-        let front = if self.by_service > 0 { None } else { self.front.take() };
-        [if self.by_context || self.by_service > 0 { None } else { self.device.take() }, front]
+        let demultiplexer = if self.by_service > 0 { None } else { self.demultiplexer.take() };
+        [if self.by_context || self.by_service > 0 { None } else { self.device.take() }, demultiplexer]
     }
 }
 
 static SHARED: Mutex<Shared> =
-    Mutex::new(Shared { device: None, by_context: false, by_service: 0, front: None });
+    Mutex::new(Shared { device: None, by_context: false, by_service: 0, demultiplexer: None });
 
 fn shared() -> MutexGuard<'static, Shared> {
-    // Nothing panics while it holds the lock; after a panic the contents would still be valid.
+    // Nothing panics while it holds the lock; the contents would be valid even after a panic.
     SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The devices of this process, those that only forward among them.
+/// The devices of this process, including those that only forward packets.
 pub type Devices = Vec<Weak<Device>>;
 
 /// See [`devices`].
@@ -56,11 +55,11 @@ static DEVICES: Mutex<Devices> = Mutex::new(Vec::new());
 
 /// The devices of this process, to be paused around a fork.
 pub fn devices() -> MutexGuard<'static, Devices> {
-    // As above.
+    // As in `shared`.
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The same; `None` while another thread has the list.
+/// As [`devices`]; `None` while another thread holds the lock.
 pub fn try_devices() -> Option<MutexGuard<'static, Devices>> {
     match DEVICES.try_lock() {
         Ok(devices) => Some(devices),
@@ -86,23 +85,23 @@ pub fn hold_for_fork() -> Hold {
 
 fn open() -> Result<Arc<Device>> {
     let device = identity::open_device()?;
-    introduce(&device);
+    register(&device);
     Ok(device)
 }
 
-/// Registers a NIC wherever every NIC has to be registered.
-fn introduce(device: &Arc<Device>) {
+/// Registers a NIC with the fork handlers, the host's co-located devices and the connection manager.
+fn register(device: &Arc<Device>) {
     device.set_backings(Arc::new(ProgramFiles));
     track(device);
     device.join_colocated();
     forwarding::serve_without_manager(device);
 }
 
-/// A NIC for a context.
+/// Acquires a NIC for a context.
 ///
 /// # Errors
 /// Those of [`identity::open_device`].
-pub fn for_context() -> Result<Arc<Device>> {
+pub fn acquire_for_context() -> Result<Arc<Device>> {
     let mut shared = shared();
     if shared.by_context {
         return open();
@@ -116,8 +115,8 @@ pub fn for_context() -> Result<Arc<Device>> {
     Ok(device)
 }
 
-/// A context is closed: its NIC is closed, unless the connection manager still needs it.
-pub fn closed_by_context(device: &Arc<Device>) {
+/// Releases the NIC of a closed context, and closes it unless the connection manager still uses it.
+pub fn release_from_context(device: &Arc<Device>) {
     let mut shared = shared();
     let unused = match &shared.device {
         Some(own) if Arc::ptr_eq(own, device) => {
@@ -130,11 +129,11 @@ pub fn closed_by_context(device: &Arc<Device>) {
     unused.into_iter().flatten().for_each(|device| device.close());
 }
 
-/// A NIC for the connection manager.
+/// Acquires a NIC for the connection manager.
 ///
 /// # Errors
 /// Those of [`identity::open_device`]; EMFILE when the process has no descriptors left for one.
-pub fn for_service() -> Result<Arc<Device>> {
+pub fn acquire_for_service() -> Result<Arc<Device>> {
     let mut shared = shared();
     let device = match &shared.device {
         Some(device) => device.clone(),
@@ -148,8 +147,8 @@ pub fn for_service() -> Result<Arc<Device>> {
     Ok(device)
 }
 
-/// The connection manager needs it no longer.
-pub fn released_by_service() {
+/// Releases the connection manager's reference to its NIC.
+pub fn release_from_service() {
     let mut shared = shared();
     shared.by_service = shared.by_service.saturating_sub(1);
     let unused = shared.take_unused();
@@ -157,43 +156,44 @@ pub fn released_by_service() {
     unused.into_iter().flatten().for_each(|device| device.close());
 }
 
-/// Makes the connection manager's NIC reachable for peers that know only the standard's UDP port: asks the process in
-/// slot 0 to listen at every address; if slot 0 is free, opens a NIC there. Costs a few system calls.
-pub fn stand_in() {
+/// Makes the connection manager's NIC reachable for peers that know only the standard's UDP port. Requests the process
+/// with instance index 0 to listen at every address, or opens a NIC with instance index 0 if there is none. Costs a few
+/// system calls.
+pub fn ensure_demultiplexer() {
     let mut shared = shared();
     let Some(device) = shared.device.clone() else { return };
-    if device.slot() == 0 || shared.by_service == 0 || shared.front.is_some() {
+    if device.slot() == 0 || shared.by_service == 0 || shared.demultiplexer.is_some() {
         return;
     }
     device.ask_demultiplexer_to_listen();
-    if !device.gids().first().is_some_and(is_front_free) {
+    if !device.gids().first().is_some_and(is_standard_port_free) {
         return;
     }
-    // Another process may have taken the slot meanwhile.
-    if let Ok(front) = identity::open_front() {
-        introduce(&front);
-        front.receive_at_all_gids();
-        tracing::info!("slot 0 of the address was free: passing on what comes to its port");
-        shared.front = Some(front);
+    // Another process may have taken the instance index meanwhile.
+    if let Ok(demultiplexer) = identity::open_demultiplexer() {
+        register(&demultiplexer);
+        demultiplexer.receive_at_all_gids();
+        tracing::info!("opened a NIC with instance index 0, which forwards packets from the standard port");
+        shared.demultiplexer = Some(demultiplexer);
     }
 }
 
-/// Whether the port of slot 0 is free at an address.
-fn is_front_free(gid: &Gid) -> bool {
-    let place = match gid.addr {
+/// Whether the standard port is free at an address.
+fn is_standard_port_free(gid: &Gid) -> bool {
+    let socket_address = match gid.addr {
         IpAddr::V6(v6) if v6.is_unicast_link_local() => {
             SocketAddrV6::new(v6, ROCE_PORT, 0, gid.ifindex).into()
         }
         addr => SocketAddr::new(addr, ROCE_PORT),
     };
-    UdpSocket::bind(place).is_ok()
+    UdpSocket::bind(socket_address).is_ok()
 }
 
-/// In a forked child: its connection manager, and the next context that it opens, have a NIC of their own. The
-/// parent's NIC has the parent's sockets.
+/// Forgets the parent's NICs in a forked child, because their sockets are the parent's. The child's connection manager
+/// and its next context share a new NIC.
 pub fn forget_in_child(hold: Hold) {
     let Hold(mut shared) = hold;
-    // Dropping them would wait for threads that the child does not have.
-    std::mem::forget((shared.device.take(), shared.front.take()));
+    // A drop would wait for threads that the child does not have.
+    std::mem::forget((shared.device.take(), shared.demultiplexer.take()));
     (shared.by_context, shared.by_service) = (false, 0);
 }

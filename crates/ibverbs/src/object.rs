@@ -1,27 +1,28 @@
-//! How verbs objects cross the C boundary: C sees its structure, and ours lies behind it in the same allocation.
+//! Conversion of verbs objects at the C boundary: C gets a pointer to its structure, which is the first field of this
+//! library's object.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 
 use crate::errno::{EINVAL, Result};
 
-/// Reads a field of a structure whose fields were stored one by one just before. The processor can forward only loads
-/// of single fields. Where another structure has the same fields in the same order, compilers load several as one, and
-/// that load waits until all of the stores are in the cache (
-/// [decision 41](../../../docs/decisions/0041-operations-wait-for-earlier-stores.md)).
+/// Reads a field of a structure whose fields were just stored one by one. The processor can forward only loads of
+/// single fields. If another structure has the same fields in the same order, compilers combine several loads, and the
+/// combined load waits until all of the stores are in the cache ( [decision
+/// 41](../../../docs/decisions/0041-operations-wait-for-earlier-stores.md)).
 #[inline(always)]
-pub fn by_itself<T: Copy>(field: &T) -> T {
+pub fn load_single<T: Copy>(field: &T) -> T {
     // SAFETY: a valid reference.
     unsafe { std::ptr::from_ref(field).read_volatile() }
 }
 
-/// C's structure at the front of one of our objects. The program may write to its public fields at any time, so this
-/// library never borrows it as a whole.
+/// C's structure at the beginning of an object. The program may write to its public fields at any time, so this library
+/// never borrows it as a whole.
 #[repr(transparent)]
 pub struct CPart<T>(UnsafeCell<T>);
 
-// SAFETY: the structure itself has no rules about threads; code that accesses it does so through raw pointers and
-// answers for the field that it touches.
+// SAFETY: the structure itself has no rules about threads; code accesses it through raw pointers and is responsible for
+// the accessed field.
 unsafe impl<T> Sync for CPart<T> {}
 // SAFETY: plain data and pointers that this library never follows because of the structure alone.
 unsafe impl<T> Send for CPart<T> {}
@@ -32,7 +33,7 @@ impl<T> CPart<T> {
         CPart(UnsafeCell::new(value))
     }
 
-    /// The address that C has.
+    /// The address for C.
     pub fn get(&self) -> *mut T {
         self.0.get()
     }
@@ -46,27 +47,27 @@ pub unsafe trait Object: Sized {
     /// C's structure.
     type C;
 
-    /// Passes the object to the program; [`retire`] takes it back.
+    /// Passes the object to the program, until [`retire`].
     fn publish(self) -> *mut Self::C {
         Box::into_raw(Box::new(self)).cast()
     }
 }
 
 /// Memory for an object whose address is needed before its value.
-pub struct Slot<T: Object>(*mut MaybeUninit<T>);
+pub struct Allocation<T: Object>(*mut MaybeUninit<T>);
 
-impl<T: Object> Slot<T> {
-    /// Allocates it.
-    pub fn new() -> Slot<T> {
-        Slot(Box::into_raw(Box::new_uninit()))
+impl<T: Object> Allocation<T> {
+    /// Allocates the memory.
+    pub fn new() -> Allocation<T> {
+        Allocation(Box::into_raw(Box::new_uninit()))
     }
 
-    /// The pointer that the program will have.
+    /// The pointer for the program.
     pub fn as_c(&self) -> *mut T::C {
         self.0.cast()
     }
 
-    /// Stores the object there and passes it to the program.
+    /// Stores the object and passes it to the program.
     pub fn publish(self, object: T) -> *mut T::C {
         let pointer = self.0.cast::<T>();
         std::mem::forget(self);
@@ -76,9 +77,9 @@ impl<T: Object> Slot<T> {
     }
 }
 
-impl<T: Object> Drop for Slot<T> {
+impl<T: Object> Drop for Allocation<T> {
     fn drop(&mut self) {
-        // SAFETY: allocated by `new` and not given away.
+        // SAFETY: allocated by `new` and not published.
         drop(unsafe { Box::from_raw(self.0) });
     }
 }
@@ -91,11 +92,11 @@ impl<T: Object> Drop for Slot<T> {
 /// The pointer is null, or [`Object::publish`] of the same type made it and [`retire`] was not called on it.
 /// libibverbs requires this of its callers: they pass the pointer that the matching create verb returned.
 pub unsafe fn borrow<'a, T: Object>(pointer: *mut T::C) -> Result<&'a T> {
-    // SAFETY: as the caller promises; C's structure is the first field.
+    // SAFETY: the caller's; C's structure is the first field.
     unsafe { pointer.cast::<T>().as_ref() }.ok_or(EINVAL)
 }
 
-/// Ends an object.
+/// Takes back an object from the program and drops it.
 ///
 /// # Safety
 /// As for [`borrow`], not null, and nothing borrowed from it is used afterwards.
@@ -110,9 +111,9 @@ pub unsafe fn retire<T: Object>(pointer: *mut T::C) {
 /// EINVAL for a null pointer.
 ///
 /// # Safety
-/// The pointer is null or points to a `T` for the time of the call.
+/// The pointer is null or points to a `T` for the duration of the call.
 pub unsafe fn read<'a, T>(pointer: *const T) -> Result<&'a T> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller's.
     unsafe { pointer.as_ref() }.ok_or(EINVAL)
 }
 
@@ -127,7 +128,7 @@ pub unsafe fn write<T>(pointer: *mut T, value: T) -> Result<()> {
     if pointer.is_null() {
         return Err(EINVAL);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller's.
     unsafe { pointer.write(value) };
     Ok(())
 }
@@ -137,6 +138,6 @@ pub unsafe fn write<T>(pointer: *mut T, value: T) -> Result<()> {
 /// # Safety
 /// All zero bytes are a value of `T`: integers, raw pointers, optional functions, and structures of these.
 pub const unsafe fn zeroed<T>() -> T {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller's.
     unsafe { std::mem::zeroed() }
 }

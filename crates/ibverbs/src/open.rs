@@ -23,21 +23,21 @@ fn open() -> Result<*mut ibv_context> {
     // The fallible steps come first: an open device has a thread, which only `close` ends.
     let command = command_descriptor()?;
     paged::check_environment()?;
-    Ok(Context::publish(verbs_template(), nic::for_context()?, command))
+    Ok(Context::publish(verbs_template(), nic::acquire_for_context()?, command))
 }
 
-/// `ibv_close_device(3)`: the NIC is closed at once; objects that the program leaves behind keep their memory until
-/// they are destroyed.
+/// `ibv_close_device(3)`: the NIC is closed immediately. Objects that the program has not destroyed keep their memory
+/// until they are destroyed.
 ///
 /// # Safety
 /// `context` is null or open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: the caller's.
-    minus_one(unsafe { Context::close(context) }.map(|context| nic::closed_by_context(context.device())))
+    minus_one(unsafe { Context::close(context) }.map(|context| nic::release_from_context(context.device())))
 }
 
-/// An empty anonymous file: what `cmd_fd` is.
+/// Opens an empty anonymous file for `cmd_fd`.
 fn command_descriptor() -> Result<OwnedFd> {
     // SAFETY: a literal name and flags.
     let fd = unsafe { libc::memfd_create(c"terrace-uverbs".as_ptr(), libc::MFD_CLOEXEC) };

@@ -21,9 +21,9 @@ pub struct PdObject {
     c: CPart<ibv_pd>,
     context: Arc<Context>,
     pd: Arc<Pd>,
-    /// Objects created with this pointer, and parent domains of it.
+    /// Objects created with this pointer, and its parent domains.
     users: Users,
-    /// For a parent domain: the objects that it keeps alive.
+    /// The objects that a parent domain keeps alive.
     parent: Option<Parent>,
 }
 
@@ -41,7 +41,7 @@ struct Parent {
 #[derive(Clone, Default)]
 pub struct Users(Arc<AtomicU32>);
 
-/// One reference; ends when dropped.
+/// One reference, released when dropped.
 pub struct Use(Arc<AtomicU32>);
 
 impl Users {
@@ -51,7 +51,7 @@ impl Users {
         Use(self.0.clone())
     }
 
-    /// EBUSY while there are any.
+    /// EBUSY while references exist.
     pub fn none(&self) -> Result<()> {
         if self.0.load(Acquire) == 0 { Ok(()) } else { Err(EBUSY) }
     }
@@ -69,12 +69,12 @@ impl PdObject {
         PdObject { c: CPart::new(c), context, pd, users: Users::default(), parent }.publish()
     }
 
-    /// The NIC's.
+    /// The NIC's protection domain.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
 
-    /// The device that it belongs to.
+    /// The device of the protection domain.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
     pointer(alloc())
 }
 
-/// `ibv_dealloc_pd(3)`: EBUSY while an object created with it exists.
+/// `ibv_dealloc_pd(3)`: EBUSY while an object of the protection domain exists.
 ///
 /// # Safety
 /// `pd` is null or a protection or parent domain.
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     status(dealloc())
 }
 
-/// `ibv_td`: a promise to use objects from one thread only, which changes nothing here.
+/// `ibv_td`: a promise to use objects from one thread only, which this device ignores.
 #[repr(C)]
 pub struct TdObject {
     c: CPart<ibv_td>,
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_i
     pointer(alloc())
 }
 
-/// `ibv_dealloc_td(3)`: EBUSY while a parent domain uses it.
+/// `ibv_dealloc_td(3)`: EBUSY while a parent domain uses the thread domain.
 ///
 /// # Safety
 /// `td` is null or a thread domain.
@@ -166,8 +166,8 @@ pub unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     status(dealloc())
 }
 
-/// `ibv_alloc_parent_domain(3)`. Allocators are accepted and never called: queues here are in memory that no device
-/// reads, so their addresses do not matter.
+/// `ibv_alloc_parent_domain(3)`. Allocators are accepted and never called: no hardware reads the queues, so their
+/// addresses do not matter.
 ///
 /// # Safety
 /// `context` is open and `attr` points to attributes, or either is null.

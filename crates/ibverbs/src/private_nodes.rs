@@ -1,5 +1,5 @@
 //! The private symbols that hardware providers bind when they are loaded. perftest loads two providers at start, for
-//! any device; most of these functions are never called, because the providers find no device of theirs.
+//! any device. Most of these functions are never called, because the providers find no matching device.
 //! `private_nodes.txt` lists the symbols of each node.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -10,7 +10,7 @@ use crate::errno::{EINVAL, EOPNOTSUPP};
 use crate::query::gid_type;
 use crate::strings::wr_opcode_text;
 
-/// Defines functions that answer EOPNOTSUPP, for one private node.
+/// Defines functions that return EOPNOTSUPP, for one private node.
 macro_rules! unsupported {
     ($($name:ident)*) => {
         $(
@@ -34,7 +34,7 @@ macro_rules! nothing {
     };
 }
 
-/// Defines functions that answer null and EOPNOTSUPP.
+/// Defines functions that return null and set EOPNOTSUPP.
 macro_rules! null {
     ($($name:ident)*) => {
         $(
@@ -66,7 +66,7 @@ macro_rules! no_file {
 macro_rules! final_num_attrs {
     ($($name:ident)*) => {
         $(
-            /// The number of attributes that it is given.
+            /// The argument `num_attrs`.
             #[unsafe(no_mangle)]
             pub extern "C" fn $name(num_attrs: c_uint, _link: *mut c_void) -> c_uint {
                 num_attrs
@@ -75,11 +75,11 @@ macro_rules! final_num_attrs {
     };
 }
 
-/// Defines flags of the library that providers read: whether destroying an object of a device that is gone succeeds.
+/// Defines flags of the library that providers read: whether destroying an object of a removed device succeeds.
 macro_rules! flag {
     ($($name:ident)*) => {
         $(
-            /// Whether destroying an object of a device that is gone succeeds.
+            /// Whether destroying an object of a removed device succeeds.
             #[unsafe(no_mangle)]
             pub static $name: bool = false;
         )*

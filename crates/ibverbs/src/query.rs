@@ -16,23 +16,24 @@ use crate::{ah, dm};
 /// The one port.
 pub const PORT: u32 = 1;
 
-/// Entries of the GID table, most of them empty: reserve for later addresses, as other devices have it.
+/// Entries of the GID table. Most are empty, in reserve for later addresses as on other devices.
 pub const GID_ENTRIES: usize = 16;
 
 /// The default partition, full member; the one entry of the P_Key table.
 pub const PKEY: u16 = 0xffff;
 
-/// Vendor: a locally administered OUI ("TR" behind the local bit), so that no program takes this for other hardware.
+/// Vendor: a locally administered OUI ("TR" behind the local bit), so that no program mistakes the device for other
+/// hardware.
 pub const VENDOR_ID: u32 = 0x02_5452;
 
-/// Version of the device's firmware: this library's.
+/// Version of the device's firmware, which is this library's version.
 pub const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
-/// 100 Gb/s over four lanes (EDR): a speed that programs may reasonably request. The real speed is that of the network
-/// below, which is not known.
+/// 100 Gb/s over four lanes (EDR), a speed that programs may request. The real speed is that of the network, which is
+/// unknown.
 const WIDTH_4X: u8 = 2;
 const SPEED_EDR: u8 = 32;
-/// The same in units of 100 Mb/s.
+/// The speed in units of 100 Mb/s.
 const SPEED_100_MBPS: u64 = 1000;
 
 /// Physical state `LinkUp`.
@@ -41,7 +42,7 @@ const LINK_UP: u8 = 5;
 /// `IBV_QPF_GRH_REQUIRED`: addresses of RoCE are global.
 const GRH_REQUIRED: u8 = 1;
 
-/// The operations that on-demand paging works for: all, as all memory here is paged on demand.
+/// The operations that support on-demand paging: all, because all memory is paged on demand.
 const ODP_RC: u32 = IBV_ODP_SUPPORT_SEND
     | IBV_ODP_SUPPORT_RECV
     | IBV_ODP_SUPPORT_WRITE
@@ -50,7 +51,7 @@ const ODP_RC: u32 = IBV_ODP_SUPPORT_SEND
     | IBV_ODP_SUPPORT_SRQ_RECV
     | IBV_ODP_SUPPORT_FLUSH
     | IBV_ODP_SUPPORT_ATOMIC_WRITE;
-/// Those of XRC: no operations of annex A19.
+/// The operations of XRC, which exclude those of annex A19.
 const ODP_XRC: u32 = ODP_RC & !(IBV_ODP_SUPPORT_FLUSH | IBV_ODP_SUPPORT_ATOMIC_WRITE);
 const ODP_UC: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE;
 const ODP_UD: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
@@ -65,8 +66,7 @@ const CAPABILITIES: c_uint = IBV_DEVICE_CURR_QP_STATE_MOD
     | IBV_DEVICE_MEM_WINDOW_TYPE_2B
     | IBV_DEVICE_XRC;
 
-/// The exponent of 4.096 µs that an acknowledgement may take here: 16.8 ms, as the other process may have to be
-/// scheduled first.
+/// Code of the ACK delay: 16.8 ms, because the other process may have to be scheduled first.
 const ACK_DELAY: u8 = 12;
 
 /// The clock of completion times counts nanoseconds.
@@ -83,7 +83,7 @@ fn device_attributes(device: &Device) -> ibv_device_attr {
     }
     (attr.node_guid, attr.sys_image_guid) = (guid, guid);
     attr.max_mr_size = limits.max_mr_size;
-    // Every power of two from 4 KiB on.
+    // The page sizes are every power of two from 4 KiB.
     attr.page_size_cap = !0xfff;
     attr.vendor_id = VENDOR_ID;
     attr.hw_ver = 1;
@@ -95,7 +95,7 @@ fn device_attributes(device: &Device) -> ibv_device_attr {
         (limits.max_mr as c_int, limits.max_mw as c_int, limits.max_pd as c_int);
     (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom) = (rd_atomic, rd_atomic);
     attr.max_res_rd_atom = rd_atomic.saturating_mul(attr.max_qp);
-    // The processor's own instructions do the atomics, so they are atomic with the program's, which would be GLOB; but
+    // The processor's instructions execute the atomics, so they are atomic with the program's, which is GLOB. But
     // programs compare with HCA (UCX enables atomics for no other value).
     attr.atomic_cap = IBV_ATOMIC_HCA;
     attr.max_ah = limits.max_ah as c_int;
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut 
     })
 }
 
-/// Copies as much of an answer as the caller's header has, and zeroes the fields that a newer header adds.
+/// Copies the part of an answer that the caller's header defines, and zeroes the fields that a newer header adds.
 ///
 /// # Safety
 /// `to` is null or has `size` writable bytes.
@@ -222,7 +222,7 @@ fn port_attributes(device: &Device) -> ibv_port_attr {
 ///
 /// # Safety
 /// `context` is null or open.
-unsafe fn of_port<'a>(context: *mut ibv_context, port: u32) -> Result<&'a Device> {
+unsafe fn device_of_port<'a>(context: *mut ibv_context, port: u32) -> Result<&'a Device> {
     // SAFETY: the caller's.
     let context = unsafe { Context::borrow(context)? };
     if port == PORT { Ok(context.device()) } else { Err(EINVAL) }
@@ -240,7 +240,8 @@ pub unsafe extern "C" fn query_port(
 ) -> c_int {
     // SAFETY: the caller's.
     status(unsafe {
-        of_port(context, port.into()).and_then(|device| write_sized(attr, size, &port_attributes(device)))
+        device_of_port(context, port.into())
+            .and_then(|device| write_sized(attr, size, &port_attributes(device)))
     })
 }
 
@@ -254,7 +255,7 @@ pub unsafe extern "C" fn ibv_query_port(
     port: u8,
     attr: *mut _compat_ibv_port_attr,
 ) -> c_int {
-    // The old structure's size, padding included.
+    // The old structure's size including padding.
     let size = std::mem::offset_of!(ibv_port_attr, port_cap_flags2);
     // SAFETY: the caller's.
     unsafe { query_port(context, port, attr.cast(), size) }
@@ -271,7 +272,7 @@ pub unsafe extern "C" fn ibv_query_port_speed(
     speed: *mut u64,
 ) -> c_int {
     // SAFETY: the caller's.
-    status(unsafe { of_port(context, port).and_then(|_| object::write(speed, SPEED_100_MBPS)) })
+    status(unsafe { device_of_port(context, port).and_then(|_| object::write(speed, SPEED_100_MBPS)) })
 }
 
 /// The entry of the GID table, or ENODATA for an empty one.
@@ -303,7 +304,7 @@ pub unsafe extern "C" fn ibv_query_gid(
 ) -> c_int {
     let query = || {
         // SAFETY: the caller's.
-        let device = unsafe { of_port(context, port.into())? };
+        let device = unsafe { device_of_port(context, port.into())? };
         let raw = match gid_entry(device, usize::try_from(index).map_err(|_| EINVAL)?) {
             Ok(found) => found.raw,
             Err(Errno(libc::ENODATA)) => [0; 16],
@@ -333,7 +334,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
             return Err(EOPNOTSUPP);
         }
         // SAFETY: the caller's.
-        let device = unsafe { of_port(context, port)? };
+        let device = unsafe { device_of_port(context, port)? };
         let gid = gid_entry(device, index as usize)?;
         // SAFETY: the caller's.
         unsafe { write_sized(answer, size, &entry(index as usize, gid)) }
@@ -384,7 +385,7 @@ pub(crate) unsafe fn gid_type(
 ) -> c_int {
     let query = || {
         // SAFETY: the caller's.
-        let device = unsafe { of_port(context, port.into())? };
+        let device = unsafe { device_of_port(context, port.into())? };
         let value = match gid_entry(device, index as usize) {
             Ok(_) => 1,
             Err(Errno(libc::ENODATA)) => 0,
@@ -409,7 +410,7 @@ pub unsafe extern "C" fn ibv_query_pkey(
 ) -> c_int {
     let query = || {
         // SAFETY: the caller's.
-        unsafe { of_port(context, port.into())? };
+        unsafe { device_of_port(context, port.into())? };
         if index != 0 {
             return Err(EINVAL);
         }
@@ -426,7 +427,7 @@ pub unsafe extern "C" fn ibv_query_pkey(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, pkey: u16) -> c_int {
     // SAFETY: the caller's.
-    let found = unsafe { of_port(context, port.into()) };
+    let found = unsafe { device_of_port(context, port.into()) };
     minus_one(found.and_then(|_| if u16::from_be(pkey) == PKEY { Ok(()) } else { Err(EINVAL) }))
 }
 

@@ -1,31 +1,31 @@
 //! Checks that memory is left for the allocations of a verb.
 //!
-//! Rust's collections end the process when there is no memory, and so does the C library in places; a verb has to
-//! answer ENOMEM. So where the process has a limit (`ulimit -v` or `-d`), the verbs that create objects first check
-//! whether enough is left. They compute it and do not try to allocate: another thread would lack what a trial
-//! allocation takes.
+//! Rust's collections abort the process without memory, and so does the C library in some cases, but a verb has to
+//! return ENOMEM. So if the process has a limit (`ulimit -v` or `-d`), the verbs that create objects first check that
+//! enough memory is left. They compute the available memory instead of trying an allocation, which could make another
+//! thread's allocation fail.
 
 use std::fs::File;
 use std::io::Read;
 
 use crate::errno::{ENOMEM, Result};
 
-/// The memory of an open device at most: buffers, and the engine's thread with its stack.
+/// Upper bound of an open device's memory: buffers, and the engine's thread with its stack.
 const DEVICE_BYTES: u64 = 8 << 20;
-/// The memory of any other object, with a reserve for later allocations on its behalf.
+/// Upper bound of any other object's memory, with a reserve for its later allocations.
 const OBJECT_BYTES: u64 = 2 << 20;
 
 /// The process's sizes in pages; see proc(5).
 const SIZES: &str = "/proc/self/statm";
-/// Fields of it, and their limits.
+/// Fields of `SIZES`, and their limits.
 const COUNTED: [(usize, libc::__rlimit_resource_t); 2] = [(0, libc::RLIMIT_AS), (5, libc::RLIMIT_DATA)];
 
 /// Checks that memory is left for a device.
 ///
 /// # Errors
-/// ENOMEM; a line on standard error says so, too.
+/// ENOMEM, and a line on standard error.
 pub fn for_device() -> Result<()> {
-    look_for(DEVICE_BYTES).inspect_err(|_| {
+    check_available(DEVICE_BYTES).inspect_err(|_| {
         let line = "terrace: not enough memory to open the device; raise the limit with `ulimit -v`\n";
         // SAFETY: bytes of that length. Rust's standard error may allocate.
         unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
@@ -37,16 +37,16 @@ pub fn for_device() -> Result<()> {
 /// # Errors
 /// ENOMEM.
 pub fn for_object() -> Result<()> {
-    look_for(OBJECT_BYTES)
+    check_available(OBJECT_BYTES)
 }
 
-fn look_for(bytes: u64) -> Result<()> {
+fn check_available(bytes: u64) -> Result<()> {
     let limits = COUNTED.map(|(_, resource)| limit(resource));
     if limits.iter().all(|&limit| limit == libc::RLIM_INFINITY) {
         return Ok(());
     }
     let mut text = [0; 128];
-    // If it cannot be read (no descriptor is left, say), the verb goes on.
+    // If the file cannot be read, for example without a free descriptor, the verb proceeds.
     let Ok(length) = File::open(SIZES).and_then(|mut file| file.read(&mut text)) else { return Ok(()) };
     let left = std::iter::zip(COUNTED, limits)
         .filter_map(|((field, _), limit)| Some(limit.saturating_sub(used(&text[..length], field)?)));

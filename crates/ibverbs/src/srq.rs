@@ -13,7 +13,7 @@ use crate::abi::{
 use crate::context::Context;
 use crate::cq;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
-use crate::object::{self, CPart, Object, Slot, borrow, retire};
+use crate::object::{self, Allocation, CPart, Object, borrow, retire};
 use crate::pd::{PdObject, Use};
 use crate::qp::post;
 use crate::room;
@@ -27,7 +27,7 @@ pub struct SrqObject {
     srq: Arc<Srq>,
     max_sge: u32,
     _pd: Use,
-    /// For an XRC queue.
+    /// The XRC domain of an XRC queue.
     _xrcd: Option<Use>,
 }
 
@@ -37,20 +37,20 @@ unsafe impl Object for SrqObject {
 }
 
 impl SrqObject {
-    /// The NIC's.
+    /// The NIC's shared receive queue.
     pub fn srq(&self) -> &Arc<Srq> {
         &self.srq
     }
 }
 
-/// The further attributes of an XRC shared receive queue.
+/// The additional attributes of an XRC shared receive queue.
 struct Extended<'a> {
     xrcd: &'a XrcdObject,
     cq: &'a Arc<Cq>,
 }
 
 /// # Safety
-/// `pd` is null or a protection domain, `attr` null or attributes that may be written.
+/// `pd` is null or a protection domain, `attr` null or writable attributes.
 unsafe fn create(
     pd: *mut ibv_pd,
     attr: *mut ibv_srq_init_attr,
@@ -59,7 +59,7 @@ unsafe fn create(
     // SAFETY: the caller's.
     let (domain, init) = unsafe { (borrow::<PdObject>(pd)?, object::read(attr)?) };
     room::for_object()?;
-    let slot = Slot::<SrqObject>::new();
+    let slot = Allocation::<SrqObject>::new();
     // Only ibv_modify_srq arms the limit.
     let (max_wr, max_sge) = (init.attr.max_wr, init.attr.max_sge);
     let request = SrqInit { max_wr, max_sge, limit: 0, cookie: slot.as_c() as u64 };
@@ -78,7 +78,7 @@ unsafe fn create(
         cond: libc::PTHREAD_COND_INITIALIZER,
         events_completed: 0,
     };
-    // SAFETY: the caller's: the attributes come back as granted.
+    // SAFETY: the caller's: the granted attributes are returned.
     unsafe { ((*attr).attr.max_wr, (*attr).attr.max_sge) = (granted.max_wr, granted.max_sge) };
     let (max_sge, c, in_use) = (granted.max_sge, CPart::new(c), domain.in_use());
     let xrcd = extended.map(|extended| extended.xrcd.in_use());
@@ -88,7 +88,7 @@ unsafe fn create(
 /// `ibv_create_srq(3)`.
 ///
 /// # Safety
-/// `pd` is null or a protection domain, `attr` null or attributes that may be written.
+/// `pd` is null or a protection domain, `attr` null or writable attributes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     // SAFETY: the caller's.
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init
 /// `ibv_create_srq_ex(3)`: basic and XRC queues (no tag matching).
 ///
 /// # Safety
-/// `context` is null or open, `attr` null or attributes that may be written.
+/// `context` is null or open, `attr` null or writable attributes.
 pub unsafe extern "C" fn create_srq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
@@ -122,7 +122,8 @@ pub unsafe extern "C" fn create_srq_ex(
         let extended = match srq_type {
             IBV_SRQT_XRC => {
                 // SAFETY: the caller's.
-                let (xrcd, cq) = unsafe { (borrow::<XrcdObject>(init.xrcd)?, cq::named(init.cq)?.cq()) };
+                let (xrcd, cq) =
+                    unsafe { (borrow::<XrcdObject>(init.xrcd)?, cq::from_arguments(init.cq)?.cq()) };
                 Some(Extended { xrcd, cq })
             }
             _ => None,
@@ -181,7 +182,7 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
     status(query())
 }
 
-/// `ibv_destroy_srq(3)`: EBUSY while queue pairs use it. XRC targets do not.
+/// `ibv_destroy_srq(3)`: EBUSY while queue pairs use the queue. XRC targets do not use it.
 ///
 /// # Safety
 /// `srq` is null or a shared receive queue.
@@ -209,7 +210,7 @@ pub unsafe extern "C" fn post_srq_recv(
     // SAFETY: the caller's.
     let Ok(object) = (unsafe { borrow::<SrqObject>(srq) }) else {
         // SAFETY: the caller's.
-        return unsafe { post::refuse(bad_wr, wr, EINVAL) };
+        return unsafe { post::report_first(bad_wr, wr, EINVAL) };
     };
     // SAFETY: the caller's.
     let posted = object.srq.post(unsafe { post::RecvList::new(wr, object.max_sge) });

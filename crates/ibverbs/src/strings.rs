@@ -1,4 +1,4 @@
-//! Texts for enumerations. Programs print them and test suites compare them, so they are those of rdma-core.
+//! Texts for enumerations. Programs print them and test suites compare them, so the texts are those of rdma-core.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -22,7 +22,7 @@ const NODE_TYPES: [&CStr; 8] = [
 const PORT_STATES: [&CStr; 6] =
     [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
 
-/// By `ibv_event_type`; the last one is newer than the header that this library follows.
+/// By `ibv_event_type`; the last entry is newer than the header of this library's version.
 const EVENTS: [&CStr; 21] = [
     c"CQ error",
     c"local work queue catastrophic error",
@@ -128,7 +128,7 @@ pub(crate) fn wr_opcode_text(opcode: c_uint) -> *const c_char {
     text(&WR_OPCODES, i64::from(opcode))
 }
 
-/// One link rate: the `ibv_rate` value, its multiple of 2.5 Gb/s where it has one, and Mb/s of its data rate.
+/// A link rate: the `ibv_rate` value, the multiple of 2.5 Gb/s if there is one, and the data rate in Mb/s.
 struct Rate {
     code: c_uint,
     multiple: Option<c_int>,
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_the_usual_ones() {
+    fn texts_are_those_of_rdma_core() {
         assert_eq!(read(ibv_wc_status_str(0)), "success");
         assert_eq!(read(ibv_wc_status_str(12)), "transport retry counter exceeded");
         assert_eq!(read(ibv_wc_status_str(24)), "unknown");
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_go_there_and_back() {
+    fn rates_round_trip() {
         for rate in &RATES {
             assert_eq!(mbps_to_ibv_rate(ibv_rate_to_mbps(rate.code)), rate.code);
             if rate.multiple.is_some() {

@@ -1,4 +1,4 @@
-//! Reading sysfs for librdmacm, which calls this library to do so.
+//! Access to sysfs on behalf of librdmacm.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::fs::File;
@@ -57,7 +57,7 @@ fn read_line(directory: &CStr, name: &CStr, answer: &mut [u8]) -> Result<usize> 
         return Ok(0);
     }
     let line = if answer[length - 1] == b'\n' { length - 1 } else { length };
-    // Without space for the terminator, EINVAL: part of a line would be worse.
+    // Without space for the terminator the result is EINVAL instead of a truncated line.
     *answer.get_mut(line).ok_or(EINVAL)? = 0;
     Ok(line)
 }
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_loses_its_newline_and_must_fit() {
+    fn a_line_is_returned_without_newline_and_must_fit() {
         let directory = std::env::temp_dir();
         let name = format!("terrace-sysfs-line-{}", std::process::id());
         std::fs::write(directory.join(&name), "4\n").expect("written");

@@ -14,7 +14,7 @@ fn none<T>() -> *mut T {
     null_mut()
 }
 
-/// `ibv_import_device(3)`: a NIC that lives in a process cannot be shared with another process.
+/// `ibv_import_device(3)`: a NIC inside a process cannot be shared with another process.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_import_device(_cmd_fd: c_int) -> *mut ibv_context {
     none()

@@ -1,8 +1,8 @@
 //! XRC domains.
 //!
-//! The kernel ties a domain to the inode of a file, so that processes share it. A NIC that lives in one process can
-//! share it only among its own handles that name the same file. Another process, or another context (which is another
-//! NIC), has a domain of its own for that file, and gets an error where it asks for an existing one.
+//! The kernel ties a domain to the inode of a file, so that processes share it. A NIC inside one process can share a
+//! domain only among its own handles for the same file. Another process, or another context (which is another NIC), has
+//! a separate domain for that file, and gets an error if it requests an existing one.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -19,7 +19,7 @@ use crate::context::Context;
 use crate::errno::{EAGAIN, EINVAL, EOPNOTSUPP, Errno, Result, pointer, status};
 use crate::object::{self, CPart, Object, borrow, retire};
 use crate::pd::{Use, Users};
-use crate::qp::remembered::Remembered;
+use crate::qp::query_only::QueryOnly;
 use crate::room;
 
 /// `ibv_xrcd`: a handle of a domain.
@@ -37,12 +37,12 @@ unsafe impl Object for XrcdObject {
     type C = ibv_xrcd;
 }
 
-/// A domain; several handles may refer to it.
+/// A domain, to which several handles may refer.
 pub struct Domain {
     xrcd: Arc<Xrcd>,
     inode: Option<Inode>,
-    /// C's state of its targets, by number: the handles of one target share it.
-    targets: Mutex<HashMap<u32, Weak<Mutex<Remembered>>>>,
+    /// Attributes of the targets that only this crate stores, by number. The handles of one target share them.
+    targets: Mutex<HashMap<u32, Weak<Mutex<QueryOnly>>>>,
 }
 
 /// A file, by device and number.
@@ -52,7 +52,7 @@ type Inode = (libc::dev_t, libc::ino_t);
 static SHARED: StdMutex<Vec<Weak<Domain>>> = StdMutex::new(Vec::new());
 
 fn shared() -> MutexGuard<'static, Vec<Weak<Domain>>> {
-    // Nothing panics while it holds the list; after a panic the list would still be valid.
+    // No code panics while it holds the list; the list would be valid even after a panic.
     SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -64,35 +64,35 @@ pub fn hold_for_fork() -> Hold {
     Hold(shared())
 }
 
-/// In a forked child: the domains are the parent's.
+/// Forgets the domains in a forked child, because they are the parent's.
 pub fn forget_in_child(hold: Hold) {
     let Hold(mut shared) = hold;
     shared.clear();
 }
 
 impl XrcdObject {
-    /// The NIC's.
+    /// The NIC's domain.
     pub fn xrcd(&self) -> &Arc<Xrcd> {
         &self.domain.xrcd
     }
 
-    /// The device that it belongs to.
+    /// The device of the domain.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// A use by an object that is created with this handle.
+    /// A reference for an object that is created with this handle.
     pub fn in_use(&self) -> Use {
         self.users.add()
     }
 
-    /// C's state of a target: as it was left, while a handle of the target exists.
-    pub fn remembered(&self, qpn: u32) -> Arc<Mutex<Remembered>> {
+    /// The attributes of a target that only this crate stores. They exist while a handle of the target exists.
+    pub fn query_only(&self, qpn: u32) -> Arc<Mutex<QueryOnly>> {
         let mut targets = self.domain.targets.lock();
-        targets.retain(|_, remembered| remembered.strong_count() > 0);
+        targets.retain(|_, query_only| query_only.strong_count() > 0);
         let found = targets.get(&qpn).and_then(Weak::upgrade);
         found.unwrap_or_else(|| {
-            let fresh = Arc::new(Mutex::new(Remembered::default()));
+            let fresh = Arc::new(Mutex::new(QueryOnly::default()));
             targets.insert(qpn, Arc::downgrade(&fresh));
             fresh
         })

@@ -1,5 +1,5 @@
 //! Compares bindgen's types and the constants with the installed header: a C program prints sizes and offsets, which
-//! must equal ours. Needs gcc and libibverbs-dev, which `make setup` installs.
+//! must equal those in Rust. Needs gcc and libibverbs-dev, which `make setup` installs.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,7 +18,7 @@ type Layout = BTreeMap<String, usize>;
 
 macro_rules! layouts {
     ($($structure:ident { $($field:ident)* })*) => {
-        fn ours() -> Layout {
+        fn rust_layout() -> Layout {
             let mut layout = Layout::new();
             $(
                 layout.insert(stringify!($structure).into(), size_of::<$structure>());
@@ -90,7 +90,7 @@ layouts! {
 /// Structures that newer headers extend at the end, which older programs do not access.
 const GROWING: [&str; 3] = ["ibv_port_attr", "ibv_qp_ex", "verbs_context"];
 
-/// Constants that the code relies on, from several enumerations.
+/// Constants that the code uses, from several enumerations.
 const CONSTANTS: [(&str, u64); 27] = [
     ("IBV_WR_SEND_WITH_INV", IBV_WR_SEND_WITH_INV as u64),
     ("IBV_WR_ATOMIC_WRITE", IBV_WR_ATOMIC_WRITE as u64),
@@ -132,10 +132,11 @@ fn program(layout: &Layout) -> String {
             Some((structure, field)) => format!("offsetof(struct {structure}, {field})"),
             None => format!("sizeof(struct {name})"),
         };
-        writeln!(text, "printf(\"{name} %zu\\n\", (size_t){value});").expect("a string takes everything");
+        writeln!(text, "printf(\"{name} %zu\\n\", (size_t){value});").expect("writing to a string");
     }
     for (name, _) in CONSTANTS {
-        writeln!(text, "printf(\"{name} %llu\\n\", (unsigned long long){name});").expect("as above");
+        writeln!(text, "printf(\"{name} %llu\\n\", (unsigned long long){name});")
+            .expect("writing to a string");
     }
     text + "return 0; }\n"
 }
@@ -148,7 +149,7 @@ fn run(source: &str) -> BTreeMap<String, u64> {
     let compiled = Command::new("gcc").arg("-o").args([&binary, &file]).output().expect("gcc is installed");
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     let printed = Command::new(&binary).output().expect("the program runs").stdout;
-    std::fs::remove_dir_all(directory).expect("the directory goes");
+    std::fs::remove_dir_all(directory).expect("the directory is removed");
     let text = String::from_utf8(printed).expect("ASCII");
     let line = |line: &str| {
         let (name, value) = line.split_once(' ').expect("name and value");
@@ -159,11 +160,12 @@ fn run(source: &str) -> BTreeMap<String, u64> {
 
 #[test]
 fn layouts_and_constants_are_those_of_the_installed_header() {
-    let mut ours = ours();
-    let mut theirs = run(&program(&ours));
-    // This structure grows at its beginning, so distances to its end are compared.
-    let lengths = (ours["verbs_context"], theirs["verbs_context"]);
-    ours.iter_mut()
+    let mut rust_layout = rust_layout();
+    let mut theirs = run(&program(&rust_layout));
+    // The structure grows at its beginning, so distances to its end are compared.
+    let lengths = (rust_layout["verbs_context"], theirs["verbs_context"]);
+    rust_layout
+        .iter_mut()
         .filter(|(name, _)| name.starts_with("verbs_context."))
         .for_each(|(_, at)| *at = lengths.0 - *at);
     theirs
@@ -171,7 +173,7 @@ fn layouts_and_constants_are_those_of_the_installed_header() {
         .filter(|(name, _)| name.starts_with("verbs_context."))
         .for_each(|(_, at)| *at = lengths.1 - *at);
 
-    for (name, &value) in &ours {
+    for (name, &value) in &rust_layout {
         let c = theirs[name] as usize;
         let fits = if GROWING.contains(&name.as_str()) { c >= value } else { c == value };
         assert!(fits, "{name}: {value} here, {c} in C");
@@ -182,6 +184,6 @@ fn layouts_and_constants_are_those_of_the_installed_header() {
 }
 
 #[test]
-fn the_newer_builder_lies_behind_the_old_structure() {
+fn the_newer_builder_function_is_behind_the_old_structure() {
     assert_eq!(offset_of!(newer::QpEx, wr_flush), size_of::<ibv_qp_ex>());
 }

@@ -1,4 +1,4 @@
-//! Successful work: one queue pair of the device connected to itself, as a C program would use it.
+//! Successful operations on a queue pair that is connected to itself, by the C ABI.
 
 mod common;
 
@@ -25,7 +25,7 @@ fn completion(context: *mut ibv_context, cq: *mut ibv_cq) -> ibv_wc {
 }
 
 #[test]
-fn atomic_write_and_flush_go_through_the_builder() {
+fn the_builder_posts_atomic_write_and_flush() {
     let context = open();
     let mut word = [0_u64; 512];
     // SAFETY: objects of this device, and memory that outlives them.
@@ -156,9 +156,9 @@ fn extended_and_plain_polls_share_a_queue() {
         assert_eq!((*cq).read_opcode.unwrap()(cq), IBV_WC_RDMA_WRITE);
         assert!((*cq).read_completion_ts.unwrap()(cq) > 0);
         (*cq).end_poll.unwrap()(cq);
-        // The completion that the extended poll has fetched ahead is not lost.
+        // The completion that the extended poll has prefetched is not lost.
         assert_eq!(completion(context, cq.cast()).wr_id, 1);
-        // It is discarded with its queue pair.
+        // A prefetched completion is dropped with its queue pair.
         assert_eq!(ibv_destroy_qp(qp), 0);
         assert_eq!((*cq).start_poll.unwrap()(cq, null_mut()), libc::ENOENT);
         assert_eq!(ibv_destroy_cq(cq.cast()), 0);
@@ -168,15 +168,15 @@ fn extended_and_plain_polls_share_a_queue() {
 }
 
 /// A queue pair that writes to itself.
-struct Loop {
+struct Loopback {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
     cq: *mut ibv_cq,
     qp: *mut ibv_qp,
 }
 
-impl Loop {
-    fn open() -> Loop {
+impl Loopback {
+    fn open() -> Loopback {
         let context = open();
         // SAFETY: objects of this device.
         unsafe {
@@ -186,7 +186,7 @@ impl Loop {
             let qp = ibv_create_qp(pd, &raw mut init);
             assert!(!qp.is_null(), "errno {}", errno());
             connect(qp, (*qp).qp_num);
-            Loop { context, pd, cq, qp }
+            Loopback { context, pd, cq, qp }
         }
     }
 
@@ -222,19 +222,19 @@ impl Loop {
 }
 
 #[test]
-fn a_forked_child_has_a_device_of_its_own() {
-    let parents = Loop::open();
+fn a_forked_child_can_open_its_own_device() {
+    let parents = Loopback::open();
     assert!(parents.writes());
-    // SAFETY: the child opens what it uses and leaves without running the harness's exit handlers.
+    // SAFETY: the child opens the objects that it uses and exits without running the harness's exit handlers.
     unsafe {
         let child = libc::fork();
         if child == 0 {
-            let own = Loop::open();
+            let own = Loopback::open();
             let works = own.writes();
             own.close();
             libc::_exit(if works { 0 } else { 1 });
         }
-        // The parent works meanwhile.
+        // The parent posts work requests meanwhile.
         assert!(parents.writes());
         let mut status = -1;
         assert_eq!(libc::waitpid(child, &raw mut status, 0), child);

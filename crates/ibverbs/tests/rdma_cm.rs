@@ -1,5 +1,5 @@
-//! The connection manager's device, as librdmacm and a careless program use it. The test binary is linked with the
-//! library's interposed C functions.
+//! The connection manager's device: use as by librdmacm, and invalid use. The test binary is linked with the library's
+//! interposed C functions.
 
 mod common;
 
@@ -37,13 +37,13 @@ type Event = (u64, u32, u32, i32);
 
 impl Channel {
     fn open(flags: c_int) -> Channel {
-        // Sets the device's address to the loopback's.
+        // `open` sets the device's address to the loopback address.
         open();
-        Channel::one_more(flags)
+        Channel::open_another(flags)
     }
 
-    /// Opens a further channel.
-    fn one_more(flags: c_int) -> Channel {
+    /// Opens another channel.
+    fn open_another(flags: c_int) -> Channel {
         // SAFETY: a C string.
         let fd = unsafe {
             libc::open(c"/dev/infiniband/rdma_cm".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC | flags)
@@ -59,11 +59,11 @@ impl Channel {
         if written == bytes.len() as isize { 0 } else { errno() }
     }
 
-    /// Writes a command with its fields, and space for a response of `room` bytes.
-    fn command(&self, command: u32, fields: &[u8], room: usize) -> i32 {
+    /// Writes a command with its fields and an answer buffer size.
+    fn command(&self, command: u32, fields: &[u8], answer_bytes_max: usize) -> i32 {
         let mut bytes = command.to_ne_bytes().to_vec();
         bytes.extend((fields.len() as u16).to_ne_bytes());
-        bytes.extend((room as u16).to_ne_bytes());
+        bytes.extend((answer_bytes_max as u16).to_ne_bytes());
         bytes.extend(fields);
         self.write(&bytes)
     }
@@ -111,8 +111,8 @@ impl Channel {
     fn get_event(&self) -> Result<Event, i32> {
         let mut answer = [0u8; 336];
         let status = self.command(GET_EVENT, &(&raw mut answer as u64).to_ne_bytes(), answer.len());
-        let word = |at: usize| u32::from_ne_bytes(*answer[at..].first_chunk().expect("in it"));
-        let uid = u64::from_ne_bytes(*answer.first_chunk().expect("in it"));
+        let word = |at: usize| u32::from_ne_bytes(*answer[at..].first_chunk().expect("in range"));
+        let uid = u64::from_ne_bytes(*answer.first_chunk().expect("in range"));
         if status == 0 { Ok((uid, word(8), word(12), word(16) as i32)) } else { Err(status) }
     }
 
@@ -138,7 +138,7 @@ fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// The loopback's address, padded to the size of a `sockaddr_in6`.
+/// The loopback address, padded to the size of a `sockaddr_in6`.
 fn address(port: u16) -> Vec<u8> {
     let mut raw = vec![0; 28];
     raw[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
@@ -166,7 +166,7 @@ fn connect(channel: &Channel, id: u32, qpn: u32) -> i32 {
 }
 
 #[test]
-fn it_looks_like_a_device() {
+fn a_channel_has_the_status_of_a_device() {
     let channel = Channel::open(0);
     // SAFETY: space for the result.
     let status = unsafe {
@@ -179,16 +179,16 @@ fn it_looks_like_a_device() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_commands_fail() {
     let channel = Channel::open(libc::O_NONBLOCK);
     let id = channel.create(1);
     assert_eq!(channel.write(&[0; 7]), libc::EINVAL);
     assert_eq!(channel.write(&[0; 4096]), libc::EINVAL);
     assert_eq!(channel.command(99, &[], 0), libc::EINVAL);
     assert_eq!(channel.command(13, &[], 0), libc::ENOSYS);
-    // Fewer bytes than the header says.
+    // The command is shorter than its header says.
     assert_eq!(channel.write(&[0, 0, 0, 0, 40, 0, 4, 0]), libc::EINVAL);
-    // Too few bytes for the command, no space for the response, an invalid response address.
+    // The command's fields are too short, the answer buffer is too small, or its address is invalid.
     assert_eq!(channel.command(CREATE_ID, &[0; 8], 4), libc::EINVAL);
     assert_eq!(channel.command(GET_EVENT, &[0; 8], 8), libc::ENOSPC);
     assert_eq!(
@@ -231,7 +231,7 @@ fn a_port_is_taken_until_its_channel_is_closed() {
 }
 
 #[test]
-fn a_number_that_means_something_else_now_is_left_alone() {
+fn a_reused_descriptor_number_is_not_a_channel() {
     let channel = Channel::open(0);
     let mut ends = [0; 2];
     // SAFETY: space for two descriptors; the second gets the channel's number.
@@ -239,24 +239,25 @@ fn a_number_that_means_something_else_now_is_left_alone() {
         assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
         assert_eq!(libc::dup2(ends[1], channel.0), channel.0);
     }
-    assert_eq!(channel.command(99, &[], 0), 0, "a pipe takes anything");
+    assert_eq!(channel.command(99, &[], 0), 0, "a pipe accepts any bytes");
     let mut got = [0u8; 16];
     // SAFETY: space for that many bytes.
     assert_eq!(unsafe { libc::read(ends[0], got.as_mut_ptr().cast(), 16) }, 8);
     assert_eq!(got[0], 99);
 }
 
-/// The kernel keeps the file for a call that has begun; a call that begins too late finds another file.
+/// The kernel keeps the file for a call in progress; a later call finds another file.
 #[test]
-fn a_call_to_a_channel_that_is_closed_just_then_sleeps() {
-    let (told, results) = std::sync::mpsc::channel();
+fn a_call_to_a_channel_that_is_closed_meanwhile_sleeps() {
+    let (sender, results) = std::sync::mpsc::channel();
     let _first = Channel::open(0);
     for _ in 0..400 {
-        let fd = std::mem::ManuallyDrop::new(Channel::one_more(0)).0;
-        let told = told.clone();
+        let fd = std::mem::ManuallyDrop::new(Channel::open_another(0)).0;
+        let sender = sender.clone();
         // Calls that sleep do so until the process ends.
-        std::thread::spawn(move || told.send(std::mem::ManuallyDrop::new(Channel(fd)).get_event()));
-        // Closes the channel, and keeps other threads from getting its number: /dev/null is open for reading only.
+        std::thread::spawn(move || sender.send(std::mem::ManuallyDrop::new(Channel(fd)).get_event()));
+        // Closes the channel without freeing its number: `dup2` replaces it by /dev/null, which is open for reading
+        // only.
         // SAFETY: a C string, and descriptors of ours.
         unsafe {
             let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
@@ -295,7 +296,7 @@ fn a_forked_child_has_a_connection_manager_of_its_own() {
 }
 
 #[test]
-fn both_ends_in_one_process() {
+fn a_connection_within_one_process_reports_all_events() {
     const PORT: u16 = 7202;
     let (server, client) = (Channel::open(0), Channel::open(0));
     let listener = server.create(7);
@@ -311,21 +312,26 @@ fn both_ends_in_one_process() {
     let rtr =
         [&(&raw mut attr as u64).to_ne_bytes()[..], &active.to_ne_bytes(), &2u32.to_ne_bytes()].concat();
     assert_eq!(client.command(INIT_QP_ATTR, &rtr, attr.len()), 0);
-    assert_eq!(u32::from_ne_bytes(*attr[32..].first_chunk().expect("in it")), 0x22, "the peer's queue pair");
+    assert_eq!(
+        u32::from_ne_bytes(*attr[32..].first_chunk().expect("in range")),
+        0x22,
+        "the peer's queue pair"
+    );
     assert_eq!(accept(&client, 0, &[0; 272], active), 0);
     assert_eq!(server.event(), (8, passive, ESTABLISHED, 0));
     assert_eq!(client.command(DISCONNECT, &active.to_ne_bytes(), 0), 0);
     assert_eq!(server.event(), (8, passive, DISCONNECTED, 0));
     assert_eq!(server.destroy(passive), (0, 2));
     assert_eq!(client.event(), (9, active, DISCONNECTED, 0));
-    // The counts of reported events, so that the program can wait until it has acknowledged all of them.
+    // DESTROY_ID returns the counts of reported events, so that the program can wait until it has acknowledged all of
+    // them.
     assert_eq!(client.destroy(active), (0, 4));
     assert_eq!(server.destroy(listener), (0, 1));
     assert!(!server.readable() && !client.readable());
 }
 
 #[test]
-fn nobody_listens() {
+fn a_request_without_a_listener_is_rejected() {
     let client = Channel::open(0);
     let id = client.create(100);
     client.resolve(id, 100, 7203);

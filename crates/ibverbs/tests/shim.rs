@@ -1,5 +1,5 @@
-//! The library's interposed C functions. The test binary is linked with them as a preloaded program is: calls of the
-//! `libc` crate reach them.
+//! The library's interposed C functions. The test binary is linked with them, so calls of the `libc` crate reach them
+//! as in a preloaded program.
 
 mod common;
 
@@ -9,12 +9,12 @@ use std::sync::Mutex;
 
 use common::*;
 
-/// Signal handlers belong to the process, and masks to the thread: tests run one at a time.
+/// Signal handlers belong to the process, and masks to the thread, so tests run one at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// The beginning of a file.
 fn read(path: &CStr) -> Option<String> {
-    // SAFETY: C strings, and a buffer of the size that is given.
+    // SAFETY: C strings, and a buffer of the passed size.
     unsafe {
         let fd = libc::open(path.as_ptr(), libc::O_RDONLY);
         if fd < 0 {
@@ -46,14 +46,14 @@ fn names(path: &CStr) -> Vec<String> {
 }
 
 #[test]
-fn sysfs_shows_the_device() {
+fn sysfs_lists_the_device() {
     open();
     assert_eq!(names(c"/sys/class/infiniband"), ["terrace0"]);
     assert_eq!(names(c"/sys/class/infiniband/"), ["terrace0"]);
     assert_eq!(names(c"/sys/class/infiniband_verbs"), ["abi_version", "uverbs0"]);
     assert_eq!(names(c"/dev/infiniband"), ["rdma_cm", "uverbs0"]);
     assert_eq!(read(c"/sys/class/misc/rdma_cm/abi_version").as_deref(), Some("4\n"));
-    // Programs look here for the interface that has the device's addresses.
+    // Programs look up the interface with the device's addresses here.
     assert_eq!(names(c"/sys/class/infiniband/terrace0/device/net"), ["lo"]);
     assert_eq!(
         read(c"/sys/class/infiniband/terrace0/ports/1/gid_attrs/types/0").as_deref(),
@@ -89,14 +89,14 @@ fn the_device_file_is_a_character_device() {
 }
 
 #[test]
-fn real_paths_look_like_sysfs() {
+fn real_paths_are_those_of_sysfs() {
     open();
     // SAFETY: a C string; the answer comes from malloc.
     unsafe {
         let found = libc::realpath(c"/sys/class/infiniband/terrace0".as_ptr(), null_mut());
         assert!(!found.is_null());
         assert_eq!(CStr::from_ptr(found), c"/sys/devices/virtual/infiniband/terrace0");
-        // The resolved path can be opened as well.
+        // The resolved path can also be opened.
         let file = [CStr::from_ptr(found).to_bytes(), b"/node_type"].concat();
         libc::free(found.cast());
         assert_eq!(read(&CString::new(file).unwrap()).as_deref(), Some("1: CA\n"));
@@ -107,7 +107,7 @@ fn real_paths_look_like_sysfs() {
 extern "C" fn handler(_: c_int) {}
 
 #[test]
-fn programs_hear_of_their_own_handlers_only() {
+fn sigaction_returns_only_the_programs_handlers() {
     let _turn = TURN.lock().unwrap();
     open();
     let address = handler as *const () as usize;
@@ -121,7 +121,7 @@ fn programs_hear_of_their_own_handlers_only() {
         assert_eq!(libc::sigaction(libc::SIGSEGV, &raw const before, &raw mut now), 0);
         assert_eq!(now.sa_sigaction, address);
         assert_eq!((libc::signal(libc::SIGBUS, libc::SIG_ERR), errno()), (libc::SIG_ERR, libc::EINVAL));
-        // Other signals go to the kernel.
+        // Actions for other signals are the kernel's.
         let other = libc::signal(libc::SIGUSR1, address);
         assert_eq!(libc::signal(libc::SIGUSR1, other), address);
     }
@@ -148,10 +148,10 @@ unsafe extern "C" {
 }
 
 #[test]
-fn libraries_read_sysfs_through_us() {
+fn libraries_read_sysfs_by_this_library() {
     open();
     let mut room = [0_u8; 16];
-    // SAFETY: C strings and a buffer of the size that is given.
+    // SAFETY: C strings, and a buffer of the passed size.
     let length = unsafe {
         let directory = c"/sys/class/infiniband_verbs/uverbs0";
         ibv_read_sysfs_file(directory.as_ptr(), c"ibdev".as_ptr(), room.as_mut_ptr().cast(), room.len())

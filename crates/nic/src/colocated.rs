@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use terrace_sync::RwLock;
-use terrace_wire::{Packet, QPN_SLOT_SHIFT, RxMeta};
+use terrace_wire::{Packet, QPN_INSTANCE_SHIFT, RxMeta};
 
 use crate::device::Device;
 use crate::management::is_management;
@@ -25,7 +25,7 @@ pub(crate) fn remove(device: &Arc<Device>) {
 /// The device with that instance of that address.
 fn find(instance: u32, address: IpAddr) -> Option<Arc<Device>> {
     let fits = |device: &Arc<Device>| {
-        u32::from(device.port.slot()) == instance && device.gids().iter().any(|gid| gid.addr == address)
+        u32::from(device.port.instance()) == instance && device.gids().iter().any(|gid| gid.addr == address)
     };
     COLOCATED.read().iter().filter_map(Weak::upgrade).find(fits)
 }
@@ -49,8 +49,8 @@ impl Device {
     /// device does not forward to other processes.
     #[cold]
     pub(crate) fn forward(&self, meta: &RxMeta, packet: &Packet<'_>, bytes: &[u8]) -> bool {
-        let instance = packet.bth.qpn >> QPN_SLOT_SHIFT;
-        if instance == u32::from(self.port.slot()) {
+        let instance = packet.bth.qpn >> QPN_INSTANCE_SHIFT;
+        if instance == u32::from(self.port.instance()) {
             return false;
         }
         // Not here: the handler of a management datagram is called without locks.

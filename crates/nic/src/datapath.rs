@@ -304,7 +304,7 @@ impl Device {
     ) -> Arrival {
         let Arrived { meta, ack, run, path, is_next, .. } = arrived;
         if is_management(packet.bth.qpn) && !self.is_for_other_instance(packet.bth.qpn) {
-            self.management.take(pass.now.get(), self.port.slot(), meta, packet);
+            self.management.take(pass.now.get(), self.port.instance(), meta, packet);
             return Arrival::Done;
         }
         // The flag excludes a destroyed queue pair, whose number another one may have by now.

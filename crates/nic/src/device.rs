@@ -155,7 +155,7 @@ impl Device {
 
     /// The process's instance index at this address: the upper bits of the numbers of its queue pairs.
     pub fn slot(&self) -> u8 {
-        self.port.slot()
+        self.port.instance()
     }
 
     /// The port's attributes.

@@ -104,4 +104,4 @@ pub use terrace_transport::{
     QpCounters, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Target, Time, Wc, WcFlags,
     WcOpcode, WcStatus,
 };
-pub use terrace_wire::{Path, QPN_SLOT_SHIFT, port_of};
+pub use terrace_wire::{Path, QPN_INSTANCE_SHIFT, port_of};

@@ -45,7 +45,7 @@ impl Device {
         };
         let device = Arc::new(Device {
             memory: Registry::new(memory_limits).map_err(system_error)?,
-            table: QpTable::new(config.port.slot(), &mut rng),
+            table: QpTable::new(config.port.instance(), &mut rng),
             xrc: XrcTable::default(),
             rx: Arc::new(Mutex::new(Receiver::new())),
             has_deferred_acks: AtomicBool::new(false),
@@ -64,7 +64,7 @@ impl Device {
             faults: config.faults,
             local: LocalPath::default(),
             limits: config.limits,
-            guid: address::guid(config.port.gids(), config.port.slot()),
+            guid: address::guid(config.port.gids(), config.port.instance()),
             next_number: AtomicU32::new(rng.random_range(1..1 << 16)),
             is_colocated: AtomicBool::new(false),
             forwarding: Forwarding::default(),

@@ -156,7 +156,7 @@ impl PortConfig {
         let udp = UdpConfig {
             addr: self.address,
             mtu: self.mtu,
-            slot: self.slot,
+            instance: self.slot,
             socket_hook: Some(terrace_memory::accept_without_checksum),
             ..UdpConfig::default()
         };
@@ -165,7 +165,7 @@ impl PortConfig {
         if let Some(path) = &self.pcap {
             port = captured(port, path)?;
         }
-        if let Some(faults) = faults.filter(|faults| faults.plan().spoils_packets()) {
+        if let Some(faults) = faults.filter(|faults| faults.plan().has_packet_faults()) {
             port = Box::new(FaultyPort::new(port, faults).map_err(OpenError::Faults)?);
         }
         Ok(port)
@@ -175,10 +175,10 @@ impl PortConfig {
 /// A port with its capture. If several ports are given the same file (a program starts others, or opens its device
 /// twice), the first has it, and the others add their instance index to its name.
 fn captured(port: Box<dyn Port>, path: &Path) -> Result<Box<dyn Port>, OpenError> {
-    let (path, file) = match pcap::claim(path) {
+    let (path, file) = match pcap::open_exclusive(path) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            let own = path_of_instance(path, port.slot());
-            let file = pcap::claim(&own);
+            let own = path_of_instance(path, port.instance());
+            let file = pcap::open_exclusive(&own);
             (own, file)
         }
         other => (path.to_owned(), other),

@@ -85,7 +85,7 @@ impl Device {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         DeviceSnapshot {
             pid: std::process::id(),
-            slot: self.port.slot(),
+            slot: self.port.instance(),
             udp_port: self.port.udp_port(),
             addresses: self.gids().iter().map(|gid| gid.addr.to_string()).collect(),
             mtu_bytes: self.port.mtu_limit(),

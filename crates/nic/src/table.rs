@@ -5,13 +5,13 @@ use std::sync::Arc;
 use rand::Rng;
 use terrace_shm::KeyedPermutation;
 use terrace_sync::{RwLock, RwLockReadGuard};
-use terrace_wire::QPN_SLOT_SHIFT;
+use terrace_wire::QPN_INSTANCE_SHIFT;
 
 use crate::error::Error;
 
 /// Indexes below this one belong to the management queue pairs of InfiniBand.
 const FIRST_INDEX: u32 = 2;
-const INDEX_COUNT: u32 = 1 << QPN_SLOT_SHIFT;
+const INDEX_COUNT: u32 = 1 << QPN_INSTANCE_SHIFT;
 const LEAF_BITS: u32 = 8;
 const LEAF_SIZE: usize = 1 << LEAF_BITS;
 
@@ -30,7 +30,7 @@ type Leaf<Q> = Box<[Option<Arc<Q>>; LEAF_SIZE]>;
 pub(crate) struct Entries<Q> {
     leaves: Vec<Option<Leaf<Q>>>,
     /// The order in which indexes are used: a peer cannot derive other queue pairs' numbers from that of its own.
-    order: KeyedPermutation<{ 1 << (QPN_SLOT_SHIFT / 2) }>,
+    order: KeyedPermutation<{ 1 << (QPN_INSTANCE_SHIFT / 2) }>,
     /// Where in that order the search for a free index continues. Indexes are reused as late as possible, so that
     /// packets of a destroyed queue pair reach no other.
     next: u32,
@@ -52,7 +52,7 @@ impl<Q> QpTable<Q> {
             return Err(Error::NoMemory("queue pair numbers"));
         }
         let index = entries.next_free();
-        let qp = make(u32::from(self.instance) << QPN_SLOT_SHIFT | index)?;
+        let qp = make(u32::from(self.instance) << QPN_INSTANCE_SHIFT | index)?;
         *entries.slot_of(index) = Some(qp.clone());
         entries.used += 1;
         Ok(qp)
@@ -86,7 +86,7 @@ pub(crate) struct TableReader<'a, Q> {
 impl<Q> TableReader<'_, Q> {
     /// The queue pair of that number.
     pub fn get(&self, qpn: u32) -> Option<&Arc<Q>> {
-        if qpn >> QPN_SLOT_SHIFT != u32::from(self.instance) {
+        if qpn >> QPN_INSTANCE_SHIFT != u32::from(self.instance) {
             return None;
         }
         self.entries.get(qpn & (INDEX_COUNT - 1))

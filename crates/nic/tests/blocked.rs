@@ -32,8 +32,8 @@ impl Port for GatedPort {
     fn gids(&self) -> &[Gid] {
         self.inner.gids()
     }
-    fn slot(&self) -> u8 {
-        self.inner.slot()
+    fn instance(&self) -> u8 {
+        self.inner.instance()
     }
     fn mtu_limit(&self) -> u32 {
         self.inner.mtu_limit()

@@ -122,7 +122,7 @@ fn a_packet_from_another_port_than_the_peers_is_dropped() {
     let node = node(&net, 1, 4096);
     let mut path = path_to(2);
     path.remote.set_port(ROCE_PORT + 1);
-    let qp = open_to(&node, path, 1 << QPN_SLOT_SHIFT | PEER_QPN);
+    let qp = open_to(&node, path, 1 << QPN_INSTANCE_SHIFT | PEER_QPN);
     read(&other, &node, qp.qpn(), 0, 8);
     deliver(&net);
     node.device.progress();

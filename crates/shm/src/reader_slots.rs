@@ -28,7 +28,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use terrace_hostmem::HostRange;
-use terrace_sync::{Mutex, RwLock, wait_a_little};
+use terrace_sync::{Mutex, RwLock, back_off};
 
 use crate::reader_line::{EpochGuard, Line, add_line, odd_epochs};
 use crate::reader_list::ReaderList;
@@ -231,7 +231,7 @@ impl GracePeriod {
         let (mut looks, mut deadline) = (0, None);
         while !self.is_over() {
             looks += 1;
-            wait_a_little(looks);
+            back_off(looks);
             let now = Instant::now();
             if now >= *deadline.get_or_insert(now + limit) {
                 return self
@@ -267,7 +267,7 @@ pub fn wait_for_own_readers(slot: u32) {
             let mut looks = 0;
             while !line_of(&slots.segment, index).has_left(seen) {
                 looks += 1;
-                wait_a_little(looks);
+                back_off(looks);
             }
         }
     }

@@ -1,25 +1,25 @@
-//! A biased mutex: the thread that uses it most takes it without a locked instruction.
+//! A biased mutex: the thread that uses it most acquires it without a locked instruction.
 //!
 //! A locked instruction waits until all earlier stores of the thread are in the cache, and later instructions wait for
-//! it. Several locks around a few bytes are faster without locked instructions. Behind a copy of a page the difference
-//! is small ([decision 42](../../../docs/decisions/0042-biased-locks-and-the-store-buffer.md)).
+//! it. Several locks around accesses to a few bytes are faster without locked instructions. After the copy of a page
+//! the difference is small ([decision 42](../../../docs/decisions/0042-biased-locks-and-the-store-buffer.md)).
 //!
 //! ```text
 //!   the biased thread                    another thread, which has locked `others`
-//!   held = true                          biased_to = nobody
+//!   held = true                          biased_to = none
 //!   -- light barrier --                  -- heavy barrier --
-//!   biased_to is still me?               waits until held = false
+//!   biased_to is unchanged?              waits until held = false
 //!     yes: acquired; held = false on release
 //!     no:  held = false, then locks `others`
 //! ```
 //! Either the biased thread sees that its bias is revoked, or the revoking thread sees `held`. The light barrier is a
 //! compiler barrier. The heavy one is a system call that makes all running threads of the process pass a barrier
-//! (`membarrier(2)`). After a revocation every thread locks `others`, until one thread has taken the mutex as many
-//! times in a row as the bias threshold says. Each revocation doubles the threshold, or halves it if the biased thread
-//! had taken the mutex often enough to repay the revocation. As many uses without a bias halve it, too.
+//! (`membarrier(2)`). After a revocation every thread locks `others`, until the consecutive acquisitions of one thread
+//! reach the bias threshold. Each revocation doubles the threshold, or halves it if the biased thread had taken the
+//! mutex often enough to repay the revocation. The same number of uses without a bias also halves it.
 //!
-//! Each thread that the mutex was ever biased to has a `held` of its own: a thread that is stopped between its first
-//! load of `biased_to` and its store to `held` raises `held` much later, when the mutex may be biased to another
+//! Each thread that the mutex was ever biased to has its own `held`. A thread may be preempted between its first load
+//! of `biased_to` and its store to `held`. It then increments `held` when the mutex may already be biased to another
 //! thread. `held` counts the thread's acquisitions and releases: it is odd in between.
 
 use std::cell::UnsafeCell;
@@ -27,22 +27,22 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 use crate::platform::{
-    AtomicU32, AtomicUsize, FIRST_BIAS_THRESHOLD, Ordering, RawMutex, heavy_barrier, light_barrier, lock,
-    may_bias, raw_mutex, token, unlock, wait_a_little,
+    AtomicU32, AtomicUsize, FIRST_BIAS_THRESHOLD, Ordering, RawMutex, back_off, heavy_barrier, light_barrier,
+    lock, may_bias, raw_mutex, token, unlock,
 };
 
 /// Threads that one mutex can be biased to in its life. Other threads always lock `others`.
 const BIASED_THREADS: usize = 4;
 /// The low bits of a thread's token are 0. In `biased_to` they hold the index of the thread's `held`.
-const WHICH: usize = BIASED_THREADS - 1;
-const NOBODY: usize = 0;
+const HELD_INDEX_MASK: usize = BIASED_THREADS - 1;
+const NO_TOKEN: usize = 0;
 
 /// The largest bias threshold.
 const LAST_BIAS_THRESHOLD: u32 = 1 << 20;
 
-/// Uses by the biased thread that repay a revocation: that costs some microseconds, and each biased use saves some
-/// nanoseconds. Other threads cannot force revocations more often than about once in so many uses.
-const WORTH_USES: u32 = 1 << 14;
+/// Uses by the biased thread that repay a revocation: a revocation costs some microseconds, and each biased use saves
+/// some nanoseconds. Other threads cannot force revocations more often than about once in this many uses.
+const REPAYING_USES: u32 = 1 << 14;
 
 /// A mutex that is biased to the thread that uses it most. It is not recursive, and a guard stays on its thread.
 #[repr(C)]
@@ -56,12 +56,12 @@ pub struct BiasedMutex<T> {
     value: UnsafeCell<T>,
 }
 
-/// Which threads took the mutex, for the decision whether to bias it.
+/// Recent acquisitions, for the decision whether to bias the mutex.
 struct AcquisitionHistory {
-    last: usize,
-    /// Acquisitions in a row by `last`.
-    times: u32,
-    /// Acquisitions in a row that bias the mutex.
+    last_token: usize,
+    /// Consecutive acquisitions by `last_token`.
+    consecutive: u32,
+    /// Consecutive acquisitions that bias the mutex.
     bias_threshold: u32,
     /// Acquisitions under `others` since the threshold changed.
     uses: u32,
@@ -72,22 +72,22 @@ struct AcquisitionHistory {
     biased_threads: [usize; BIASED_THREADS],
 }
 
-// SAFETY: as for any mutex: one thread at a time gets at the value.
+// SAFETY: as for any mutex: one thread at a time accesses the value.
 unsafe impl<T: Send> Sync for BiasedMutex<T> {}
 
 impl<T> BiasedMutex<T> {
     /// A free mutex.
     pub fn new(value: T) -> BiasedMutex<T> {
         let history = AcquisitionHistory {
-            last: NOBODY,
-            times: 0,
+            last_token: NO_TOKEN,
+            consecutive: 0,
             bias_threshold: FIRST_BIAS_THRESHOLD,
             uses: 0,
             held_before: 0,
-            biased_threads: [NOBODY; BIASED_THREADS],
+            biased_threads: [NO_TOKEN; BIASED_THREADS],
         };
         BiasedMutex {
-            biased_to: AtomicUsize::new(NOBODY),
+            biased_to: AtomicUsize::new(NO_TOKEN),
             held: std::array::from_fn(|_| AtomicU32::new(0)),
             others: raw_mutex(),
             history: UnsafeCell::new(history),
@@ -95,18 +95,18 @@ impl<T> BiasedMutex<T> {
         }
     }
 
-    /// Whether it is biased to a thread now.
+    /// Whether the mutex is biased to a thread.
     #[cfg(test)]
     pub(crate) fn is_biased(&self) -> bool {
-        self.biased_to.load(Ordering::Relaxed) != NOBODY
+        self.biased_to.load(Ordering::Relaxed) != NO_TOKEN
     }
 
     /// Acquires the mutex.
     #[inline(always)]
     pub fn lock(&self) -> Guard<'_, T> {
         let biased_to = self.biased_to.load(Ordering::Relaxed);
-        if biased_to & !WHICH == token() {
-            let held = &self.held[biased_to & WHICH];
+        if biased_to & !HELD_INDEX_MASK == token() {
+            let held = &self.held[biased_to & HELD_INDEX_MASK];
             // A thread that locks twice deadlocks, as with any mutex: it never gets two guards.
             let before = held.load(Ordering::Relaxed);
             if !is_held(before) {
@@ -118,97 +118,96 @@ impl<T> BiasedMutex<T> {
                 held.store(before, Ordering::Release);
             }
         }
-        Guard::new(self, self.lock_as_others())
+        Guard::new(self, self.lock_slow())
     }
 
-    /// The slow path. Returns the `held` of this thread if the mutex is biased to it from now on; otherwise this thread
-    /// has `others`.
+    /// The slow path. Returns the `held` of this thread if the mutex is now biased to it; otherwise this thread holds
+    /// `others`.
     #[cold]
     #[inline(never)]
-    fn lock_as_others(&self) -> Option<&AtomicU32> {
+    fn lock_slow(&self) -> Option<&AtomicU32> {
         lock(&self.others);
-        // SAFETY: this thread has `others`.
+        // SAFETY: this thread holds `others`.
         let history = unsafe { &mut *self.history.get() };
         let biased_to = self.biased_to.load(Ordering::Relaxed);
-        if biased_to != NOBODY {
+        if biased_to != NO_TOKEN {
             let held = self.revoke_bias(biased_to);
-            history.note_revoked(held.wrapping_sub(history.held_before) / 2);
+            history.record_revocation(held.wrapping_sub(history.held_before) / 2);
         }
-        let biased_to = history.note(token())?;
-        let held = &self.held[biased_to & WHICH];
+        let biased_to = history.record_acquisition(token())?;
+        let held = &self.held[biased_to & HELD_INDEX_MASK];
         history.held_before = held.load(Ordering::Relaxed);
         held.store(history.held_before.wrapping_add(1), Ordering::Relaxed);
-        // A revoking thread has locked `others` after this, so it sees both stores.
+        // A revoking thread locks `others` after this unlock, so it sees both stores.
         self.biased_to.store(biased_to, Ordering::Relaxed);
-        // SAFETY: this thread has `others`, and does not access `history` any more.
+        // SAFETY: this thread holds `others`, and does not access `history` any more.
         unsafe { unlock(&self.others) };
         Some(held)
     }
 
-    /// Returns the final `held` of the thread that was biased.
+    /// Revokes the bias, waits until the biased thread has released the mutex, and returns its final `held`.
     fn revoke_bias(&self, biased_to: usize) -> u32 {
-        self.biased_to.store(NOBODY, Ordering::Relaxed);
+        self.biased_to.store(NO_TOKEN, Ordering::Relaxed);
         heavy_barrier();
-        let mut looks = 0;
+        let mut checks = 0;
         loop {
             // Acquire: the biased thread's accesses to the value happen before those of this thread.
-            let held = self.held[biased_to & WHICH].load(Ordering::Acquire);
+            let held = self.held[biased_to & HELD_INDEX_MASK].load(Ordering::Acquire);
             if !is_held(held) {
                 return held;
             }
-            looks += 1;
-            wait_a_little(looks);
+            checks += 1;
+            back_off(checks);
         }
     }
 }
 
-/// Whether a value of `held` says that the thread has the mutex.
+/// Whether a value of `held` means that the thread holds the mutex.
 #[inline(always)]
 fn is_held(held: u32) -> bool {
     !held.is_multiple_of(2)
 }
 
 impl AcquisitionHistory {
-    /// The bias was revoked after `uses` acquisitions by the biased thread.
-    fn note_revoked(&mut self, uses: u32) {
-        self.bias_threshold = match uses >= WORTH_USES {
-            true => self.less(),
+    /// Adjusts the threshold after a revocation. The biased thread had acquired the mutex `uses` times.
+    fn record_revocation(&mut self, uses: u32) {
+        self.bias_threshold = match uses >= REPAYING_USES {
+            true => self.halved_threshold(),
             false => self.bias_threshold.saturating_mul(2).min(LAST_BIAS_THRESHOLD),
         };
         self.uses = 0;
     }
 
-    fn less(&self) -> u32 {
+    fn halved_threshold(&self) -> u32 {
         (self.bias_threshold / 2).max(FIRST_BIAS_THRESHOLD)
     }
 
-    /// A thread has taken the mutex under `others`. Returns the new `biased_to` if the mutex is biased to it from now
-    /// on.
-    fn note(&mut self, me: usize) -> Option<usize> {
-        if self.last != me {
-            (self.last, self.times) = (me, 0);
+    /// Records an acquisition under `others`. Returns the new `biased_to` if the mutex is now biased to the thread.
+    fn record_acquisition(&mut self, token: usize) -> Option<usize> {
+        if self.last_token != token {
+            (self.last_token, self.consecutive) = (token, 0);
         }
-        self.times += 1;
+        self.consecutive += 1;
         self.uses += 1;
-        if self.uses == WORTH_USES {
-            (self.bias_threshold, self.uses) = (self.less(), 0);
+        if self.uses == REPAYING_USES {
+            (self.bias_threshold, self.uses) = (self.halved_threshold(), 0);
         }
-        if self.times < self.bias_threshold || !may_bias() {
-            // So that it does not overflow where no mutex may be biased.
-            self.times = self.times.min(LAST_BIAS_THRESHOLD);
+        if self.consecutive < self.bias_threshold || !may_bias() {
+            // The bound prevents an overflow where no mutex may be biased.
+            self.consecutive = self.consecutive.min(LAST_BIAS_THRESHOLD);
             return None;
         }
-        self.times = 0;
-        let which = self.biased_threads.iter().position(|&leaner| leaner == me || leaner == NOBODY)?;
-        self.biased_threads[which] = me;
-        Some(me | which)
+        self.consecutive = 0;
+        let index = self.biased_threads.iter().position(|&other| other == token || other == NO_TOKEN)?;
+        self.biased_threads[index] = token;
+        Some(token | index)
     }
 }
 
 /// Holds the mutex until it is dropped.
 pub struct Guard<'a, T> {
     mutex: &'a BiasedMutex<T>,
-    /// The thread's `held` if the mutex is biased to it; otherwise this thread has `others`. A guard fits into two
+    /// The thread's `held` if the mutex is biased to it; otherwise this thread holds `others`. A guard fits into two
     /// registers.
     held: Option<&'a AtomicU32>,
     /// Only the thread that acquired the mutex may release it.
@@ -226,9 +225,9 @@ impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         match self.held {
-            // Release: accesses to the value come before.
+            // Release: this thread's accesses to the value happen before the next acquisition.
             Some(held) => held.store(held.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release),
-            // SAFETY: this thread has `others`.
+            // SAFETY: this thread holds `others`.
             None => unsafe { unlock(&self.mutex.others) },
         }
     }
@@ -239,7 +238,7 @@ impl<T> Deref for Guard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: this thread has the mutex, and the guard is borrowed.
+        // SAFETY: this thread holds the mutex, and the guard is borrowed.
         unsafe { &*self.mutex.value.get() }
     }
 }
@@ -247,7 +246,7 @@ impl<T> Deref for Guard<'_, T> {
 impl<T> DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: this thread has the mutex, and the guard is borrowed mutably.
+        // SAFETY: this thread holds the mutex, and the guard is borrowed mutably.
         unsafe { &mut *self.mutex.value.get() }
     }
 }

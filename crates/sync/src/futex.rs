@@ -1,24 +1,24 @@
-//! Locks that survive `fork`: each is one futex word, so the kernel keeps the waiters.
+//! Locks that survive `fork`: each is one futex word, and the kernel keeps the waiters.
 //!
-//! `parking_lot` keeps waiters in a table of the process, which has locks of its own. In a child of `fork` those may be
-//! held by a thread that the child does not have, or a lock may be handed to such a thread. Here a child only has to
-//! release the locks that the forking thread held. The guards are `lock_api`'s, as in `parking_lot`.
+//! `parking_lot` keeps waiters in a table of the process, which has locks of its own. In a child of `fork`, a thread
+//! that the child does not have may hold those locks, or a lock may be handed to such a thread. With these locks a
+//! child only has to release the locks that the forking thread held. The guards are `lock_api`'s, as in `parking_lot`.
 
 use std::time::{Duration, Instant};
 
 use lock_api::GuardSend;
 
 use crate::platform::{ALL, AtomicU32};
-use crate::words::{Calls, FREE};
+use crate::words::{FREE, Notifications};
 pub use crate::words::{RawMutex, RawRwLock};
 
 /// A mutex.
 pub type Mutex<T> = lock_api::Mutex<RawMutex, T>;
 /// Holds a [`Mutex`] until it is dropped.
 pub type MutexGuard<'a, T> = lock_api::MutexGuard<'a, RawMutex, T>;
-/// The same, with an `Arc` of the mutex.
+/// As [`MutexGuard`], with an `Arc` of the mutex.
 pub type ArcMutexGuard<T> = lock_api::ArcMutexGuard<RawMutex, T>;
-/// A lock with many readers or one writer. A waiting writer goes before readers that come later, so no thread may read
+/// A lock with many readers or one writer. A waiting writer has priority over later readers, so no thread may read
 /// recursively.
 pub type RwLock<T> = lock_api::RwLock<RawRwLock, T>;
 /// Holds an [`RwLock`] for reading until it is dropped.
@@ -26,8 +26,8 @@ pub type RwLockReadGuard<'a, T> = lock_api::RwLockReadGuard<'a, RawRwLock, T>;
 /// Holds an [`RwLock`] for writing until it is dropped, with an `Arc` of it.
 pub type ArcRwLockWriteGuard<T> = lock_api::ArcRwLockWriteGuard<RawRwLock, T>;
 
-// SAFETY: `state` rises from below TAKEN by one thread's compare-and-swap or `fetch_max` at a time, and falls below it
-// only by `unlock`.
+// SAFETY: only one thread's compare-and-swap or `fetch_max` raises `state` from below TAKEN, and only `unlock` lowers
+// it below TAKEN.
 unsafe impl lock_api::RawMutex for RawMutex {
     const INIT: RawMutex = RawMutex { state: AtomicU32::new(FREE) };
 
@@ -54,7 +54,8 @@ unsafe impl lock_api::RawMutex for RawMutex {
     }
 }
 
-// SAFETY: a writer enters only while there are no holders, and readers only while there is no writer; each leaves once.
+// SAFETY: a writer acquires the lock only while there are no holders, and readers only while there is no writer. Each
+// releases it once.
 unsafe impl lock_api::RawRwLock for RawRwLock {
     const INIT: RawRwLock = RawRwLock { state: AtomicU32::new(0) };
 
@@ -104,7 +105,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
 /// A condition variable for [`Mutex`].
 #[derive(Debug)]
 pub struct Condvar {
-    calls: Calls,
+    notifications: Notifications,
 }
 
 impl Default for Condvar {
@@ -116,38 +117,38 @@ impl Default for Condvar {
 impl Condvar {
     /// A condition variable without waiters.
     pub const fn new() -> Condvar {
-        Condvar { calls: Calls(AtomicU32::new(0)) }
+        Condvar { notifications: Notifications(AtomicU32::new(0)) }
     }
 
     /// Wakes all waiters.
     pub fn notify_all(&self) {
-        self.calls.notify(ALL);
+        self.notifications.notify(ALL);
     }
 
     /// Wakes one waiter.
     pub fn notify_one(&self) {
-        self.calls.notify(1);
+        self.notifications.notify(1);
     }
 
-    /// Waits for a notification. It may wake without one.
+    /// Waits for a notification. Wakeups may be spurious.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         self.wait_at_most(guard, None);
     }
 
-    /// The same, for at most `patience`.
-    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, patience: Duration) {
-        self.wait_at_most(guard, Some(patience));
+    /// As [`Condvar::wait`], for at most `timeout`.
+    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) {
+        self.wait_at_most(guard, Some(timeout));
     }
 
-    /// The same, until `deadline`. True if the deadline has passed.
+    /// As [`Condvar::wait`], until `deadline`. Returns true if the deadline has passed.
     pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, deadline: Instant) -> bool {
         self.wait_at_most(guard, Some(deadline.saturating_duration_since(Instant::now())));
         Instant::now() >= deadline
     }
 
-    fn wait_at_most<T>(&self, guard: &mut MutexGuard<'_, T>, patience: Option<Duration>) {
-        let calls = self.calls.now();
-        MutexGuard::unlocked(guard, || self.calls.wait(calls, patience));
+    fn wait_at_most<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: Option<Duration>) {
+        let count = self.notifications.count();
+        MutexGuard::unlocked(guard, || self.notifications.wait(count, timeout));
     }
 }
 
@@ -158,13 +159,13 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::words::{AWAITED, SLEEPERS, STARVED, WRITER, WRITER_WAITS};
+    use crate::words::{CONTENDED, SLEEPERS, STARVED, WRITER, WRITER_WAITS};
 
     const THREADS: usize = 4;
     const ROUNDS: u64 = 20_000;
 
     #[test]
-    fn a_mutex_has_one_holder() {
+    fn mutual_exclusion_holds() {
         let mutex = Mutex::new(0_u64);
         thread::scope(|scope| {
             for _ in 0..THREADS {
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_takes_it_again_at_once_does_not_keep_others_out() {
+    fn a_thread_that_reacquires_a_mutex_starves_no_other() {
         let (mutex, done) = (Mutex::new(()), AtomicBool::new(false));
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -209,26 +210,26 @@ mod tests {
     }
 
     #[test]
-    fn what_a_child_inherits_with_waiters_that_it_does_not_have_is_free_once_it_is_given_back() {
-        // The words as a child inherits them: they say that threads wait, and no thread does.
+    fn an_inherited_lock_without_its_waiters_is_free_after_release() {
+        // The words are as a child inherits them: they indicate waiters, but there are none.
         let mutex: Mutex<()> = Mutex::new(());
-        for state in [AWAITED, STARVED] {
+        for state in [CONTENDED, STARVED] {
             // SAFETY: the mutex is this thread's own.
             unsafe { mutex.raw() }.state.store(state, Ordering::Relaxed);
-            // SAFETY: this thread holds it.
+            // SAFETY: this thread holds the lock.
             unsafe { mutex.force_unlock() };
             assert!(mutex.try_lock().is_some(), "{state}");
         }
         let lock: RwLock<()> = RwLock::new(());
         // SAFETY: the lock is this thread's own.
         unsafe { lock.raw() }.state.store(WRITER | SLEEPERS | WRITER_WAITS, Ordering::Relaxed);
-        // SAFETY: this thread holds it.
+        // SAFETY: this thread holds the lock.
         unsafe { lock.force_unlock_write() };
         assert!(lock.try_read().is_some());
     }
 
     #[test]
-    fn no_reader_enters_while_a_writer_has_it_and_others_wait() {
+    fn no_reader_acquires_a_lock_with_a_writer_and_waiters() {
         let lock: RwLock<()> = RwLock::new(());
         // SAFETY: the lock is this thread's own.
         unsafe { lock.raw() }.state.store(WRITER | SLEEPERS | WRITER_WAITS, Ordering::Relaxed);
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_is_alone_and_readers_see_what_it_has_written() {
+    fn writers_exclude_readers_and_their_writes_are_visible() {
         let pair = RwLock::new((0_u64, 0_u64));
         thread::scope(|scope| {
             for number in 0..THREADS {
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_without_end_do_not_keep_a_writer_out() {
+    fn overlapping_readers_do_not_starve_a_writer() {
         let (lock, done) = (RwLock::new(()), AtomicBool::new(false));
         thread::scope(|scope| {
             for _ in 0..THREADS {
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_tried_and_not_got_leaves_no_trace() {
+    fn a_failed_try_lock_leaves_the_state_unchanged() {
         let lock = Arc::new(RwLock::new(1));
         let read = lock.read();
         assert!(lock.try_write().is_none() && lock.try_read().is_some());
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_is_waited_for_until_it_is_so_or_it_is_too_late() {
+    fn condition_variables_wake_by_notification_or_timeout() {
         let (queue, more) = (Mutex::new(Vec::new()), Condvar::new());
         thread::scope(|scope| {
             for _ in 0..THREADS {

@@ -1,8 +1,8 @@
-//! Locks that survive `fork`, and a biased mutex for data that one thread uses nearly always.
+//! Locks that survive `fork`, and a biased mutex for data that mostly one thread uses.
 //!
 //! [`Mutex`], [`RwLock`] and [`Condvar`] are ordinary locks (`futex`, their words in `words`). [`BiasedMutex`] is the
-//! biased one; [`allow_bias`] has to be called once before any mutex is biased. [`wait_a_little`] is for waits without
-//! a lock. [`Backlog`] is a list of what waits for another thread.
+//! biased one; [`allow_bias`] has to be called once before any mutex is biased. [`back_off`] is for waits without a
+//! lock. [`Backlog`] is a list of items that wait for another thread.
 
 #![warn(missing_docs)]
 
@@ -18,20 +18,20 @@ pub use futex::{
     ArcMutexGuard, ArcRwLockWriteGuard, Condvar, Mutex, MutexGuard, RawMutex, RawRwLock, RwLock,
     RwLockReadGuard,
 };
-pub use platform::{allow_bias, wait_a_little};
+pub use platform::{allow_bias, back_off};
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::platform::{FIRST_BIAS_THRESHOLD, may_bias};
 
-    /// A new thread takes the mutex once and ends.
-    fn visit(mutex: &BiasedMutex<()>) {
+    /// Acquires the mutex once in a new thread.
+    fn lock_in_another_thread(mutex: &BiasedMutex<()>) {
         std::thread::scope(|scope| scope.spawn(|| drop(mutex.lock())).join().expect("no panic"));
     }
 
-    /// How many uses by this thread bias the mutex, if at most `uses_max` do.
-    fn use_until_it_leans(mutex: &BiasedMutex<()>, uses_max: u32) -> Option<u32> {
+    /// The number of uses by this thread after which the mutex is biased, if at most `uses_max`.
+    fn use_until_biased(mutex: &BiasedMutex<()>, uses_max: u32) -> Option<u32> {
         (1..=uses_max).find(|_| {
             drop(mutex.lock());
             mutex.is_biased()
@@ -39,42 +39,42 @@ mod tests {
     }
 
     #[test]
-    fn it_leans_to_who_uses_it_alone_and_takes_twice_as_long_the_next_time() {
+    fn a_single_thread_biases_the_mutex_and_each_revocation_doubles_the_threshold() {
         allow_bias();
         let mutex = BiasedMutex::new(());
-        let Some(uses) = use_until_it_leans(&mutex, 4 * FIRST_BIAS_THRESHOLD) else {
-            assert!(!may_bias(), "it has not leaned");
+        let Some(uses) = use_until_biased(&mutex, 4 * FIRST_BIAS_THRESHOLD) else {
+            assert!(!may_bias(), "the mutex is not biased");
             return;
         };
         assert_eq!(uses, FIRST_BIAS_THRESHOLD);
         for bias_threshold in [2 * FIRST_BIAS_THRESHOLD, 4 * FIRST_BIAS_THRESHOLD] {
-            visit(&mutex);
-            assert!(!mutex.is_biased(), "somebody else has used it");
-            assert_eq!(use_until_it_leans(&mutex, 8 * FIRST_BIAS_THRESHOLD), Some(bias_threshold));
+            lock_in_another_thread(&mutex);
+            assert!(!mutex.is_biased(), "another thread has used the mutex");
+            assert_eq!(use_until_biased(&mutex, 8 * FIRST_BIAS_THRESHOLD), Some(bias_threshold));
         }
     }
 
-    /// One in so many uses is by another thread, such as a timer.
-    const USES_PER_VISIT: u32 = 50_000;
+    /// One in this many uses is by another thread, such as a timer.
+    const USES_PER_REVOCATION: u32 = 50_000;
 
     #[test]
-    fn it_leans_again_when_nobody_takes_it_back_every_time_any_more() {
+    fn rare_revocations_do_not_prevent_a_new_bias() {
         allow_bias();
         if !may_bias() {
             return;
         }
         let mutex = BiasedMutex::new(());
         for _ in 0..20 {
-            use_until_it_leans(&mutex, 1 << 20).expect("nobody else uses it");
-            visit(&mutex);
+            use_until_biased(&mutex, 1 << 20).expect("no other thread uses the mutex");
+            lock_in_another_thread(&mutex);
         }
         let share = || {
-            let biased = (0..USES_PER_VISIT).filter(|_| {
+            let biased = (0..USES_PER_REVOCATION).filter(|_| {
                 drop(mutex.lock());
                 mutex.is_biased()
             });
-            let share = biased.count() as f64 / f64::from(USES_PER_VISIT);
-            visit(&mutex);
+            let share = biased.count() as f64 / f64::from(USES_PER_REVOCATION);
+            lock_in_another_thread(&mutex);
             share
         };
         let shares: Vec<_> = (0..40).map(|_| share()).collect();

@@ -1,22 +1,22 @@
-//! The words of the locks that survive `fork`: the orders of loads and stores, and who sleeps until whom wakes it.
-//! `tests/futex_model.rs` tries them in every interleaving.
+//! The words of the locks that survive `fork`: memory orders, sleeps and wakeups. `tests/futex_model.rs` tries them in
+//! every interleaving.
 
 use std::time::Duration;
 
 use crate::platform::{ALL, AtomicU32, Ordering, SPINS, Wait, sleep, spin_loop, wake};
 
-/// The word of a [`Mutex`](crate::Mutex). A waiting thread only ever raises the state, in this order.
+/// The word of a [`Mutex`](crate::Mutex). A waiting thread only increases the state, in the order below.
 pub struct RawMutex {
     pub(crate) state: AtomicU32,
 }
 
 pub(crate) const FREE: u32 = 0;
-/// Free, but for a thread that has waited and was woken.
+/// Free, but reserved for a thread that has waited and was woken.
 const RESERVED: u32 = 1;
 const TAKEN: u32 = 2;
-/// Taken, perhaps with sleepers.
-pub(crate) const AWAITED: u32 = 3;
-/// Taken, and a thread's wait is long ([`Wait::is_long`]).
+/// Taken, possibly with sleepers.
+pub(crate) const CONTENDED: u32 = 3;
+/// Taken, and a thread has waited for long ([`Wait::is_long`]).
 pub(crate) const STARVED: u32 = 4;
 
 impl RawMutex {
@@ -51,11 +51,11 @@ impl RawMutex {
         for _ in 0..SPINS {
             match self.state.load(Ordering::Relaxed) {
                 FREE if self.try_acquire() => return,
-                AWAITED | STARVED => break,
+                CONTENDED | STARVED => break,
                 _ => spin_loop(),
             }
         }
-        let mut mark = AWAITED;
+        let mut mark = CONTENDED;
         let mut wait = None;
         loop {
             let before = self.state.fetch_max(mark, Ordering::Acquire);
@@ -75,7 +75,7 @@ impl RawMutex {
         let free_to = |from, to| self.state.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
         let is_reserved = before == STARVED && free_to(FREE, RESERVED).is_ok();
         if wake(&self.state, 1) == 0 && is_reserved {
-            // No thread sleeps. In a child of `fork` no woken thread will come to take the reservation.
+            // No thread sleeps. In a child of `fork` no woken thread would use the reservation.
             let _ = free_to(RESERVED, FREE);
         }
     }
@@ -87,9 +87,9 @@ impl RawMutex {
 ///   bit 31            bit 30           bits 0 to 29
 ///   a writer waits    threads sleep    readers; all ones: a writer
 /// ```
-/// A thread sets bit 30 before it sleeps. The thread that leaves the lock free while bit 30 is set clears it and wakes
-/// all sleepers. Readers do not enter while bit 31 is set. A writer clears bit 31 when it enters or leaves; other
-/// waiting writers set it again when they check the word.
+/// A thread sets bit 30 before it sleeps. The thread that frees the lock while bit 30 is set clears it and wakes all
+/// sleepers. Readers do not acquire the lock while bit 31 is set. A writer clears bit 31 when it acquires or releases
+/// the lock; other waiting writers set it again when they check the word.
 pub struct RawRwLock {
     pub(crate) state: AtomicU32,
 }
@@ -103,16 +103,16 @@ impl RawRwLock {
     #[inline]
     pub(crate) fn acquire_shared(&self) {
         if !self.try_acquire_shared() {
-            self.enter_slow(RawRwLock::with_reader, SLEEPERS);
+            self.acquire_slow(RawRwLock::with_reader, SLEEPERS);
         }
     }
 
     #[inline]
     pub(crate) fn try_acquire_shared(&self) -> bool {
-        self.try_enter(RawRwLock::with_reader)
+        self.try_acquire(RawRwLock::with_reader)
     }
 
-    /// Called by a reader that is inside.
+    /// Called by a reader that holds the lock.
     #[inline]
     pub(crate) fn release_shared(&self) {
         let left = self.state.fetch_sub(1, Ordering::Release) - 1;
@@ -124,16 +124,16 @@ impl RawRwLock {
     #[inline]
     pub(crate) fn acquire_exclusive(&self) {
         if !self.try_acquire_exclusive() {
-            self.enter_slow(RawRwLock::with_writer, SLEEPERS | WRITER_WAITS);
+            self.acquire_slow(RawRwLock::with_writer, SLEEPERS | WRITER_WAITS);
         }
     }
 
     #[inline]
     pub(crate) fn try_acquire_exclusive(&self) -> bool {
-        self.try_enter(RawRwLock::with_writer)
+        self.try_acquire(RawRwLock::with_writer)
     }
 
-    /// Called by the writer that is inside.
+    /// Called by the writer that holds the lock.
     #[inline]
     pub(crate) fn release_exclusive(&self) {
         // Sleepers set their bits again when they wake. In a child of `fork` the parent's sleepers do not exist, so the
@@ -143,13 +143,13 @@ impl RawRwLock {
         }
     }
 
-    /// The state after a reader enters; `None` if it may not.
+    /// The state after a reader acquires the lock; `None` if it may not.
     fn with_reader(state: u32) -> Option<u32> {
-        // Not `then_some`: a word with all bits set has no successor.
+        // `then_some` would overflow for a word with all bits set.
         (state & WRITER_WAITS == 0 && state & HOLDERS < WRITER - 1).then(|| state + 1)
     }
 
-    /// The state after a writer enters; `None` if it may not.
+    /// The state after a writer acquires the lock; `None` if it may not.
     fn with_writer(state: u32) -> Option<u32> {
         (state & HOLDERS == 0).then_some((state & SLEEPERS) | WRITER)
     }
@@ -164,30 +164,30 @@ impl RawRwLock {
         self.state.load(Ordering::Relaxed) & HOLDERS == WRITER
     }
 
-    fn try_enter(&self, entered: fn(u32) -> Option<u32>) -> bool {
-        self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, entered).is_ok()
+    fn try_acquire(&self, acquired: fn(u32) -> Option<u32>) -> bool {
+        self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, acquired).is_ok()
     }
 
-    /// Sleeps, with `bits` set, until it may enter.
+    /// Sleeps, with `bits` set, until the lock can be acquired, and acquires it.
     #[cold]
-    fn enter_slow(&self, entered: fn(u32) -> Option<u32>, bits: u32) {
+    fn acquire_slow(&self, acquired: fn(u32) -> Option<u32>, bits: u32) {
         for _ in 0..SPINS {
-            if self.try_enter(entered) {
+            if self.try_acquire(acquired) {
                 return;
             }
             spin_loop();
         }
         loop {
-            let mark = |state| entered(state).is_none().then_some(state | bits);
+            let mark = |state| acquired(state).is_none().then_some(state | bits);
             match self.state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, mark) {
                 Ok(before) => sleep(&self.state, before | bits, None),
-                Err(_) if self.try_enter(entered) => return,
+                Err(_) if self.try_acquire(acquired) => return,
                 Err(_) => {}
             }
         }
     }
 
-    /// Called when no reader is left: wakes the sleepers. A waiting writer goes first.
+    /// Wakes the sleepers after the last reader released the lock. A waiting writer has priority.
     #[cold]
     fn wake_sleepers(&self) {
         let no_sleepers =
@@ -198,23 +198,23 @@ impl RawRwLock {
     }
 }
 
-/// The word of a [`Condvar`](crate::Condvar): it changes with every notification.
+/// The word of a [`Condvar`](crate::Condvar): the number of notifications, modulo 2^32.
 #[derive(Debug)]
-pub(crate) struct Calls(pub(crate) AtomicU32);
+pub(crate) struct Notifications(pub(crate) AtomicU32);
 
-impl Calls {
-    /// What a thread that has the mutex passes to [`Calls::wait`] once it has released the mutex.
-    pub(crate) fn now(&self) -> u32 {
+impl Notifications {
+    /// The number of notifications so far. The holder of the mutex loads it before it releases the mutex and waits.
+    pub(crate) fn count(&self) -> u32 {
         // A notifier changes the condition under the mutex, so it notifies after this load.
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Sleeps until a notification that came after [`Calls::now`], if none has come yet. May wake without one.
-    pub(crate) fn wait(&self, calls: u32, patience: Option<Duration>) {
-        sleep(&self.0, calls, patience);
+    /// Sleeps until there are more than `count` notifications, or the timeout expires. Wakeups may be spurious.
+    pub(crate) fn wait(&self, count: u32, timeout: Option<Duration>) {
+        sleep(&self.0, count, timeout);
     }
 
-    /// Wakes at most so many waiters.
+    /// Wakes at most `count` waiters.
     pub(crate) fn notify(&self, count: u32) {
         self.0.fetch_add(1, Ordering::Relaxed);
         wake(&self.0, count);

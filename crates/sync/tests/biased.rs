@@ -1,4 +1,4 @@
-//! Biased mutexes with real threads and the system's barrier.
+//! Biased mutexes with real threads and the kernel's barrier.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,10 +9,10 @@ use terrace_sync::{BiasedMutex, allow_bias};
 struct Pair(AtomicU64, AtomicU64);
 
 impl Pair {
-    /// Fails if two threads run it at a time.
+    /// Fails if two threads run it concurrently.
     fn count(&self) {
         let (one, other) = (self.0.load(Ordering::Relaxed), self.1.load(Ordering::Relaxed));
-        assert_eq!(one, other, "somebody else is here");
+        assert_eq!(one, other, "another thread is in the critical section");
         self.0.store(one + 1, Ordering::Relaxed);
         self.1.store(other + 1, Ordering::Relaxed);
     }
@@ -23,34 +23,34 @@ fn pair() -> BiasedMutex<Pair> {
     BiasedMutex::new(Pair(AtomicU64::new(0), AtomicU64::new(0)))
 }
 
-/// Enough to bias the mutex between revocations.
+/// Uses that suffice to bias the mutex between revocations.
 const USES: u64 = 4000;
 
 #[test]
-fn who_uses_it_most_and_others_now_and_then_are_never_there_at_a_time() {
+fn mutual_exclusion_holds_between_a_frequent_and_a_rare_user() {
     let mutex = pair();
     let done = AtomicBool::new(false);
-    let visits = std::thread::scope(|scope| {
+    let acquisitions = std::thread::scope(|scope| {
         let other = scope.spawn(|| {
-            let mut visits = 0;
+            let mut acquisitions = 0;
             while !done.load(Ordering::Relaxed) {
                 mutex.lock().count();
-                visits += 1;
+                acquisitions += 1;
                 std::thread::sleep(Duration::from_micros(200));
             }
-            visits
+            acquisitions
         });
         for _ in 0..200 * USES {
             mutex.lock().count();
         }
         done.store(true, Ordering::Relaxed);
-        other.join().expect("no tear")
+        other.join().expect("no panic")
     });
-    assert_eq!(mutex.lock().0.load(Ordering::Relaxed), 200 * USES + visits);
+    assert_eq!(mutex.lock().0.load(Ordering::Relaxed), 200 * USES + acquisitions);
 }
 
 #[test]
-fn more_threads_than_it_can_lean_to_take_turns() {
+fn mutual_exclusion_holds_with_more_threads_than_biases() {
     let mutex = pair();
     std::thread::scope(|scope| {
         for _ in 0..7 {
@@ -67,9 +67,9 @@ fn more_threads_than_it_can_lean_to_take_turns() {
     assert_eq!(mutex.lock().0.load(Ordering::Relaxed), 7 * 10 * USES);
 }
 
-/// The next thread may have the token of the one before.
+/// A new thread may have the token of an ended one.
 #[test]
-fn threads_that_come_and_go_leave_it_to_the_next() {
+fn ended_threads_leave_the_mutex_usable() {
     let mutex = pair();
     for _ in 0..20 {
         std::thread::scope(|scope| {
@@ -81,11 +81,11 @@ fn threads_that_come_and_go_leave_it_to_the_next() {
 }
 
 #[test]
-fn a_forked_child_takes_what_leans_to_a_thread_that_it_does_not_have() {
+fn a_forked_child_acquires_a_mutex_biased_to_a_thread_of_the_parent() {
     let mutex = pair();
     std::thread::scope(|scope| {
-        scope.spawn(|| (0..USES).for_each(|_| mutex.lock().count())).join().expect("no tear");
-        // SAFETY: the child takes one mutex that is free, and ends.
+        scope.spawn(|| (0..USES).for_each(|_| mutex.lock().count())).join().expect("no panic");
+        // SAFETY: the child acquires one mutex that is free, and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
             mutex.lock().count();

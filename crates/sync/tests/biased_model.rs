@@ -1,14 +1,14 @@
-//! Biased mutexes in every interleaving that loom finds: mutual exclusion holds, and each holder sees what the last one
-//! did.
+//! Biased mutexes in every interleaving that loom finds: mutual exclusion holds, and each holder sees the writes of the
+//! previous one.
 //!
-//! `src/biased.rs` is compiled here again with loom's types. Loom has no `membarrier`: full fences stand in for the
-//! light and the heavy barrier, because a pair of these orders what a pair of full fences would.
+//! `src/biased.rs` is compiled here again with loom's types. Loom has no `membarrier`: full fences replace the light
+//! and the heavy barrier, because a pair of these barriers has the same ordering as a pair of full fences.
 
 #[path = "../src/biased.rs"]
-#[allow(dead_code, reason = "the model uses not all of it")]
+#[allow(dead_code, reason = "the model uses only a part")]
 mod biased;
 
-/// Stands in for `src/platform.rs`.
+/// Replaces `src/platform.rs`.
 mod platform {
     use std::cell::Cell;
 
@@ -18,7 +18,7 @@ mod platform {
     /// A mutex is biased at its first use.
     pub(crate) const FIRST_BIAS_THRESHOLD: u32 = 1;
 
-    /// Whether it is taken.
+    /// A mutex whose value is true while the lock is held.
     pub(crate) struct RawMutex(Mutex<bool>, Condvar);
 
     pub(crate) fn raw_mutex() -> RawMutex {
@@ -42,8 +42,8 @@ mod platform {
         static NUMBER: Cell<usize> = Cell::new(0);
     }
 
-    /// Gives the calling thread its number.
-    pub(crate) fn be(number: usize) {
+    /// Sets the calling thread's number.
+    pub(crate) fn set_thread_number(number: usize) {
         NUMBER.with(|mine| mine.set(number));
     }
 
@@ -63,7 +63,7 @@ mod platform {
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
 
-    pub(crate) fn wait_a_little(_looks: u32) {
+    pub(crate) fn back_off(_checks: u32) {
         loom::thread::yield_now();
     }
 }
@@ -73,14 +73,14 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
-/// Each thread takes the mutex so many times, and adds 1 to a value that loom watches.
+/// Thread i acquires the mutex `threads[i]` times, and adds 1 to a value whose accesses loom checks.
 fn model(preemptions: usize, threads: &'static [usize]) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(move || {
         let mutex = Arc::new(BiasedMutex::new(UnsafeCell::new(0)));
         let count = |number: usize, times: usize, mutex: &BiasedMutex<UnsafeCell<usize>>| {
-            platform::be(number);
+            platform::set_thread_number(number);
             for _ in 0..times {
                 let guard = mutex.lock();
                 // SAFETY: loom panics when another thread accesses the value at the same time.
@@ -94,25 +94,25 @@ fn model(preemptions: usize, threads: &'static [usize]) {
         }
         count(1, threads[0], &mutex);
         others.into_iter().for_each(|other| other.join().unwrap());
-        // SAFETY: loom panics when another thread changes it.
+        // SAFETY: loom panics when another thread changes the value.
         let sum = mutex.lock().with(|value| unsafe { *value });
         assert_eq!(sum, threads.iter().sum());
     });
 }
 
 #[test]
-fn it_is_taken_back_from_a_thread_that_uses_it() {
+fn a_bias_is_revoked_while_its_thread_uses_the_mutex() {
     model(4, &[3, 1]);
 }
 
 #[test]
-fn two_take_it_from_each_other() {
+fn two_threads_revoke_each_others_bias() {
     model(3, &[2, 2]);
 }
 
-/// A thread that has just found itself biased continues after the mutex was biased to another thread, while that bias
-/// is being revoked.
+/// A thread that has just read `biased_to` continues after the mutex was biased to another thread, while that bias is
+/// being revoked.
 #[test]
-fn three_take_it_from_each_other() {
+fn three_threads_revoke_each_others_bias() {
     model(3, &[2, 1, 1]);
 }

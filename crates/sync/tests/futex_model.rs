@@ -6,7 +6,7 @@
 //!
 //! Mutations that this has found, in the mutex: a relaxed `swap` in `release`; a relaxed `fetch_max` in `acquire_slow`,
 //! or one with TAKEN; no `wake`; a reservation that is not taken back. In the readers-writer lock: a relaxed
-//! `fetch_sub` or `swap`; a relaxed `try_enter`; SLEEPERS not set before a sleep; no `wake` in `wake_sleepers` or
+//! `fetch_sub` or `swap`; a relaxed `try_acquire`; SLEEPERS not set before a sleep; no `wake` in `wake_sleepers` or
 //! `release_exclusive`; a writer that enters beside readers. In the condition variable: no change of the word; no
 //! `wake`.
 
@@ -94,7 +94,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 use platform::AtomicU32;
-use words::{Calls, FREE, RawMutex, RawRwLock};
+use words::{FREE, Notifications, RawMutex, RawRwLock};
 
 fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -218,26 +218,26 @@ fn writers_and_readers_wake_each_other() {
 #[test]
 fn who_waits_for_a_condition_misses_no_notification() {
     model(3, || {
-        let shared = Arc::new((mutex(), Calls(AtomicU32::new(0))));
+        let shared = Arc::new((mutex(), Notifications(AtomicU32::new(0))));
         let waiter = {
             let shared = shared.clone();
             thread::spawn(move || {
-                let (mutex, calls) = &*shared;
+                let (mutex, notifications) = &*shared;
                 mutex.0.acquire();
                 while mutex.get() == 0 {
-                    let seen = calls.now();
+                    let seen = notifications.count();
                     mutex.0.release();
-                    calls.wait(seen, None);
+                    notifications.wait(seen, None);
                     mutex.0.acquire();
                 }
                 mutex.0.release();
             })
         };
-        let (mutex, calls) = &*shared;
+        let (mutex, notifications) = &*shared;
         mutex.0.acquire();
         mutex.add_1();
         mutex.0.release();
-        calls.notify(1);
+        notifications.notify(1);
         waiter.join().unwrap();
     });
 }

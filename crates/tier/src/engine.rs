@@ -50,7 +50,7 @@ impl Engine {
     pub(crate) fn open(config: &TierConfig) -> Result<Engine, TierError> {
         let pool = Pool::new(config.pool_bytes() as usize).map_err(TierError::system("map buffers"))?;
         let mut device = config.device.open(DEVICE_DEPTH).map_err(TierError::system("set up io_uring"))?;
-        let faults = config.faults.clone().filter(|faults| faults.plan().troubles_storage());
+        let faults = config.faults.clone().filter(|faults| faults.plan().has_storage_faults());
         if let Some(faults) = &faults {
             let injected = Injected::new(device, faults.clone());
             device = Box::new(injected.map_err(TierError::system("set up a timer for faults"))?);

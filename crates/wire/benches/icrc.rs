@@ -1,4 +1,4 @@
-//! The cost of the ICRC beside that of the raw CRC: `cargo bench -p terrace-wire`.
+//! The cost of the ICRC compared to that of the raw CRC: `cargo bench -p terrace-wire`.
 //!
 //! Prints nanoseconds per packet, the best of several rounds, since noise on a shared machine only adds time.
 
@@ -40,16 +40,16 @@ fn icrc() {
         let (v4, v6) = (flow("v4"), flow("v6"));
         let mut sealed = packet.clone();
         sealed.extend(compute(&v4, &packet, 0).to_le_bytes());
-        let mut unguessed = packet.clone();
-        unguessed.extend(compute(&v4, &packet, 0x1234).to_le_bytes());
-        assert_eq!(verify(&v4, &unguessed, 0), Verdict::Good { ip_id: 0x1234 });
+        let mut unknown_id = packet.clone();
+        unknown_id.extend(compute(&v4, &packet, 0x1234).to_le_bytes());
+        assert_eq!(verify(&v4, &unknown_id, 0), Verdict::Good { ip_id: 0x1234 });
         println!(
             "{payload:>8} {:>10.1} {:>10.1} {:>10.1} {:>10.1} {:>12.1}",
             best_ns(|| _ = black_box(crc32fast::hash(black_box(&packet)))),
             best_ns(|| _ = black_box(compute(black_box(&v4), black_box(&packet), 0))),
             best_ns(|| _ = black_box(compute(black_box(&v6), black_box(&packet), 0))),
             best_ns(|| _ = black_box(verify(black_box(&v4), black_box(&sealed), 0))),
-            best_ns(|| _ = black_box(verify(black_box(&v4), black_box(&unguessed), 0))),
+            best_ns(|| _ = black_box(verify(black_box(&v4), black_box(&unknown_id), 0))),
         );
     }
 }
@@ -70,7 +70,7 @@ fn headers() {
     let reth = terrace_wire::Reth { va: 0x7f00_0000_1000, rkey: 0x1234, length: 8 };
     let ext = Extensions { reth: Some(reth), ..Extensions::default() };
     let mut buf = [0; MAX_HEADER_LEN + 8];
-    let len = emit_headers(&bth, &ext, &mut buf).expect("room enough");
+    let len = emit_headers(&bth, &ext, &mut buf).expect("the buffer suffices");
     let emit = best_ns(|| _ = black_box(emit_headers(black_box(&bth), black_box(&ext), black_box(&mut buf))));
     let parse = best_ns(|| _ = black_box(Packet::parse(black_box(&buf[..len + 8]))));
     println!("\nRC_WRITE_ONLY headers: emit {emit:.1} ns, parse {parse:.1} ns");

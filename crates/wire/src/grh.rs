@@ -1,4 +1,4 @@
-//! The 40 bytes in front of a received datagram in the program's memory. On RoCEv2 they hold the IP header instead of
+//! The 40 bytes before a received datagram in the program's memory. On RoCEv2 they hold the IP header instead of
 //! InfiniBand's global route header: an IPv6 header in full, or an IPv4 header in the last 20 bytes (annex A17).
 //!
 //! A socket does not return the received header, so it is rebuilt from the known fields.
@@ -14,7 +14,7 @@ pub const GRH_LEN: usize = 40;
 const IPV4_LEN: usize = 20;
 const UDP_LEN: usize = 8;
 const UDP_PROTOCOL: u8 = 17;
-/// Stands for the hop limit, which the socket does not report.
+/// The hop limit of rebuilt headers. The socket does not report the received one.
 const HOP_LIMIT: u8 = 64;
 
 /// The area for a packet received over IPv6. `packet_len` is its length in bytes from base transport header to end of

@@ -5,7 +5,7 @@ use crate::opcode::{BTH_LEN, CNP_RESERVED_LEN, Headers, Opcode};
 use crate::packet::{EmitError, ParseError};
 use crate::psn::Psn;
 
-/// Takes `N` bytes from the front of `rest`.
+/// Removes `N` bytes from the beginning of `rest`.
 #[inline]
 fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], ParseError> {
     let (head, tail) = rest.split_first_chunk::<N>().ok_or(ParseError::Truncated)?;
@@ -13,12 +13,12 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], ParseError> {
     Ok(*head)
 }
 
-/// Writes `N` bytes to the front of `room`.
+/// Writes `N` bytes to the beginning of `out` and advances it.
 #[inline]
-fn put<const N: usize>(room: &mut &mut [u8], bytes: [u8; N]) -> Result<(), EmitError> {
-    let (head, tail) = std::mem::take(room).split_first_chunk_mut::<N>().ok_or(EmitError::NoRoom)?;
+fn put<const N: usize>(out: &mut &mut [u8], bytes: [u8; N]) -> Result<(), EmitError> {
+    let (head, tail) = std::mem::take(out).split_first_chunk_mut::<N>().ok_or(EmitError::BufferTooShort)?;
     *head = bytes;
-    *room = tail;
+    *out = tail;
     Ok(())
 }
 
@@ -93,7 +93,7 @@ impl Bth {
     }
 
     #[inline(always)]
-    pub(crate) fn emit(&self, room: &mut &mut [u8]) -> Result<(), EmitError> {
+    pub(crate) fn emit(&self, out: &mut &mut [u8]) -> Result<(), EmitError> {
         let flags =
             u32::from(self.solicited) << 7 | u32::from(self.migrated) << 6 | u32::from(self.pad & 3) << 4;
         let words = [
@@ -101,7 +101,7 @@ impl Bth {
             u32::from(self.fecn) << 31 | u32::from(self.becn) << 30 | self.qpn & 0xff_ffff,
             u32::from(self.ack_request) << 31 | self.psn.get(),
         ];
-        put::<BTH_LEN>(room, from_words(words))
+        put::<BTH_LEN>(out, from_words(words))
     }
 }
 
@@ -123,8 +123,8 @@ impl Reth {
         Ok(Reth { va: double_word(&bytes, 0), rkey: word(&bytes, 2), length: word(&bytes, 3) })
     }
 
-    fn emit(&self, room: &mut &mut [u8]) -> Result<(), EmitError> {
-        put::<16>(room, from_words([(self.va >> 32) as u32, self.va as u32, self.rkey, self.length]))
+    fn emit(&self, out: &mut &mut [u8]) -> Result<(), EmitError> {
+        put::<16>(out, from_words([(self.va >> 32) as u32, self.va as u32, self.rkey, self.length]))
     }
 }
 
@@ -132,15 +132,15 @@ impl Reth {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum NakCode {
-    /// A packet is missing; retransmit from there.
+    /// A packet is missing; the requester retransmits from it.
     PsnSequence = 0,
     /// The request is invalid for this queue pair or region.
     InvalidRequest = 1,
-    /// The key, the range or the rights are wrong.
+    /// The key, the range or the access rights are wrong.
     RemoteAccess = 2,
     /// The responder failed.
     RemoteOperation = 3,
-    /// Invalid reliable datagram request; listed because the code is assigned.
+    /// Invalid reliable datagram request. The code is assigned by the standard.
     InvalidRdRequest = 4,
 }
 
@@ -209,8 +209,8 @@ impl Aeth {
         Ok(Aeth { syndrome: Syndrome::from_byte(bytes[0])?, msn: word(&bytes, 0) & 0xff_ffff })
     }
 
-    fn emit(&self, room: &mut &mut [u8]) -> Result<(), EmitError> {
-        put(room, (u32::from(self.syndrome.to_byte()) << 24 | self.msn & 0xff_ffff).to_be_bytes())
+    fn emit(&self, out: &mut &mut [u8]) -> Result<(), EmitError> {
+        put(out, (u32::from(self.syndrome.to_byte()) << 24 | self.msn & 0xff_ffff).to_be_bytes())
     }
 }
 
@@ -239,7 +239,7 @@ impl AtomicEth {
         })
     }
 
-    fn emit(&self, room: &mut &mut [u8]) -> Result<(), EmitError> {
+    fn emit(&self, out: &mut &mut [u8]) -> Result<(), EmitError> {
         let words = [
             (self.va >> 32) as u32,
             self.va as u32,
@@ -249,7 +249,7 @@ impl AtomicEth {
             (self.compare >> 32) as u32,
             self.compare as u32,
         ];
-        put::<28>(room, from_words(words))
+        put::<28>(out, from_words(words))
     }
 }
 
@@ -269,8 +269,8 @@ impl Deth {
         Ok(Deth { qkey: word(&bytes, 0), source_qpn: word(&bytes, 1) & 0xff_ffff })
     }
 
-    fn emit(&self, room: &mut &mut [u8]) -> Result<(), EmitError> {
-        put::<8>(room, from_words([self.qkey, self.source_qpn & 0xff_ffff]))
+    fn emit(&self, out: &mut &mut [u8]) -> Result<(), EmitError> {
+        put::<8>(out, from_words([self.qkey, self.source_qpn & 0xff_ffff]))
     }
 }
 
@@ -290,8 +290,8 @@ impl Feth {
         Ok(Feth { placement: bytes[3] & 0x0f, selectivity: bytes[3] >> 4 & 3 })
     }
 
-    fn emit(&self, room: &mut &mut [u8]) -> Result<(), EmitError> {
-        put(room, [0, 0, 0, (self.selectivity & 3) << 4 | self.placement & 0x0f])
+    fn emit(&self, out: &mut &mut [u8]) -> Result<(), EmitError> {
+        put(out, [0, 0, 0, (self.selectivity & 3) << 4 | self.placement & 0x0f])
     }
 }
 
@@ -365,43 +365,43 @@ impl Extensions {
 
     /// Writes the headers in `headers`, in the order of its bits.
     #[inline(always)]
-    pub(crate) fn emit(&self, headers: Headers, room: &mut &mut [u8]) -> Result<(), EmitError> {
-        if headers.is_empty() { Ok(()) } else { self.emit_some(headers, room) }
+    pub(crate) fn emit(&self, headers: Headers, out: &mut &mut [u8]) -> Result<(), EmitError> {
+        if headers.is_empty() { Ok(()) } else { self.emit_some(headers, out) }
     }
 
     #[inline(never)]
-    fn emit_some(&self, headers: Headers, room: &mut &mut [u8]) -> Result<(), EmitError> {
+    fn emit_some(&self, headers: Headers, out: &mut &mut [u8]) -> Result<(), EmitError> {
         if headers.contains(Headers::DETH) {
-            self.deth.ok_or(EmitError::MissingHeader(Headers::DETH))?.emit(room)?;
+            self.deth.ok_or(EmitError::MissingHeader(Headers::DETH))?.emit(out)?;
         }
         if headers.contains(Headers::XRCETH) {
             let number = self.xrc_srqn.ok_or(EmitError::MissingHeader(Headers::XRCETH))?;
-            put(room, (number & XRC_SRQN_MAX).to_be_bytes())?;
+            put(out, (number & XRC_SRQN_MAX).to_be_bytes())?;
         }
         if headers.contains(Headers::FETH) {
-            self.feth.ok_or(EmitError::MissingHeader(Headers::FETH))?.emit(room)?;
+            self.feth.ok_or(EmitError::MissingHeader(Headers::FETH))?.emit(out)?;
         }
         if headers.contains(Headers::RETH) {
-            self.reth.ok_or(EmitError::MissingHeader(Headers::RETH))?.emit(room)?;
+            self.reth.ok_or(EmitError::MissingHeader(Headers::RETH))?.emit(out)?;
         }
         if headers.contains(Headers::ATOMIC_ETH) {
-            self.atomic.ok_or(EmitError::MissingHeader(Headers::ATOMIC_ETH))?.emit(room)?;
+            self.atomic.ok_or(EmitError::MissingHeader(Headers::ATOMIC_ETH))?.emit(out)?;
         }
         if headers.contains(Headers::AETH) {
-            self.aeth.ok_or(EmitError::MissingHeader(Headers::AETH))?.emit(room)?;
+            self.aeth.ok_or(EmitError::MissingHeader(Headers::AETH))?.emit(out)?;
         }
         if headers.contains(Headers::ATOMIC_ACK_ETH) {
             let original = self.atomic_ack.ok_or(EmitError::MissingHeader(Headers::ATOMIC_ACK_ETH))?;
-            put(room, original.to_be_bytes())?;
+            put(out, original.to_be_bytes())?;
         }
         if headers.contains(Headers::IMM) {
-            put(room, self.imm.ok_or(EmitError::MissingHeader(Headers::IMM))?.to_ne_bytes())?;
+            put(out, self.imm.ok_or(EmitError::MissingHeader(Headers::IMM))?.to_ne_bytes())?;
         }
         if headers.contains(Headers::IETH) {
-            put(room, self.ieth.ok_or(EmitError::MissingHeader(Headers::IETH))?.to_be_bytes())?;
+            put(out, self.ieth.ok_or(EmitError::MissingHeader(Headers::IETH))?.to_be_bytes())?;
         }
         if headers.contains(Headers::CNP_RESERVED) {
-            put(room, [0; CNP_RESERVED_LEN])?;
+            put(out, [0; CNP_RESERVED_LEN])?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! routers change replaced by ones. On the wire it is little-endian, behind the padding.
 //!
 //! The IPv4 identification is covered although sockets do not report it. A CRC is linear, so one pass with any
-//! guess yields the identification for which the packet is good: see [`verify`].
+//! identification yields the one for which the ICRC is correct: see [`verify`].
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -20,7 +20,7 @@ const IPV6_LEN: usize = 40;
 const UDP_PROTOCOL: u8 = 17;
 /// Offset in the base transport header of the byte that routers may change (FECN, BECN).
 const MASKED_BTH_BYTE: usize = 4;
-/// The masked link header, the first of the covered bytes.
+/// The masked link header, at the beginning of the covered bytes.
 const LEAD: [u8; 8] = [0xff; 8];
 /// Length of the lead, the longer IP header, the UDP header and the base transport header.
 const PREFIX_MAX: usize = LEAD.len() + IPV6_LEN + UDP_LEN + BTH_LEN;
@@ -34,23 +34,23 @@ pub struct Flow {
     pub destination: SocketAddr,
 }
 
-/// Result of a check.
+/// Result of an ICRC check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Good, if the IPv4 identification was this one (0 for IPv6, which has none).
+    /// The ICRC is correct for this IPv4 identification (0 for IPv6, which has none).
     Good {
         /// The identification, in host order.
         ip_id: u16,
     },
-    /// Damaged, or too short to carry an ICRC.
+    /// The packet is corrupt, or too short for an ICRC.
     Bad,
 }
 
-/// The covered bytes in front of the payload.
+/// The covered bytes before the payload.
 struct Prefix {
     bytes: [u8; PREFIX_MAX],
     len: usize,
-    /// How many bytes of the packet are in it.
+    /// Bytes of the packet in the prefix.
     packet_bytes: usize,
 }
 
@@ -133,20 +133,20 @@ pub fn compute(flow: &Flow, packet: &[u8], ip_id: u16) -> u32 {
     hasher.finalize()
 }
 
-/// Writes the ICRC into the last 4 bytes of `buf`, for the packet in front of them. A buffer of less than 4 bytes is
+/// Writes the ICRC into the last 4 bytes of `buf`, for the packet before them. A buffer of less than 4 bytes is
 /// not changed.
 pub fn seal(flow: &Flow, buf: &mut [u8], ip_id: u16) {
-    if let Some((packet, room)) = buf.split_last_chunk_mut::<ICRC_LEN>() {
-        *room = compute(flow, packet, ip_id).to_le_bytes();
+    if let Some((packet, out)) = buf.split_last_chunk_mut::<ICRC_LEN>() {
+        *out = compute(flow, packet, ip_id).to_le_bytes();
     }
 }
 
 /// Checks a datagram: base transport header to ICRC. `likely_ip_id` is the IPv4 identification to try first.
 ///
-/// With IPv6 the check is exact. With IPv4 the identification is unknown, and any that makes the packet good is
-/// accepted: of the 32 bits 16 remain checkable, so one damaged packet in 65,536 passes (the kernel has checked the UDP
-/// checksum before, where the sender filled it in). A caller that knows the peer's identifications can compare the
-/// verdict's.
+/// With IPv6 the check is exact. With IPv4 the identification is unknown, and every identification that makes the ICRC
+/// correct is accepted. Of the 32 bits, 16 remain checkable, so one corrupt packet in 65,536 passes. The kernel has
+/// checked the UDP checksum before, if the sender computed it. A caller that knows the peer's identifications can
+/// compare the verdict's identification.
 pub fn verify(flow: &Flow, datagram: &[u8], likely_ip_id: u16) -> Verdict {
     let Some((packet, received)) = datagram.split_last_chunk::<ICRC_LEN>() else {
         return Verdict::Bad;
@@ -167,8 +167,8 @@ pub fn verify(flow: &Flow, datagram: &[u8], likely_ip_id: u16) -> Verdict {
     }
 }
 
-/// The error in the identification that explains `difference` between the computed and the received ICRC; `None` if
-/// none does, so the damage is elsewhere.
+/// The error in the identification that explains `difference` between the computed and the received ICRC. `None` if no
+/// error does: then other bytes are corrupt.
 ///
 /// The CRC of the sum of two strings is the sum of their CRCs, so `difference` is what the register holds after an
 /// error in two bytes and then zeros to the end. Running it backwards over the zeros and those two bytes leaves the

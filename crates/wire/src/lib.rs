@@ -1,9 +1,9 @@
-//! RoCEv2 on the wire: headers, opcodes and the invariant CRC. Bytes in, typed headers out, and back.
+//! RoCEv2 on the wire: headers, opcodes and the invariant CRC. Parses bytes into typed headers, and emits them.
 //!
-//! Knows nothing of sockets, clocks, queue pairs or memory. Every function here is safe on any input: bytes come from
-//! untrusted peers, so a parse ends in a value or a [`ParseError`], never in a panic.
+//! The crate does not depend on sockets, clocks, queue pairs or memory. Every function accepts any input: bytes come
+//! from untrusted peers, so a parser returns a value or a [`ParseError`] and never panics.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`opcode`] | the table of opcodes and their headers |
 //! | [`header`] | one type per header, and its bytes |
@@ -33,6 +33,6 @@ pub use header::{Aeth, AtomicEth, Bth, Deth, Extensions, Feth, NakCode, Reth, Sy
 pub use icrc::ICRC_LEN;
 pub use opcode::{Headers, MAX_HEADER_LEN, Opcode, OpcodeInfo, Operation, Position, Service, Trailer};
 pub use packet::{EmitError, Packet, ParseError, emit_headers};
-pub use path::{Path, QPN_SLOT_SHIFT, ROCE_PORT, RxMeta, port_of};
+pub use path::{Path, QPN_INSTANCE_SHIFT, ROCE_PORT, RxMeta, port_of};
 pub use psn::Psn;
 pub use time::Time;

@@ -127,12 +127,12 @@ pub enum Position {
 }
 
 impl Position {
-    /// Whether a message begins here.
+    /// Whether the packet begins a message.
     pub const fn is_first(self) -> bool {
         matches!(self, Position::First | Position::Only)
     }
 
-    /// Whether a message ends here.
+    /// Whether the packet ends a message.
     pub const fn is_last(self) -> bool {
         matches!(self, Position::Last | Position::Only)
     }
@@ -141,7 +141,7 @@ impl Position {
 /// The last header of a message's last packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Trailer {
-    /// Nothing.
+    /// No trailer.
     None,
     /// Immediate data for the receiver's completion.
     Immediate,
@@ -228,7 +228,7 @@ opcodes! {
     RcSendLastInvalidate = 0x16, "RC_SEND_LAST_INVALIDATE", Rc Send Last Invalidate, [IETH], true;
     RcSendOnlyInvalidate = 0x17, "RC_SEND_ONLY_INVALIDATE", Rc Send Only Invalidate, [IETH], true;
     RcFlush = 0x1c, "RC_FLUSH", Rc Flush Only None, [FETH RETH], false;
-    /// Carries its 8 bytes as payload.
+    /// The 8 bytes to write are the payload.
     RcAtomicWrite = 0x1d, "RC_ATOMIC_WRITE", Rc AtomicWrite Only None, [RETH], true;
     UcSendFirst = 0x20, "UC_SEND_FIRST", Uc Send First None, [], true;
     UcSendMiddle = 0x21, "UC_SEND_MIDDLE", Uc Send Middle None, [], true;

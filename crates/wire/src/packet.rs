@@ -4,7 +4,7 @@ use crate::header::{Bth, Extensions};
 use crate::opcode::{Headers, Opcode};
 use crate::psn::Psn;
 
-/// Why bytes are not a packet. Such a datagram is dropped without a NAK, because the sender's queue pair
+/// The reason why bytes are not a packet. Such a datagram is dropped without a NAK, because the sender's queue pair
 /// cannot be determined from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
@@ -21,21 +21,21 @@ pub enum ParseError {
     #[error("more padding than payload")]
     Padding,
     /// Data behind an opcode without payload.
-    #[error("payload where none belongs")]
+    #[error("payload behind an opcode without payload")]
     UnexpectedPayload,
     /// An acknowledgement with a reserved syndrome.
     #[error("reserved syndrome {0:#04x}")]
     ReservedSyndrome(u8),
 }
 
-/// Why headers could not be written.
+/// The reason why headers could not be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EmitError {
     /// The buffer is shorter than the headers.
-    #[error("no room for the headers")]
-    NoRoom,
+    #[error("no space for the headers")]
+    BufferTooShort,
     /// A header of the opcode is missing.
-    #[error("opcode calls for {0:?}")]
+    #[error("the opcode requires {0:?}")]
     MissingHeader(Headers),
 }
 
@@ -58,8 +58,8 @@ impl<'a> Packet<'a> {
         packet.read(bytes).map(|()| packet)
     }
 
-    /// The same in place; after an error the content is unspecified. A packet with all its headers is large, and moving
-    /// it just after it was written is slow.
+    /// As [`Packet::parse`], in place. After an error the content is unspecified. A packet with all its headers is
+    /// large, and moving it just after it was written is slow.
     #[inline(always)]
     pub fn read(&mut self, bytes: &'a [u8]) -> Result<(), ParseError> {
         let mut rest = bytes;
@@ -99,16 +99,15 @@ impl Default for Packet<'_> {
     }
 }
 
-/// Writes the base transport header and the extension headers of its opcode to the front of `buf`, and
-/// returns their length in bytes. Other extensions are left out, so that one set serves every
-/// packet of a message.
+/// Writes the base transport header and the extension headers of its opcode to the beginning of `buf`, and returns
+/// their length in bytes. Other extensions are left out, so that one set serves every packet of a message.
 ///
-/// Fails, with unspecified content in `buf`, when `buf` is shorter than the headers or one of them is missing.
+/// Fails if `buf` is shorter than the headers or one of them is missing. The content of `buf` is then unspecified.
 #[inline(always)] // The fields need not be stored in memory for a call.
 pub fn emit_headers(bth: &Bth, ext: &Extensions, buf: &mut [u8]) -> Result<usize, EmitError> {
     let info = bth.opcode.info();
-    let mut room = buf.get_mut(..info.header_len).ok_or(EmitError::NoRoom)?;
-    bth.emit(&mut room)?;
-    ext.emit(info.headers, &mut room)?;
+    let mut out = buf.get_mut(..info.header_len).ok_or(EmitError::BufferTooShort)?;
+    bth.emit(&mut out)?;
+    ext.emit(info.headers, &mut out)?;
     Ok(info.header_len)
 }

@@ -6,13 +6,13 @@ use std::net::{IpAddr, SocketAddr};
 pub const ROCE_PORT: u16 = 4791;
 
 /// Bits of a queue pair number within one process; the bits above them are the process's instance index.
-pub const QPN_SLOT_SHIFT: u32 = 16;
+pub const QPN_INSTANCE_SHIFT: u32 = 16;
 
 /// The UDP port of the owner of a queue pair number. It is 4791 for instance index 0, so that a single process
-/// interoperates with RoCEv2 peers of other makes, as long as their queue pair numbers are below 65,536. A larger
-/// number of theirs is read as an instance index, and the peer is not reached.
+/// interoperates with other RoCEv2 implementations whose queue pair numbers are below 65,536. The upper bits of a
+/// larger number are read as an instance index, and the peer is not reached.
 pub fn port_of(qpn: u32) -> u16 {
-    ROCE_PORT + ((qpn & 0xff_ffff) >> QPN_SLOT_SHIFT) as u16
+    ROCE_PORT + ((qpn & 0xff_ffff) >> QPN_INSTANCE_SHIFT) as u16
 }
 
 /// The path to a peer.

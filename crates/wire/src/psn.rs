@@ -34,13 +34,13 @@ impl Psn {
         self.plus(1)
     }
 
-    /// How many packets this number is after `earlier`, by the shorter distance: -2^23 to 2^23 - 1.
+    /// The signed distance in packets from `earlier`, modulo 2^24: -2^23 to 2^23 - 1.
     pub const fn since(self, earlier: Psn) -> i32 {
         // The difference modulo 2^24, moved to the top of the word so that its bit 23 becomes the sign.
         (self.0.wrapping_sub(earlier.0) << 8) as i32 >> 8
     }
 
-    /// Whether this number is before `other`, by the shorter distance.
+    /// Whether the signed distance from `other` is negative.
     pub const fn is_before(self, other: Psn) -> bool {
         self.since(other) < 0
     }

@@ -140,13 +140,13 @@ fn message() -> impl Strategy<Value = Message> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_again(tid in any::<u64>(), message in message()) {
+    fn emitted_messages_parse_to_the_same_message(tid in any::<u64>(), message in message()) {
         let mad = Mad { tid, message };
         prop_assert_eq!(Mad::decode(&mad.encode()), Ok(mad));
     }
 
     #[test]
-    fn any_bytes_are_refused_or_mean_the_same_again(
+    fn any_bytes_fail_or_round_trip(
         attribute in 0x0010u16..0x001c,
         bytes in proptest::collection::vec(any::<u8>(), 0..300),
     ) {
@@ -161,7 +161,7 @@ proptest! {
     }
 
     #[test]
-    fn addresses_are_read_again(source_port in any::<u16>(), v4 in any::<[[u8; 4]; 2]>(), v6 in any::<[[u8; 16]; 2]>()) {
+    fn addresses_round_trip(source_port in any::<u16>(), v4 in any::<[[u8; 4]; 2]>(), v6 in any::<[[u8; 16]; 2]>()) {
         let headers = [
             IpHeader { source_port, source: v4[0].into(), destination: v4[1].into() },
             IpHeader { source_port, source: v6[0].into(), destination: v6[1].into() },
@@ -174,7 +174,7 @@ proptest! {
 
 /// The offsets of a REQ's fields, by hand from table 106 of the specification.
 #[test]
-fn a_req_lies_as_the_standard_says() {
+fn req_fields_are_at_the_offsets_of_the_standard() {
     let primary = ReqPath {
         local_lid: 0xffff,
         remote_lid: 0xfffe,
@@ -222,7 +222,7 @@ fn a_req_lies_as_the_standard_says() {
 }
 
 #[test]
-fn what_is_not_of_the_class_is_refused() {
+fn datagrams_of_other_classes_fail_to_parse() {
     let drep = Mad {
         tid: 1,
         message: Message::Drep(Drep { local_comm_id: 1, remote_comm_id: 2, private_data: [0; 224] }),

@@ -1,4 +1,4 @@
-//! The invariant CRC against other implementations, and which errors its check misses.
+//! The invariant CRC against other implementations, and the errors that its check misses.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -204,7 +204,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_get_a_verdict(flow in any_flow(), datagram in proptest::collection::vec(any::<u8>(), 0..40)) {
+    fn any_bytes_return_a_verdict(flow in any_flow(), datagram in proptest::collection::vec(any::<u8>(), 0..40)) {
         let verdict = verify(&flow, &datagram, 0);
         if datagram.len() < 16 {
             prop_assert_eq!(verdict, Verdict::Bad);
@@ -272,14 +272,14 @@ fn solving_leaves_sixteen_bits_of_check() {
 }
 
 #[test]
-fn a_buffer_without_room_is_left_alone() {
+fn a_buffer_too_short_for_an_icrc_is_unchanged() {
     let mut short = [1, 2, 3];
     seal(&flow("10.0.0.1:1", "10.0.0.2:2"), &mut short, 0);
     assert_eq!(short, [1, 2, 3]);
 }
 
 #[test]
-fn lengths_beyond_a_datagram_do_no_harm() {
+fn lengths_beyond_a_datagram_do_not_panic() {
     let huge = vec![0; 300_000];
     for flow in [flow("10.0.0.1:1", "10.0.0.2:2"), flow("[fd00::1]:1", "[fd00::2]:2")] {
         let sealed = with_icrc(&huge, compute(&flow, &huge, 0));

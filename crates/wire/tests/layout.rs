@@ -35,7 +35,7 @@ fn hex(text: &str) -> Vec<u8> {
 /// Checks that these headers are emitted as these bytes and parsed back.
 fn check(bth: Bth, ext: Extensions, bytes: &str) {
     let mut buf = [0xee; MAX_HEADER_LEN];
-    let len = emit_headers(&bth, &ext, &mut buf).expect("room and headers are there");
+    let len = emit_headers(&bth, &ext, &mut buf).expect("the buffer suffices");
     let expected = hex(bytes);
     assert_eq!(buf[..len], expected, "{:?}", bth.opcode);
     assert!(buf[len..].iter().all(|&byte| byte == 0xee), "{:?} wrote behind its headers", bth.opcode);
@@ -64,7 +64,7 @@ fn each_bit_of_the_base_transport_header() {
 #[test]
 fn padding_is_counted_and_stripped() {
     let bytes = hex("04 30 ffff 00 000011 00 223344 61 000000");
-    let packet = Packet::parse(&bytes).expect("a sound packet");
+    let packet = Packet::parse(&bytes).expect("a valid packet");
     assert_eq!((packet.bth.pad, packet.payload), (3, &b"a"[..]));
 }
 
@@ -187,7 +187,7 @@ fn reserved_bits_are_ignored() {
 }
 
 #[test]
-fn senseless_packets_are_refused() {
+fn invalid_packets_fail_to_parse() {
     let refused = |text: &str| Packet::parse(&hex(text)).expect_err("not a packet");
     assert_eq!(refused(""), ParseError::Truncated);
     assert_eq!(refused("04 00 ffff 00 000011 00 2233"), ParseError::Truncated);
@@ -203,10 +203,10 @@ fn senseless_packets_are_refused() {
 }
 
 #[test]
-fn values_too_wide_for_the_wire_are_cut() {
+fn values_too_wide_for_their_field_are_truncated() {
     let wide = Bth { pad: 7, qpn: 0xff00_0011, ..bth(Opcode::UdSendOnly) };
     let ext = Extensions { deth: Some(Deth { qkey: 1, source_qpn: 0xee00_0002 }), ..Extensions::default() };
     let mut buf = [0; MAX_HEADER_LEN];
-    let len = emit_headers(&wide, &ext, &mut buf).expect("room and header are there");
+    let len = emit_headers(&wide, &ext, &mut buf).expect("the buffer suffices");
     assert_eq!(buf[..len], hex("64 30 ffff 00 000011 00 223344 00000001 00 000002"));
 }

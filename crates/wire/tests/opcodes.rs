@@ -61,7 +61,7 @@ fn every_byte_is_an_opcode_exactly_if_specified() {
 }
 
 #[test]
-fn a_meaning_names_one_opcode_and_back() {
+fn service_operation_position_and_trailer_identify_one_opcode() {
     let mut found = HashSet::new();
     for service in SERVICES {
         for operation in OPERATIONS {
@@ -162,7 +162,7 @@ fn names_differ_and_the_longest_header_is_an_atomics() {
 }
 
 #[test]
-fn positions_know_where_a_message_begins_and_ends() {
+fn positions_begin_and_end_messages() {
     let ends = POSITIONS.map(|position| (position.is_first(), position.is_last()));
     assert_eq!(ends, [(true, false), (false, false), (false, true), (true, true)]);
 }

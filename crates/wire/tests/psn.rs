@@ -15,7 +15,7 @@ fn wraps_at_twenty_four_bits() {
 }
 
 #[test]
-fn distance_is_signed_and_the_short_way() {
+fn distance_is_signed_and_minimal() {
     assert_eq!(Psn::new(2).since(Psn::new(0xff_fffe)), 4);
     assert_eq!(Psn::new(0xff_fffe).since(Psn::new(2)), -4);
     assert_eq!(Psn::new(HALF - 1).since(Psn::new(0)), (HALF - 1) as i32);

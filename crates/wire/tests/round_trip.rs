@@ -95,7 +95,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4_000))]
 
     #[test]
-    fn what_is_emitted_parses_back(
+    fn emitted_packets_parse_to_the_same_values(
         bth in bth(),
         ext in extensions(),
         payload in proptest::collection::vec(any::<u8>(), 0..80),
@@ -107,13 +107,13 @@ proptest! {
         let expected = Packet { bth, ext: select(&ext, info.headers), payload };
         prop_assert_eq!(Packet::parse(&bytes), Ok(expected));
         // Reading into a used packet keeps nothing of its old content.
-        let mut place = Packet { bth: before.0, ext: before.1, payload: &[1] };
-        prop_assert_eq!(place.read(&bytes), Ok(()));
-        prop_assert_eq!(place, expected);
+        let mut reused = Packet { bth: before.0, ext: before.1, payload: &[1] };
+        prop_assert_eq!(reused.read(&bytes), Ok(()));
+        prop_assert_eq!(reused, expected);
     }
 
     #[test]
-    fn a_cut_packet_is_no_packet(bth in bth(), ext in extensions(), keep in any::<proptest::sample::Index>()) {
+    fn a_truncated_packet_is_an_error(bth in bth(), ext in extensions(), keep in any::<proptest::sample::Index>()) {
         let bytes = build(&Bth { pad: 0, ..bth }, &ext, &[]);
         let cut = &bytes[..keep.index(bytes.len())];
         prop_assert_eq!(Packet::parse(cut), Err(ParseError::Truncated));
@@ -122,7 +122,7 @@ proptest! {
     #[test]
     fn any_bytes_parse_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..200), known in option::of(opcode())) {
         let mut bytes = bytes;
-        // Random bytes alone would rarely get past the opcode.
+        // Random bytes alone rarely contain a known opcode.
         if let (Some(opcode), [first, second, ..]) = (known, bytes.as_mut_slice()) {
             *first = opcode as u8;
             *second &= 0xf0;
@@ -138,7 +138,7 @@ proptest! {
     fn a_buffer_that_is_too_short_is_an_error(bth in bth(), ext in extensions(), len in 0..MAX_HEADER_LEN) {
         let mut buf = vec![0; len];
         let header_len = bth.opcode.info().header_len;
-        let expected = if len < header_len { Err(EmitError::NoRoom) } else { Ok(header_len) };
+        let expected = if len < header_len { Err(EmitError::BufferTooShort) } else { Ok(header_len) };
         prop_assert_eq!(emit_headers(&bth, &ext, &mut buf), expected);
     }
 }

@@ -1,36 +1,36 @@
-//! A connection manager under arbitrary datagrams, commands and time steps: it keeps within its limits and ends up
-//! empty.
+//! A connection manager under arbitrary datagrams, commands and time steps: its limits hold, and no connection remains
+//! at the end.
 
 use arbitrary::{Arbitrary, Unstructured};
-use terrace_cm::{Accept, Answer, Ask, Cm, Config, ConnId, Connect, Limits, ListenerId, Timing};
+use terrace_cm::{Accept, Cm, Config, ConnId, Connect, Limits, ListenerId, SidrReply, SidrRequest, Timing};
 use terrace_transport::Time;
 use terrace_wire::Path;
 use terrace_wire::cm::{CM_CLASS, IpHeader, MAD_BYTES, PortSpace, RejReason, Transport, service_id};
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// A datagram of some kind about one of the connections, from one of two peers.
-    Hear {
+    /// A datagram of some kind for one of the connections, from one of two peers.
+    Receive {
         attribute: u8,
-        about: u8,
-        named: u8,
+        conn_index: u8,
+        local_id: u8,
         peer: bool,
         body: [u8; 64],
     },
     Connect {
         qpn: u8,
     },
-    Ask,
+    SendSidrReq,
     Accept(u8),
-    Answer(u8),
+    SendSidrRep(u8),
     Establish(u8),
     Reject(u8),
     Disconnect(u8),
-    Traffic(u8),
+    NotifyCommEst(u8),
     Destroy(u8),
-    Take(u8),
+    AssignRequest(u8),
     Listen(bool),
-    Pass(u16),
+    AdvanceMs(u16),
 }
 
 const LIMITS: Limits = Limits { half_open_max: 8, half_open_per_peer_max: 6, connections_max: 32 };
@@ -64,18 +64,18 @@ fn connect(qpn: u8) -> Connect {
     }
 }
 
-struct Player {
+struct Runner {
     cm: Cm,
     now: Time,
     conns: Vec<ConnId>,
 }
 
-impl Player {
+impl Runner {
     fn conn(&self, index: u8) -> ConnId {
         self.conns.get(usize::from(index) % self.conns.len().max(1)).copied().unwrap_or(ConnId(1))
     }
 
-    fn hear(&mut self, attribute: u8, about: u8, named: u8, peer: bool, body: &[u8; 64]) {
+    fn receive(&mut self, attribute: u8, conn_index: u8, local_id: u8, peer: bool, body: &[u8; 64]) {
         let mut bytes = [0; MAD_BYTES];
         bytes[..4].copy_from_slice(&[1, CM_CLASS, 2, 3]);
         bytes[17] = 0x10 + attribute % 10;
@@ -84,7 +84,7 @@ impl Player {
         bytes[164..200].copy_from_slice(&header().encode());
         bytes[40..76].copy_from_slice(&header().encode());
         if attribute % 10 != 7 {
-            bytes[24..28].copy_from_slice(&u32::from(named).to_be_bytes());
+            bytes[24..28].copy_from_slice(&u32::from(local_id).to_be_bytes());
         }
         match attribute % 10 {
             0 => {
@@ -92,25 +92,26 @@ impl Player {
                 bytes[74] = 0x30;
             }
             7 => bytes[32..40].copy_from_slice(&service_id(PortSpace::Udp, 1).to_be_bytes()),
-            8 => bytes[24..28].copy_from_slice(&self.conn(about).0.to_be_bytes()),
-            _ => bytes[28..32].copy_from_slice(&self.conn(about).0.to_be_bytes()),
+            8 => bytes[24..28].copy_from_slice(&self.conn(conn_index).0.to_be_bytes()),
+            _ => bytes[28..32].copy_from_slice(&self.conn(conn_index).0.to_be_bytes()),
         }
-        let elsewhere = |_, _| (about > 250).then_some(about);
-        assert_ne!(self.cm.meant_for(&path(peer), &bytes, &elsewhere), Some(0));
-        self.cm.handle_mad(self.now, &path(peer), &bytes, &elsewhere);
+        let find_instance = |_, _| (conn_index > 250).then_some(conn_index);
+        assert_ne!(self.cm.instance_of_datagram(&path(peer), &bytes, &find_instance), Some(0));
+        self.cm.handle_mad(self.now, &path(peer), &bytes, &find_instance);
     }
 
-    fn play(&mut self, step: &Step) {
+    fn run(&mut self, step: &Step) {
         let now = self.now;
         match *step {
-            Step::Hear { attribute, about, named, peer, ref body } => {
-                self.hear(attribute, about, named, peer, body);
+            Step::Receive { attribute, conn_index, local_id, peer, ref body } => {
+                self.receive(attribute, conn_index, local_id, peer, body);
             }
             Step::Connect { qpn } => self.conns.extend(self.cm.connect(now, 1, &connect(qpn))),
-            Step::Ask => {
+            Step::SendSidrReq => {
                 let service_id = service_id(PortSpace::Udp, 1);
-                let ask = Ask { service_id, header: header(), path: path(false), private_data: Vec::new() };
-                self.conns.extend(self.cm.ask(now, 1, &ask));
+                let request =
+                    SidrRequest { service_id, header: header(), path: path(false), private_data: Vec::new() };
+                self.conns.extend(self.cm.send_sidr_req(now, 1, &request));
             }
             Step::Accept(index) => {
                 let accept = Accept {
@@ -124,24 +125,24 @@ impl Player {
                 };
                 let _ = self.cm.accept(now, self.conn(index), &accept);
             }
-            Step::Answer(index) => {
-                let answer = Answer { qpn: 1, qkey: 2, private_data: Vec::new() };
-                let _ = self.cm.answer(now, self.conn(index), &answer);
+            Step::SendSidrRep(index) => {
+                let reply = SidrReply { qpn: 1, qkey: 2, private_data: Vec::new() };
+                let _ = self.cm.send_sidr_rep(now, self.conn(index), &reply);
             }
             Step::Establish(index) => _ = self.cm.establish(now, self.conn(index)),
             Step::Reject(index) => {
                 _ = self.cm.reject(now, self.conn(index), RejReason::CONSUMER_DEFINED, b"no");
             }
             Step::Disconnect(index) => _ = self.cm.disconnect(now, self.conn(index)),
-            Step::Traffic(index) => _ = self.cm.note_traffic(now, self.conn(index)),
+            Step::NotifyCommEst(index) => _ = self.cm.notify_comm_est(now, self.conn(index)),
             Step::Destroy(index) => self.cm.destroy(self.conn(index), now),
-            Step::Take(index) => self.cm.take_request(self.conn(index), 2),
+            Step::AssignRequest(index) => self.cm.assign_request(self.conn(index), 2),
             Step::Listen(true) => self.listen(),
             Step::Listen(false) => {
                 self.cm.stop_listening(ListenerId(0), now);
                 self.cm.stop_listening(ListenerId(1), now);
             }
-            Step::Pass(ms) => {
+            Step::AdvanceMs(ms) => {
                 self.now = now.after_ns(u64::from(ms) * 1_000_000);
                 self.cm.handle_timeout(self.now);
             }
@@ -158,21 +159,22 @@ impl Player {
     }
 }
 
-/// Checks it for one input.
+/// Runs one input.
 pub fn check(bytes: &[u8]) {
-    let config = Config { guid: 1, slot: 0, path_mtu: 5, seed: 1, timing: Timing::default(), limits: LIMITS };
-    let mut player = Player { cm: Cm::new(config), now: Time(1), conns: Vec::new() };
-    player.listen();
+    let config =
+        Config { guid: 1, instance: 0, path_mtu: 5, seed: 1, timing: Timing::default(), limits: LIMITS };
+    let mut runner = Runner { cm: Cm::new(config), now: Time(1), conns: Vec::new() };
+    runner.listen();
     let mut input = Unstructured::new(bytes);
     while let Ok(step) = Step::arbitrary(&mut input)
         && !input.is_empty()
     {
-        player.play(&step);
-        assert!(player.cm.connection_count() <= LIMITS.connections_max);
+        runner.run(&step);
+        assert!(runner.cm.connection_count() <= LIMITS.connections_max);
     }
-    player.cm.destroy_all(player.now);
+    runner.cm.destroy_all(runner.now);
     for _ in 0..64 {
-        player.play(&Step::Pass(u16::MAX));
+        runner.run(&Step::AdvanceMs(u16::MAX));
     }
-    assert_eq!((player.cm.connection_count(), player.cm.poll_timeout()), (0, None));
+    assert_eq!((runner.cm.connection_count(), runner.cm.poll_timeout()), (0, None));
 }

@@ -80,8 +80,8 @@ impl Port for MoodyPort {
         self.inner.gids()
     }
 
-    fn slot(&self) -> u8 {
-        self.inner.slot()
+    fn instance(&self) -> u8 {
+        self.inner.instance()
     }
 
     fn mtu_limit(&self) -> u32 {

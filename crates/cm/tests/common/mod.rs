@@ -15,11 +15,11 @@ use terrace_wire::cm::{IpHeader, PortSpace, Transport, service_id};
 pub const SERVICE: u16 = 7174;
 pub const SECOND_NS: u64 = 1_000_000_000;
 
-/// The network's faults, in percent.
+/// Fault rates of the network in percent, and its delay.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Weather {
+pub struct NetworkFaults {
     pub lost: u32,
-    pub doubled: u32,
+    pub duplicated: u32,
     /// The longest delay, in nanoseconds.
     pub delay_ns: u64,
 }
@@ -27,12 +27,12 @@ pub struct Weather {
 pub struct World {
     pub ends: [Cm; 2],
     pub now: Time,
-    pub heard: [Vec<Event>; 2],
+    pub events: [Vec<Event>; 2],
     pub sent: u64,
-    weather: Weather,
+    faults: NetworkFaults,
     rng: StdRng,
     /// Datagrams in flight, by time of arrival: destination and bytes.
-    flying: BTreeMap<(Time, u64), (usize, Vec<u8>)>,
+    in_flight: BTreeMap<(Time, u64), (usize, Vec<u8>)>,
 }
 
 pub fn address(end: usize) -> IpAddr {
@@ -45,7 +45,14 @@ pub fn path_to(end: usize) -> Path {
 }
 
 pub fn config(seed: u64) -> Config {
-    Config { guid: seed, slot: 0, path_mtu: 3, seed, timing: Timing::default(), limits: Limits::default() }
+    Config {
+        guid: seed,
+        instance: 0,
+        path_mtu: 3,
+        seed,
+        timing: Timing::default(),
+        limits: Limits::default(),
+    }
 }
 
 pub fn service() -> u64 {
@@ -85,49 +92,49 @@ pub fn accept_with(qpn: u32) -> Accept {
 }
 
 impl World {
-    pub fn new(seed: u64, weather: Weather) -> World {
+    pub fn new(seed: u64, faults: NetworkFaults) -> World {
         World {
             ends: [Cm::new(config(seed)), Cm::new(config(seed ^ 0xffff))],
             now: Time(1),
-            heard: [Vec::new(), Vec::new()],
+            events: [Vec::new(), Vec::new()],
             sent: 0,
-            weather,
+            faults,
             rng: StdRng::seed_from_u64(seed),
-            flying: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
         }
     }
 
-    pub fn set_weather(&mut self, weather: Weather) {
-        self.weather = weather;
+    pub fn set_faults(&mut self, faults: NetworkFaults) {
+        self.faults = faults;
     }
 
     /// Sends an end's datagrams and collects its events.
-    fn settle(&mut self, end: usize) {
+    fn drain(&mut self, end: usize) {
         while let Some(transmit) = self.ends[end].poll_transmit() {
             // Datagrams for other addresses are dropped.
             let Some(to) = (0..2).find(|&other| address(other) == transmit.path.remote.ip()) else {
                 continue;
             };
-            let copies = 1 + u32::from(self.rng.random_range(0..100) < self.weather.doubled);
+            let copies = 1 + u32::from(self.rng.random_range(0..100) < self.faults.duplicated);
             for _ in 0..copies {
                 self.sent += 1;
-                if self.rng.random_range(0..100) >= self.weather.lost {
-                    let delay_ns = 1 + self.rng.random_range(0..=self.weather.delay_ns);
+                if self.rng.random_range(0..100) >= self.faults.lost {
+                    let delay_ns = 1 + self.rng.random_range(0..=self.faults.delay_ns);
                     let key = (self.now.after_ns(delay_ns), self.sent);
-                    self.flying.insert(key, (to, transmit.bytes.to_vec()));
+                    self.in_flight.insert(key, (to, transmit.bytes.to_vec()));
                 }
             }
         }
         while let Some(event) = self.ends[end].poll_event() {
-            self.heard[end].push(event);
+            self.events[end].push(event);
         }
     }
 
     /// Advances to the next arrival or timer up to `until`. False if there is none.
     pub fn step(&mut self, until: Time) -> bool {
-        self.settle(0);
-        self.settle(1);
-        let arrival = self.flying.keys().next().map(|(at, _)| *at);
+        self.drain(0);
+        self.drain(1);
+        let arrival = self.in_flight.keys().next().map(|(at, _)| *at);
         let due = [self.ends[0].poll_timeout(), self.ends[1].poll_timeout(), arrival];
         let Some(next) = due.into_iter().flatten().min().filter(|next| *next <= until) else {
             self.now = self.now.max(until);
@@ -135,13 +142,13 @@ impl World {
         };
         self.now = self.now.max(next);
         if arrival == Some(next) {
-            let (_, (to, bytes)) = self.flying.pop_first().expect("just seen");
+            let (_, (to, bytes)) = self.in_flight.pop_first().expect("just seen");
             self.ends[to].handle_mad(self.now, &path_to(1 - to), &bytes, &|_, _| None);
         } else {
             self.ends.iter_mut().for_each(|end| end.handle_timeout(self.now));
         }
-        self.settle(0);
-        self.settle(1);
+        self.drain(0);
+        self.drain(1);
         true
     }
 
@@ -151,15 +158,15 @@ impl World {
     }
 
     /// Takes an end's events.
-    pub fn take_heard(&mut self, end: usize) -> Vec<Event> {
-        std::mem::take(&mut self.heard[end])
+    pub fn take_events(&mut self, end: usize) -> Vec<Event> {
+        std::mem::take(&mut self.events[end])
     }
 
     /// Takes an end's only event.
-    pub fn take_only(&mut self, end: usize) -> Event {
-        let mut heard = self.take_heard(end);
-        assert_eq!(heard.len(), 1, "{heard:?}");
-        heard.remove(0)
+    pub fn take_event(&mut self, end: usize) -> Event {
+        let mut events = self.take_events(end);
+        assert_eq!(events.len(), 1, "{events:?}");
+        events.remove(0)
     }
 
     /// On a network without faults, end 0 has sent a REQ and received end 1's REP. Returns both ends' IDs of the
@@ -168,11 +175,11 @@ impl World {
         self.ends[1].listen(ListenerId(self.sent), service(), None, 16).expect("free");
         let active = self.ends[0].connect(self.now, 7, &connect_from(0, 11)).expect("sent");
         self.run_for(1000);
-        let passive = self.take_only(1).conn;
-        self.ends[1].take_request(passive, 8);
+        let passive = self.take_event(1).conn;
+        self.ends[1].assign_request(passive, 8);
         self.ends[1].accept(self.now, passive, &accept_with(22)).expect("accepted");
         self.run_for(1000);
-        assert!(matches!(self.take_only(0).kind, EventKind::Response(_)));
+        assert!(matches!(self.take_event(0).kind, EventKind::Response(_)));
         [active, passive]
     }
 
@@ -181,7 +188,7 @@ impl World {
         let [active, passive] = self.accepted();
         self.ends[0].establish(self.now, active).expect("established");
         self.run_for(1000);
-        assert_eq!(self.take_only(1).kind, EventKind::Established);
+        assert_eq!(self.take_event(1).kind, EventKind::Established);
         [active, passive]
     }
 }

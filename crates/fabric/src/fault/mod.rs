@@ -1,7 +1,7 @@
 //! Fault injection: loss, duplication, reordering, corruption, delay and congestion marks, drawn from a seed.
 //!
-//! A user writes a [`FaultPlan`](terrace_faults::FaultPlan) in a file; [`FaultyPort`] applies one to any port. The
-//! simulated network draws from the same `Injector`.
+//! [`FaultyPort`] applies a [`FaultPlan`](terrace_faults::FaultPlan) from a file to any port. The simulated network
+//! uses the same `Injector`.
 
 mod port;
 
@@ -30,16 +30,16 @@ pub(crate) struct Faults {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Delivery {
     pub at_ns: u64,
-    /// Which bit to flip, modulo the packet's length.
-    pub spoil: Option<u32>,
+    /// The bit to flip, modulo the packet's length.
+    pub corrupt_bit: Option<u32>,
     pub mark: bool,
-    /// Whether it is held back so that others overtake it.
-    pub held_back: bool,
+    /// Whether the packet is delayed so that later packets overtake it.
+    pub is_reordered: bool,
 }
 
 impl Faults {
     /// The unscheduled faults of a plan.
-    fn of(plan: &FaultPlan) -> Faults {
+    fn from_plan(plan: &FaultPlan) -> Faults {
         Faults {
             loss: plan.loss,
             duplicate: plan.duplicate,
@@ -52,7 +52,7 @@ impl Faults {
     }
 }
 
-/// Draws the faults of each packet. Pure: the time is an argument, the draws come from the seed.
+/// Draws the faults of each packet. The time is an argument, and the draws come from the seed.
 #[derive(Debug)]
 pub(crate) struct Injector {
     pub faults: Faults,
@@ -64,8 +64,9 @@ impl Injector {
         Injector { faults, rng: StdRng::seed_from_u64(seed) }
     }
 
-    /// Arrival times and faults of the copies of a packet sent now; empty if it is lost. `in_order_ns` is the arrival
-    /// time of the latest packet of the same flow that was not held back: the next one does not overtake it.
+    /// Arrival times and faults of the copies of a packet sent now; empty if the packet is lost. `in_order_ns` is the
+    /// arrival time of the latest packet of the same flow that was not reordered: later packets do not overtake that
+    /// packet.
     pub fn deliveries(&mut self, now_ns: u64, in_order_ns: &mut u64) -> SmallVec<[Delivery; 2]> {
         let mut deliveries = SmallVec::new();
         if self.chance(self.faults.loss) {
@@ -80,16 +81,16 @@ impl Injector {
 
     fn delivery(&mut self, now_ns: u64, in_order_ns: &mut u64) -> Delivery {
         let mut at_ns = now_ns.saturating_add(self.draw(self.faults.delay_ns.clone()));
-        let held_back = self.chance(self.faults.reorder);
-        if held_back {
+        let is_reordered = self.chance(self.faults.reorder);
+        if is_reordered {
             at_ns = at_ns.saturating_add(1 + self.draw(0..self.faults.reorder_ns_max));
         } else {
             at_ns = at_ns.max(*in_order_ns);
             *in_order_ns = at_ns;
         }
-        let spoil = self.chance(self.faults.corrupt).then(|| self.rng.random());
+        let corrupt_bit = self.chance(self.faults.corrupt).then(|| self.rng.random());
         let mark = self.chance(self.faults.ecn_mark);
-        Delivery { at_ns, spoil, mark, held_back }
+        Delivery { at_ns, corrupt_bit, mark, is_reordered }
     }
 
     fn chance(&mut self, probability: f64) -> bool {

@@ -1,4 +1,4 @@
-//! A port that injects faults into the packets that it sends, and may drop packets that it receives.
+//! A port that injects faults into the packets that it sends, and can drop packets that it receives.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,11 +18,11 @@ use terrace_wire::Path;
 use super::{Delivery, Faults, Injector, marked};
 use crate::{Gid, Port, PortCounters, RxBatch, TxBatch};
 
-/// A port whose packets suffer the faults of a plan: sent packets all of them; received packets only loss and
-/// blackholes, where the plan asks for it. Wrap both ends for faults in both directions.
+/// A port with the faults of a plan. Sent packets can have every fault. Received packets can have only loss and
+/// blackholes, if the plan says so. For all faults in both directions both ends are wrapped.
 ///
-/// Every `transmit` and `receive` sends the held packets that are due. The descriptors include
-/// a timer that becomes readable when the next one is due.
+/// Every `transmit` and `receive` sends the delayed packets that are due. The descriptors include a timer that becomes
+/// readable when the next one is due.
 #[derive(Debug)]
 pub struct FaultyPort<P: Port = Box<dyn Port>> {
     inner: P,
@@ -36,36 +36,36 @@ pub struct FaultyPort<P: Port = Box<dyn Port>> {
 struct State {
     injector: Injector,
     in_order_ns: u64,
-    held: BinaryHeap<Reverse<Held>>,
-    held_total: u64,
+    delayed: BinaryHeap<Reverse<Delayed>>,
+    delayed_total: u64,
     /// Packets that are due.
     outgoing: TxBatch,
 }
 
-/// A packet that is held until its time.
+/// A packet that is delayed until its time.
 #[derive(Debug)]
-struct Held {
+struct Delayed {
     at_ns: u64,
-    /// Orders packets of the same time: first in, first out.
+    /// Orders packets with the same time: first in, first out.
     number: u64,
     path: Path,
     bytes: Vec<u8>,
-    spoil: Option<u32>,
+    corrupt_bit: Option<u32>,
 }
 
-impl PartialEq for Held {
-    fn eq(&self, other: &Held) -> bool {
+impl PartialEq for Delayed {
+    fn eq(&self, other: &Delayed) -> bool {
         self.cmp(other).is_eq()
     }
 }
-impl Eq for Held {}
-impl PartialOrd for Held {
-    fn partial_cmp(&self, other: &Held) -> Option<std::cmp::Ordering> {
+impl Eq for Delayed {}
+impl PartialOrd for Delayed {
+    fn partial_cmp(&self, other: &Delayed) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Held {
-    fn cmp(&self, other: &Held) -> std::cmp::Ordering {
+impl Ord for Delayed {
+    fn cmp(&self, other: &Delayed) -> std::cmp::Ordering {
         (self.at_ns, self.number).cmp(&(other.at_ns, other.number))
     }
 }
@@ -77,15 +77,15 @@ impl<P: Port> FaultyPort<P> {
     /// Wraps a port.
     ///
     /// # Errors
-    /// The system has no timer descriptor left.
+    /// The error of `timerfd_create(2)`.
     pub fn new(inner: P, plan: Arc<Plan>) -> io::Result<FaultyPort<P>> {
         let timer =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
         let state = State {
-            injector: Injector::new(Faults::of(plan.plan()), plan.plan().seed),
+            injector: Injector::new(Faults::from_plan(plan.plan()), plan.plan().seed),
             in_order_ns: 0,
-            held: BinaryHeap::new(),
-            held_total: 0,
+            delayed: BinaryHeap::new(),
+            delayed_total: 0,
             outgoing: TxBatch::new(OUTGOING_BYTES),
         };
         Ok(FaultyPort { inner, plan, opened: Instant::now(), timer, state: Mutex::new(state) })
@@ -95,8 +95,8 @@ impl<P: Port> FaultyPort<P> {
         self.opened.elapsed().as_nanos() as u64
     }
 
-    /// Sends the packets that are due, and sets the timer for the next. False if the network would block.
-    fn release(&self, state: &mut State, now_ns: u64) -> bool {
+    /// Sends the packets that are due, and sets the timer for the next one. Returns false if the network would block.
+    fn send_due(&self, state: &mut State, now_ns: u64) -> bool {
         loop {
             state.fill_outgoing(now_ns);
             if state.outgoing.is_empty() {
@@ -106,11 +106,11 @@ impl<P: Port> FaultyPort<P> {
                 break;
             }
         }
-        self.set_timer(state.held.peek().map(|Reverse(held)| held.at_ns.saturating_sub(now_ns)));
+        self.set_timer(state.delayed.peek().map(|Reverse(delayed)| delayed.at_ns.saturating_sub(now_ns)));
         state.outgoing.is_empty()
     }
 
-    /// Sets the timer. That also makes it unreadable.
+    /// Sets the timer, which also makes its descriptor unreadable.
     fn set_timer(&self, wait_ns: Option<u64>) {
         // A wait of zero would disarm the timer.
         let wait = wait_ns.map_or(Duration::ZERO, |ns| Duration::from_nanos(ns.max(1)));
@@ -123,8 +123,8 @@ impl<P: Port> FaultyPort<P> {
 }
 
 impl State {
-    /// Draws the faults of each packet of the batch, and empties the batch.
-    fn take(&mut self, tx: &mut TxBatch, now_ns: u64, plan: &Plan) {
+    /// Draws the faults of each packet of the batch, queues the copies, and empties the batch.
+    fn delay_batch(&mut self, tx: &mut TxBatch, now_ns: u64, plan: &Plan) {
         for packet in tx.packets() {
             let fate = plan.packet(Direction::Out, packet.path.remote.ip());
             for delivery in self.deliveries(now_ns, fate, plan.counts()) {
@@ -132,63 +132,65 @@ impl State {
                 if delivery.mark {
                     path.traffic_class = marked(path.traffic_class);
                 }
-                self.held_total += 1;
-                self.held.push(Reverse(Held {
+                self.delayed_total += 1;
+                self.delayed.push(Reverse(Delayed {
                     at_ns: delivery.at_ns,
-                    number: self.held_total,
+                    number: self.delayed_total,
                     path,
                     bytes: packet.bytes.to_vec(),
-                    spoil: delivery.spoil,
+                    corrupt_bit: delivery.corrupt_bit,
                 }));
             }
         }
         tx.clear();
     }
 
-    /// The copies of a packet, by its scheduled fate and the unscheduled faults. The fate is counted already.
+    /// The copies of a packet, by its scheduled and the unscheduled faults. The scheduled faults are already counted.
     fn deliveries(&mut self, now_ns: u64, fate: PacketFate, counts: &Counts) -> SmallVec<[Delivery; 2]> {
         if fate.lost {
             return SmallVec::new();
         }
         let mut in_order_ns = self.in_order_ns;
         let mut deliveries = self.injector.deliveries(now_ns.saturating_add(fate.delay_ns), &mut in_order_ns);
-        count(&deliveries, self.injector.faults.delay_ns.end > 1, counts);
+        count_faults(&deliveries, self.injector.faults.delay_ns.end > 1, counts);
         if let Some(first) = deliveries.first_mut() {
-            first.at_ns = first.at_ns.saturating_add(fate.held_back_ns);
-            first.spoil = fate.spoil.or(first.spoil);
+            first.at_ns = first.at_ns.saturating_add(fate.reorder_ns);
+            first.corrupt_bit = fate.corrupt_bit.or(first.corrupt_bit);
             first.mark |= fate.mark;
             let copy = *first;
             deliveries.extend((0..fate.extra_copies).map(|_| copy));
         }
-        // Later packets do not wait for a packet that is held back.
-        if fate.held_back_ns == 0 {
+        // Later packets do not wait for a reordered packet.
+        if fate.reorder_ns == 0 {
             self.in_order_ns = in_order_ns;
         }
         deliveries
     }
 
-    /// Moves due packets to the batch, as far as they fit.
+    /// Moves due packets to the batch until it is full.
     fn fill_outgoing(&mut self, now_ns: u64) {
-        while let Some(Reverse(held)) = self.held.peek() {
-            if held.at_ns > now_ns || !self.outgoing.push_copy(&held.path, &held.bytes, held.spoil) {
+        while let Some(Reverse(delayed)) = self.delayed.peek() {
+            if delayed.at_ns > now_ns
+                || !self.outgoing.push_copy(&delayed.path, &delayed.bytes, delayed.corrupt_bit)
+            {
                 return;
             }
-            self.held.pop();
+            self.delayed.pop();
         }
     }
 }
 
 /// Counts the unscheduled faults.
-fn count(deliveries: &[Delivery], delays: bool, counts: &Counts) {
+fn count_faults(deliveries: &[Delivery], is_delayed: bool, counts: &Counts) {
     let Some(first) = deliveries.first() else { return counts.add(Injected::PacketLost) };
-    let done = [
+    let injected = [
         (deliveries.len() > 1, Injected::PacketDuplicated),
-        (delays, Injected::PacketDelayed),
-        (first.held_back, Injected::PacketReordered),
-        (first.spoil.is_some(), Injected::PacketCorrupted),
+        (is_delayed, Injected::PacketDelayed),
+        (first.is_reordered, Injected::PacketReordered),
+        (first.corrupt_bit.is_some(), Injected::PacketCorrupted),
         (first.mark, Injected::PacketMarked),
     ];
-    done.into_iter().filter(|(done, _)| *done).for_each(|(_, what)| counts.add(what));
+    injected.into_iter().filter(|(is_injected, _)| *is_injected).for_each(|(_, fault)| counts.add(fault));
 }
 
 impl<P: Port> Port for FaultyPort<P> {
@@ -196,8 +198,8 @@ impl<P: Port> Port for FaultyPort<P> {
         self.inner.gids()
     }
 
-    fn slot(&self) -> u8 {
-        self.inner.slot()
+    fn instance(&self) -> u8 {
+        self.inner.instance()
     }
 
     fn udp_port(&self) -> u16 {
@@ -219,23 +221,23 @@ impl<P: Port> Port for FaultyPort<P> {
     fn transmit(&self, tx: &mut TxBatch) -> bool {
         let mut state = self.state.lock();
         let now_ns = self.now_ns();
-        if !state.outgoing.is_empty() && !self.release(&mut state, now_ns) {
+        if !state.outgoing.is_empty() && !self.send_due(&mut state, now_ns) {
             return false;
         }
-        state.take(tx, now_ns, &self.plan);
-        self.release(&mut state, now_ns)
+        state.delay_batch(tx, now_ns, &self.plan);
+        self.send_due(&mut state, now_ns)
     }
 
     fn receive(&self, rx: &mut RxBatch) -> usize {
         let mut state = self.state.lock();
         let now_ns = self.now_ns();
-        let due = state.held.peek().is_some_and(|Reverse(held)| held.at_ns <= now_ns);
+        let due = state.delayed.peek().is_some_and(|Reverse(delayed)| delayed.at_ns <= now_ns);
         if due || !state.outgoing.is_empty() {
-            self.release(&mut state, now_ns);
+            self.send_due(&mut state, now_ns);
         }
         drop(state);
         let received = self.inner.receive(rx);
-        if received > 0 && self.plan.is_for_arrivals() {
+        if received > 0 && self.plan.has_receive_faults() {
             rx.retain(|meta| !self.plan.packet(Direction::In, meta.source.ip()).lost);
         }
         received

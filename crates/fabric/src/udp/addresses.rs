@@ -1,4 +1,4 @@
-//! The machine's local addresses, and the selection of a port's GIDs.
+//! The host's local addresses, and the selection of a port's GIDs.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -23,7 +23,7 @@ pub(super) struct LocalAddress {
     pub loopback: bool,
 }
 
-/// Every address of every interface that is up, in the system's order.
+/// Every address of every interface that is up, in the kernel's order.
 pub(super) fn list() -> Result<Vec<LocalAddress>, OpenError> {
     let mut addresses = Vec::new();
     for interface in getifaddrs().map_err(OpenError::unlisted)? {
@@ -31,7 +31,7 @@ pub(super) fn list() -> Result<Vec<LocalAddress>, OpenError> {
         let (true, Some(addr)) = (interface.flags.contains(InterfaceFlags::IFF_UP), addr) else { continue };
         let ifindex = match if_nametoindex(interface.interface_name.as_str()) {
             Ok(ifindex) => ifindex,
-            // It has vanished meanwhile.
+            // The interface has been removed meanwhile.
             Err(Errno::ENODEV | Errno::ENXIO) => continue,
             Err(error) => return Err(OpenError::unlisted(error)),
         };
@@ -49,14 +49,14 @@ fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
     }
 }
 
-/// The GID table for the requested address: that one first, then one of each other kind on its interface: IPv4,
-/// global IPv6, link-local IPv6.
-pub(super) fn choose(wanted: Option<IpAddr>, all: &[LocalAddress]) -> Result<Vec<Gid>, OpenError> {
-    let chosen = match wanted {
+/// The GID table for the requested address. The first entry is that address. The others are one address of each other
+/// kind on its interface: IPv4, global IPv6, link-local IPv6.
+pub(super) fn choose(requested: Option<IpAddr>, all: &[LocalAddress]) -> Result<Vec<Gid>, OpenError> {
+    let chosen = match requested {
         Some(addr) => find(addr.to_canonical(), all)?,
         None => default(all).ok_or(OpenError::NoInterface)?,
     };
-    // An unlisted address of the loopback stands for a host of its own: it shares no others.
+    // An unlisted loopback address is a separate host, so it shares no other addresses.
     let listed = all.iter().any(|local| local.gid == chosen);
     let mut gids = vec![chosen];
     for kind in [Kind::V4, Kind::Global, Kind::LinkLocal] {
@@ -103,7 +103,7 @@ fn find(addr: IpAddr, all: &[LocalAddress]) -> Result<Gid, OpenError> {
     if let Some(local) = all.iter().find(|local| local.gid.addr == addr) {
         return Ok(local.gid.clone());
     }
-    // All of 127.0.0.0/8 belongs to the loopback, listed or not.
+    // Every address in 127.0.0.0/8 is local, whether it is listed or not.
     match all.iter().find(|local| local.loopback) {
         Some(loopback) if addr.is_ipv4() && addr.is_loopback() => {
             Ok(Gid::new(addr, loopback.gid.interface.clone(), loopback.gid.ifindex))
@@ -124,29 +124,29 @@ fn describe(all: &[LocalAddress]) -> String {
     if names.is_empty() { "none".into() } else { names.join(", ") }
 }
 
-/// The largest path MTU to offer, in bytes of payload.
-pub(super) fn mtu_limit(wanted: Option<u32>, interface: &str) -> Result<u32, OpenError> {
+/// The port's largest path MTU, in bytes of payload.
+pub(super) fn mtu_limit(requested: Option<u32>, interface: &str) -> Result<u32, OpenError> {
     let interface_mtu = interface_mtu(interface);
-    let fitting = PATH_MTUS.into_iter().find(|mtu| mtu + OVERHEAD_BYTES <= interface_mtu);
-    match wanted {
+    let largest = PATH_MTUS.into_iter().find(|mtu| mtu + OVERHEAD_BYTES <= interface_mtu);
+    match requested {
         Some(mtu) if !PATH_MTUS.contains(&mtu) => Err(OpenError::BadMtu { mtu }),
         Some(mtu) => {
-            // Packets between processes of one host use the loopback, which carries every path MTU.
-            if fitting.is_none_or(|fitting| mtu > fitting) {
+            // Packets between processes of one host use the loopback interface, which supports every path MTU.
+            if largest.is_none_or(|largest| mtu > largest) {
                 tracing::warn!(
-                    "path MTU {mtu} is more than {interface} carries ({interface_mtu} bytes); \
-                     it will only work between processes of this machine"
+                    "path MTU {mtu} does not fit the MTU of {interface} ({interface_mtu} bytes); \
+                     it works only between processes of this host"
                 );
             }
             Ok(mtu)
         }
         None => {
-            fitting.ok_or_else(|| OpenError::InterfaceMtu { interface: interface.to_owned(), interface_mtu })
+            largest.ok_or_else(|| OpenError::InterfaceMtu { interface: interface.to_owned(), interface_mtu })
         }
     }
 }
 
-/// Bytes per IP packet; Ethernet's if the system does not report it.
+/// Bytes per IP packet. Ethernet's default if the kernel does not report it.
 fn interface_mtu(interface: &str) -> u32 {
     std::fs::read_to_string(format!("/sys/class/net/{interface}/mtu"))
         .ok()
@@ -174,18 +174,18 @@ mod tests {
         ]
     }
 
-    fn table(wanted: Option<&str>) -> Vec<String> {
-        let gids = choose(wanted.map(|addr| addr.parse().unwrap()), &machine()).unwrap();
+    fn table(requested: Option<&str>) -> Vec<String> {
+        let gids = choose(requested.map(|addr| addr.parse().unwrap()), &machine()).unwrap();
         gids.iter().map(|gid| gid.addr.to_string()).collect()
     }
 
     #[test]
-    fn the_first_ipv4_address_off_the_loopback_is_the_default() {
+    fn the_first_ipv4_address_of_another_interface_than_the_loopback_is_the_default() {
         assert_eq!(table(None), ["192.0.2.2", "fd00::2", "fe80::9"]);
     }
 
     #[test]
-    fn the_chosen_address_comes_first_and_brings_the_other_kinds_of_its_interface() {
+    fn the_requested_address_is_first_and_other_kinds_of_its_interface_follow() {
         assert_eq!(table(Some("fd00::2")), ["fd00::2", "192.0.2.2", "fe80::9"]);
         assert_eq!(table(Some("::ffff:192.0.2.3")), ["192.0.2.3", "fd00::2", "fe80::9"]);
         assert_eq!(table(Some("127.0.0.1")), ["127.0.0.1", "::1"]);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_network_the_loopback_serves() {
+    fn without_another_interface_the_loopback_is_the_default() {
         let loopback_only = &machine()[..2];
         assert_eq!(choose(None, loopback_only).unwrap()[0].addr.to_string(), "127.0.0.1");
         assert!(matches!(choose(None, &[]), Err(OpenError::NoInterface)));

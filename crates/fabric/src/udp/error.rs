@@ -1,14 +1,14 @@
-//! Errors of opening a port, worded for the user who has to solve them.
+//! Errors of opening a port. Each message names a remedy.
 
 use std::io;
 use std::net::IpAddr;
 
 use nix::errno::Errno;
 
-/// Why a [`UdpPort`](super::UdpPort) did not open.
+/// The reason why a [`UdpPort`](super::UdpPort) did not open.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The requested address is not one of this machine's.
+    /// The requested address is not local.
     #[error(
         "{addr} is not an address of this machine (it has: {available}); choose one of those with --addr or TERRACE_ADDR"
     )]
@@ -25,7 +25,7 @@ pub enum OpenError {
     NotUnicast {
         /// The requested address.
         addr: IpAddr,
-        /// Its kind.
+        /// The kind of address.
         kind: &'static str,
     },
     /// No interface is up, not even the loopback.
@@ -47,7 +47,7 @@ pub enum OpenError {
         /// The requested path MTU.
         mtu: u32,
     },
-    /// The interface cannot carry even the smallest packets.
+    /// The interface's MTU is too small for the smallest path MTU.
     #[error(
         "interface {interface} carries only {interface_mtu} bytes per packet, too few for RoCE's smallest path MTU (256); raise it with `ip link set {interface} mtu 1500`"
     )]
@@ -57,13 +57,13 @@ pub enum OpenError {
         /// Its MTU in bytes.
         interface_mtu: u32,
     },
-    /// The process or the system has no file descriptor left.
+    /// The process or the system has reached its limit of file descriptors.
     #[error("out of file descriptors while opening a UDP socket; raise the limit with `ulimit -n`")]
     OutOfDescriptors,
-    /// The system cannot list its addresses.
+    /// The local addresses cannot be listed.
     #[error("cannot list the addresses of this machine: {0}")]
     Unlisted(#[source] io::Error),
-    /// Any other error of the system.
+    /// Any other system error.
     #[error("cannot {action} on {addr}: {source}")]
     Io {
         /// The failed action.
@@ -77,7 +77,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Classifies the system's error.
+    /// Classifies a system error.
     pub(super) fn from_io(action: &'static str, addr: IpAddr, source: io::Error) -> OpenError {
         match source.raw_os_error() {
             Some(nix::libc::EMFILE | nix::libc::ENFILE) => OpenError::OutOfDescriptors,
@@ -85,7 +85,7 @@ impl OpenError {
         }
     }
 
-    /// Classifies an error of the list of addresses.
+    /// Classifies an error of listing the addresses.
     pub(super) fn unlisted(errno: Errno) -> OpenError {
         match errno {
             Errno::EMFILE | Errno::ENFILE => OpenError::OutOfDescriptors,

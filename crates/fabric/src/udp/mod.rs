@@ -4,9 +4,9 @@
 //! that may not fragment sends identification 0, and segment *i* of a GSO send has identification *i*.
 
 mod addresses;
-mod attention;
 mod error;
 mod open;
+mod poll_set;
 mod probe;
 mod socket;
 
@@ -20,8 +20,8 @@ use terrace_wire::RxMeta;
 use crate::counters::add;
 use crate::{Gid, Port, PortCounters, RxBatch, TxBatch};
 
-use attention::Attention;
 pub use error::OpenError;
+use poll_set::PollSet;
 pub use probe::Probe;
 use socket::{Received, Sent, UdpSocket};
 
@@ -36,12 +36,12 @@ pub struct UdpConfig {
     pub addr: Option<IpAddr>,
     /// Largest path MTU: 256, 512, 1024, 2048 or 4096. `None` selects the largest that fits the interface.
     pub mtu: Option<u32>,
-    /// The instance index; `None` selects the first that is free.
-    pub slot: Option<u8>,
-    /// Requested size of the receive buffer in bytes; `None` requests 16 MiB. The system may grant less.
+    /// The instance index; `None` selects the first free one.
+    pub instance: Option<u8>,
+    /// Requested size of the receive buffer in bytes; `None` requests 16 MiB. The kernel may grant less.
     pub receive_buffer_bytes: Option<usize>,
-    /// Sets socket options that have no safe interface. IPv6 packets of the kernel's rxe carry no UDP checksum
-    /// and are only received when this sets `UDP_NO_CHECK6_RX`. An error is logged and otherwise ignored.
+    /// Sets socket options that have no safe interface. IPv6 packets of the kernel's rxe have no UDP checksum and are
+    /// received only if the hook sets `UDP_NO_CHECK6_RX`. An error is logged and otherwise ignored.
     pub socket_hook: Option<SocketHook>,
 }
 
@@ -50,38 +50,38 @@ pub struct UdpConfig {
 pub struct UdpPort {
     gids: Vec<Gid>,
     sockets: Vec<UdpSocket>,
-    slot: u8,
+    instance: u8,
     mtu_limit: u32,
     receive_buffer_bytes: usize,
     counters: Arc<PortCounters>,
-    /// Bit i: GID i is received on.
+    /// Bit i: GID i is active.
     active: AtomicU32,
     /// Datagrams to request in the next receive, see [`UdpPort::receive`].
     burst: AtomicU32,
     /// Selects the active GIDs to poll.
-    attention: Attention,
-    /// False once the system has refused a GSO send.
+    poll_set: PollSet,
+    /// False once a GSO send has failed.
     gso: AtomicBool,
-    /// Failed sends so far, for deciding which ones to log.
+    /// Failed sends so far. Some of them are logged.
     logged_errors: AtomicU64,
 }
 
-/// Most datagrams that one receive takes from a GID's socket: if it returns as many, more may be queued.
+/// The most datagrams that one receive gets from a GID's socket. If it returns this many, more may be queued.
 pub const BURST_MAX: u32 = 32;
 
 impl UdpPort {
     /// Selects the address, claims an instance index by binding its UDP port, and fills the GID table.
     ///
     /// # Errors
-    /// See [`OpenError`]; each error says how to solve it.
+    /// See [`OpenError`]; each message names a remedy.
     pub fn open(config: &UdpConfig) -> Result<UdpPort, OpenError> {
         open::open(config)
     }
 
-    /// Sends the front run of the batch, or a part of it. False if the network would block.
-    fn transmit_front(&self, tx: &mut TxBatch) -> bool {
+    /// Sends the first run of the batch, or a part of it. Returns false if the network would block.
+    fn transmit_first_run(&self, tx: &mut TxBatch) -> bool {
         let whole_run = self.gso.load(Relaxed);
-        let Some((run, bytes)) = tx.front() else { return true };
+        let Some((run, bytes)) = tx.first() else { return true };
         let Some(socket) = self.sockets.get(usize::from(run.path.source_gid_index)) else {
             add(&self.counters.tx.send_errors, run.count as u64);
             tx.advance(run.count);
@@ -91,11 +91,11 @@ impl UdpPort {
         let mut len = if whole_run { run.len() } else { run.segment };
         let mut sent = socket.send(&run, &mut bytes[..len], count);
         if let Sent::SegmentationRefused = sent {
-            // A single packet shows whether the segmentation or the destination is the problem.
+            // The send of a single packet distinguishes a failure of segmentation from one of the destination.
             (count, len) = (1, run.segment);
             sent = socket.send(&run, &mut bytes[..len], count);
             match sent {
-                Sent::All => self.give_up_segmentation(),
+                Sent::All => self.disable_segmentation(),
                 _ => count = run.count,
             }
         }
@@ -105,17 +105,17 @@ impl UdpPort {
                 add(&self.counters.tx.would_block, 1);
                 return false;
             }
-            Sent::Failed(error) => self.note_failure(&run.path.remote, count, run.segment, &error),
+            Sent::Failed(error) => self.record_failure(&run.path.remote, count, run.segment, &error),
             Sent::SegmentationRefused => add(&self.counters.tx.send_errors, count as u64),
         }
         tx.advance(count);
         true
     }
 
-    /// From now on packets are sent one by one.
-    fn give_up_segmentation(&self) {
+    /// Sends packets one by one from now on.
+    fn disable_segmentation(&self) {
         if self.gso.swap(false, Relaxed) {
-            tracing::info!("the system refuses UDP segmentation offload; sending packets singly");
+            tracing::info!("UDP segmentation offload failed; sending packets one by one");
         }
     }
 
@@ -125,8 +125,8 @@ impl UdpPort {
         add(&self.counters.tx.bytes, bytes as u64);
     }
 
-    /// Counts packets that the system refused, and logs the 1st, 10th, 100th … failure.
-    fn note_failure(&self, remote: &SocketAddr, packets: usize, packet_len: usize, error: &std::io::Error) {
+    /// Counts packets whose send failed, and logs the 1st, 10th, 100th … failure.
+    fn record_failure(&self, remote: &SocketAddr, packets: usize, packet_len: usize, error: &std::io::Error) {
         add(&self.counters.tx.send_errors, packets as u64);
         let failures = self.logged_errors.fetch_add(1, Relaxed) + 1;
         if 10u64.pow(failures.ilog10()) == failures {
@@ -134,17 +134,17 @@ impl UdpPort {
         }
     }
 
-    /// Receives up to `wanted` datagrams from one socket. Returns how many it received.
-    fn receive_from(&self, gid_index: usize, wanted: usize, rx: &mut RxBatch) -> usize {
+    /// Receives up to `requested` datagrams from one socket. Returns how many it received.
+    fn receive_from(&self, gid_index: usize, requested: usize, rx: &mut RxBatch) -> usize {
         let (socket, gid) = (&self.sockets[gid_index], &self.gids[gid_index]);
         let mut received = 0;
-        while received < wanted {
-            let Some(room) = rx.room() else { break };
-            match socket.receive(room) {
+        while received < requested {
+            let Some(buffer) = rx.free_buffer() else { break };
+            match socket.receive(buffer) {
                 Received::Datagram { source, len, segment, traffic_class, overflows } => {
                     received += 1;
                     if let Some(total) = overflows {
-                        socket.note_overflows(total, &self.counters.rx.overflows);
+                        socket.record_overflows(total, &self.counters.rx.overflows);
                     }
                     let meta =
                         RxMeta { source, destination: gid.addr, gid_index: gid_index as u8, traffic_class };
@@ -171,8 +171,8 @@ impl Port for UdpPort {
         &self.gids
     }
 
-    fn slot(&self) -> u8 {
-        self.slot
+    fn instance(&self) -> u8 {
+        self.instance
     }
 
     fn mtu_limit(&self) -> u32 {
@@ -189,36 +189,36 @@ impl Port for UdpPort {
 
     fn transmit(&self, tx: &mut TxBatch) -> bool {
         while !tx.is_empty() {
-            if !self.transmit_front(tx) {
+            if !self.transmit_first_run(tx) {
                 return false;
             }
         }
         true
     }
 
-    /// Requests one datagram at first, and twice as many after each receive that returned all it requested. So a lone
-    /// packet is not delayed by a second poll of the empty socket, and a stream is received in large bursts.
+    /// Requests one datagram at first, and twice as many after each receive that returned the requested number. So a
+    /// second poll of the empty socket does not delay a single packet, and a stream is received in large bursts.
     fn receive(&self, rx: &mut RxBatch) -> usize {
         rx.begin(&self.counters);
-        let wanted = self.burst.load(Relaxed);
-        let mut turn = self.attention.next_turn(self.active.load(Relaxed));
+        let requested = self.burst.load(Relaxed);
+        let mut gids = self.poll_set.next_poll(self.active.load(Relaxed));
         let mut received = 0;
-        let mut calls_for_more = false;
-        while turn != 0 {
-            let gid_index = turn.trailing_zeros() as usize;
-            turn &= turn - 1;
-            let count = self.receive_from(gid_index, wanted as usize, rx);
+        let mut is_burst_full = false;
+        while gids != 0 {
+            let gid_index = gids.trailing_zeros() as usize;
+            gids &= gids - 1;
+            let count = self.receive_from(gid_index, requested as usize, rx);
             if count > 0 {
-                self.attention.note_traffic(gid_index);
+                self.poll_set.record_traffic(gid_index);
             }
-            calls_for_more |= count == wanted as usize;
+            is_burst_full |= count == requested as usize;
             received += count;
         }
         if received > 0 {
             add(&self.counters.rx.calls, received as u64);
         }
-        let next = if calls_for_more { (wanted * 2).min(BURST_MAX) } else { 1 };
-        if next != wanted {
+        let next = if is_burst_full { (requested * 2).min(BURST_MAX) } else { 1 };
+        if next != requested {
             self.burst.store(next, Relaxed);
         }
         received
@@ -249,7 +249,7 @@ mod tests {
         UdpPort::open(&UdpConfig { addr: addr.parse().ok(), ..UdpConfig::default() }).expect("a port")
     }
 
-    fn received(port: &UdpPort, wanted: usize) -> Vec<Vec<u8>> {
+    fn received(port: &UdpPort, requested: usize) -> Vec<Vec<u8>> {
         let mut rx = RxBatch::new();
         let mut packets = Vec::new();
         for _ in 0..100_000 {
@@ -257,7 +257,7 @@ mod tests {
             while let Some(packet) = rx.next() {
                 packets.push(packet.bytes.to_vec());
             }
-            if packets.len() >= wanted {
+            if packets.len() >= requested {
                 break;
             }
         }
@@ -265,10 +265,10 @@ mod tests {
     }
 
     #[test]
-    fn without_segmentation_offload_packets_leave_one_by_one() {
+    fn without_segmentation_offload_packets_are_sent_one_by_one() {
         for addr in ["127.84.0.1", "::1"] {
             let [sender, receiver] = [(); 2].map(|()| port(addr));
-            sender.give_up_segmentation();
+            sender.disable_segmentation();
             let path = Path {
                 remote: receiver.sockets[0].local(),
                 source_gid_index: 0,
@@ -279,7 +279,7 @@ mod tests {
             let mut tx = TxBatch::new(1 << 20);
             let lens = [500, 500, 500, 500, 100, 500, 60];
             for (len, number) in lens.into_iter().zip(0u8..) {
-                tx.push(&path, len).expect("room").fill(number);
+                tx.push(&path, len).expect("buffer").fill(number);
             }
             assert!(sender.transmit(&mut tx));
             assert!(tx.is_empty());
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_grow_while_there_is_more_and_shrink_when_there_is_not() {
+    fn bursts_double_while_full_and_reset_when_not() {
         let [sender, receiver] = ["127.84.1.1", "127.84.1.2"].map(port);
         let path = Path {
             remote: receiver.sockets[0].local(),
@@ -302,9 +302,9 @@ mod tests {
         };
         let mut tx = TxBatch::new(1 << 20);
         for number in 0..100 {
-            // Alternating lengths, so that each packet is a datagram of its own.
+            // The lengths alternate, so that each packet is a separate datagram.
             let len = if number % 2 == 0 { 100 } else { 200 };
-            tx.push(&path, len).expect("room").fill(1);
+            tx.push(&path, len).expect("buffer").fill(1);
             sender.transmit(&mut tx);
         }
         let mut rx = RxBatch::new();

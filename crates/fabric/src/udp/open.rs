@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use terrace_wire::ROCE_PORT;
 
 use super::addresses::{self, is_link_local};
-use super::attention::Attention;
+use super::poll_set::PollSet;
 use super::socket::UdpSocket;
 use super::{OpenError, UdpConfig, UdpPort};
 use crate::{Gid, PortCounters};
@@ -19,12 +19,12 @@ const RECEIVE_BUFFER_BYTES: usize = 16 << 20;
 pub(super) fn open(config: &UdpConfig) -> Result<UdpPort, OpenError> {
     let mut gids = addresses::choose(config.addr, &addresses::list()?)?;
     let mtu_limit = addresses::mtu_limit(config.mtu, &gids[0].interface)?;
-    let (slot, first) = claim_slot(&gids[0], config)?;
+    let (instance, first) = claim_instance(&gids[0], config)?;
     let mut sockets = vec![first];
-    bind_others(&mut gids, slot, config, &mut sockets)?;
+    bind_others(&mut gids, instance, config, &mut sockets)?;
     let receive_buffer_bytes = sockets[0].receive_buffer_bytes();
     tracing::debug!(
-        "slot {slot} (UDP port {}) of {}, {receive_buffer_bytes} bytes of receive buffer, GIDs {:?}",
+        "instance {instance} (UDP port {}) of {}, {receive_buffer_bytes} bytes of receive buffer, GIDs {:?}",
         sockets[0].local().port(),
         gids[0].addr,
         gids.iter().map(|gid| gid.addr).collect::<Vec<_>>(),
@@ -32,41 +32,41 @@ pub(super) fn open(config: &UdpConfig) -> Result<UdpPort, OpenError> {
     Ok(UdpPort {
         gids,
         sockets,
-        slot,
+        instance,
         mtu_limit,
         receive_buffer_bytes,
         counters: Arc::new(PortCounters::default()),
         active: AtomicU32::new(1),
         burst: AtomicU32::new(1),
-        attention: Attention::default(),
+        poll_set: PollSet::default(),
         gso: AtomicBool::new(true),
         logged_errors: AtomicU64::new(0),
     })
 }
 
-/// Binds the UDP port of the first free instance index. The binding is the claim: the kernel grants it to one process
-/// and releases it when that process ends, however it ends.
-fn claim_slot(gid: &Gid, config: &UdpConfig) -> Result<(u8, UdpSocket), OpenError> {
-    let slots = config.slot.map_or(0..=u8::MAX, |slot| slot..=slot);
-    for slot in slots.clone() {
-        match bind(gid, slot, config) {
-            Ok(socket) => return Ok((slot, socket)),
+/// Claims the first free instance index by binding its UDP port. The kernel grants the binding to one process and
+/// releases it when that process ends in any manner.
+fn claim_instance(gid: &Gid, config: &UdpConfig) -> Result<(u8, UdpSocket), OpenError> {
+    let instances = config.instance.map_or(0..=u8::MAX, |instance| instance..=instance);
+    for instance in instances.clone() {
+        match bind(gid, instance, config) {
+            Ok(socket) => return Ok((instance, socket)),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             Err(error) => return Err(OpenError::from_io("open a UDP socket", gid.addr, error)),
         }
     }
-    let ports = match config.slot {
-        Some(slot) => format!("port {} is", ROCE_PORT + u16::from(slot)),
+    let ports = match config.instance {
+        Some(instance) => format!("port {} is", ROCE_PORT + u16::from(instance)),
         None => format!("ports {ROCE_PORT} to {} are", ROCE_PORT + u16::from(u8::MAX)),
     };
     Err(OpenError::PortsInUse { addr: gid.addr, ports })
 }
 
-/// Binds the same UDP port of the other GIDs. A GID that cannot be bound is left out of the table: another process
-/// may have it as its first address, or it is about to vanish.
+/// Binds the same UDP port of the other GIDs. A GID that cannot be bound is left out of the table: it may be another
+/// process's first address, or about to be removed.
 fn bind_others(
     gids: &mut Vec<Gid>,
-    slot: u8,
+    instance: u8,
     config: &UdpConfig,
     sockets: &mut Vec<UdpSocket>,
 ) -> Result<(), OpenError> {
@@ -77,10 +77,10 @@ fn bind_others(
         if index == 1 {
             return true;
         }
-        match bind(gid, slot, config) {
+        match bind(gid, instance, config) {
             Ok(socket) => sockets.push(socket),
             Err(error) => {
-                tracing::debug!("GID {} left out: {error}", gid.addr);
+                tracing::debug!("GID {} omitted: {error}", gid.addr);
                 failure = Some(OpenError::from_io("open a UDP socket", gid.addr, error));
                 return false;
             }
@@ -104,7 +104,7 @@ pub(super) fn address_of(gid: &Gid, port: u16) -> SocketAddr {
     }
 }
 
-fn bind(gid: &Gid, slot: u8, config: &UdpConfig) -> io::Result<UdpSocket> {
-    let local = address_of(gid, ROCE_PORT + u16::from(slot));
+fn bind(gid: &Gid, instance: u8, config: &UdpConfig) -> io::Result<UdpSocket> {
+    let local = address_of(gid, ROCE_PORT + u16::from(instance));
     UdpSocket::bind(local, config.receive_buffer_bytes.unwrap_or(RECEIVE_BUFFER_BYTES), config.socket_hook)
 }

@@ -17,14 +17,14 @@ use terrace_wire::icrc::{self, Flow};
 
 use super::SocketHook;
 use super::addresses::is_link_local;
+use crate::corrupt::corrupt;
 use crate::counters::add;
-use crate::spoil::spoil;
 use crate::tx::Run;
 
-/// Requested send buffer size: packets wait in it while an interface is busy.
+/// Requested size of the send buffer, which queues packets while an interface is busy.
 const SEND_BUFFER_BYTES: usize = 4 << 20;
 
-/// Space for the control messages of one datagram; all possible ones together need less than half of it.
+/// Space for the control messages of one datagram. All possible messages together need less than half of it.
 const CONTROL_BYTES: usize = 192;
 
 #[derive(Debug)]
@@ -34,14 +34,14 @@ pub(super) struct UdpSocket {
     /// Interface of a link-local address, for peers without a scope.
     scope_id: u32,
     /// The kernel's last known count of dropped datagrams.
-    overflows_seen: AtomicU32,
+    last_overflows: AtomicU32,
 }
 
 /// Result of a send.
 pub(super) enum Sent {
     All,
     WouldBlock,
-    /// Neither the interface nor the kernel segments this run; single packets may still be sent.
+    /// Neither the interface nor the kernel segments this run. Single packets may still be sent.
     SegmentationRefused,
     Failed(io::Error),
 }
@@ -51,13 +51,13 @@ pub(super) enum Received {
     Datagram {
         source: SocketAddr,
         len: usize,
-        /// Length of each packet in it but the last.
+        /// Length of each packet but the last.
         segment: usize,
         traffic_class: u8,
-        /// Datagrams that the socket has dropped so far, if the kernel reports them.
+        /// Datagrams that the socket has dropped so far, if the kernel reports the number.
         overflows: Option<u32>,
     },
-    /// It was longer than the buffer, and is lost.
+    /// The datagram was longer than the buffer, and is lost.
     Truncated,
     Nothing,
     Failed(io::Error),
@@ -77,16 +77,16 @@ impl UdpSocket {
         let socket = Socket::new(Domain::for_address(local), Type::DGRAM, None)?;
         socket.set_nonblocking(true)?;
         match local {
-            SocketAddr::V4(_) => prepare_v4(&socket)?,
-            SocketAddr::V6(_) => prepare_v6(&socket)?,
+            SocketAddr::V4(_) => set_options_v4(&socket)?,
+            SocketAddr::V6(_) => set_options_v6(&socket)?,
         }
-        // Both are optional: the first for speed, the second for a counter.
+        // Both options may be missing: GRO improves speed, and the other one serves a counter.
         let _ = setsockopt(&socket, sockopt::UdpGroSegment, &true);
         let _ = setsockopt(&socket, sockopt::RxqOvfl, &1);
         grow_buffers(&socket, receive_buffer_bytes);
         if let Some(Err(error)) = hook.map(|hook| hook(socket.as_fd())) {
             tracing::warn!(
-                "socket option refused: {error}; peers that send no UDP checksums over IPv6 stay unheard"
+                "socket option failed: {error}; packets without UDP checksum over IPv6 are not received"
             );
         }
         socket.bind(&local.into())?;
@@ -94,11 +94,11 @@ impl UdpSocket {
             SocketAddr::V4(_) => 0,
             SocketAddr::V6(v6) => v6.scope_id(),
         };
-        Ok(UdpSocket { socket, local, scope_id, overflows_seen: AtomicU32::new(0) })
+        Ok(UdpSocket { socket, local, scope_id, last_overflows: AtomicU32::new(0) })
     }
 
-    /// The same at the port that the system chose, with ICMP errors for sent datagrams enabled (`IP_RECVERR`).
-    pub fn hearing_errors(mut self) -> io::Result<UdpSocket> {
+    /// Reads the port that the kernel chose, and enables ICMP errors for sent datagrams (`IP_RECVERR`).
+    pub fn with_icmp_errors(mut self) -> io::Result<UdpSocket> {
         if let Some(local) = self.socket.local_addr()?.as_socket() {
             self.local = local;
         }
@@ -125,8 +125,8 @@ impl UdpSocket {
     }
 
     /// Adds the kernel's drops since the last call to a counter. Logs the first drop.
-    pub fn note_overflows(&self, total: u32, counter: &AtomicU64) {
-        let before = self.overflows_seen.swap(total, Relaxed);
+    pub fn record_overflows(&self, total: u32, counter: &AtomicU64) {
+        let before = self.last_overflows.swap(total, Relaxed);
         if before == 0 && total > 0 {
             tracing::info!(
                 "the kernel drops packets to {}: the receive buffer was full (rx_overflows)",
@@ -136,14 +136,14 @@ impl UdpSocket {
         add(counter, u64::from(total.wrapping_sub(before)));
     }
 
-    /// Seals the run's first `count` packets, which are `bytes`, and sends them in one call.
+    /// Writes the ICRCs of the run's first `count` packets, which are `bytes`, and sends the packets in one call.
     pub fn send(&self, run: &Run, bytes: &mut [u8], count: usize) -> Sent {
         let flow = Flow { source: self.local, destination: run.path.remote };
         for (packet, index) in bytes.chunks_mut(run.segment).zip(0u16..) {
-            // The kernel gives segment i of a GSO send the IPv4 identification i, and a lone packet 0.
+            // The kernel gives segment i of a GSO send the IPv4 identification i, and a single packet 0.
             icrc::seal(&flow, packet, index);
-            if let Some(bit) = run.spoil {
-                spoil(&flow, packet, bit);
+            if let Some(bit) = run.corrupt_bit {
+                corrupt(&flow, packet, bit);
             }
         }
         match self.send_sealed(run, bytes, count) {
@@ -173,7 +173,7 @@ impl UdpSocket {
         if run.path.hop_limit != 0 {
             control.push(level, hops, &i32::from(run.path.hop_limit).to_ne_bytes());
         }
-        let remote = SockAddr::from(self.scoped(run.path.remote));
+        let remote = SockAddr::from(self.with_scope(run.path.remote));
         match control.bytes() {
             [] => self.socket.send_to(bytes, &remote),
             control => {
@@ -184,8 +184,8 @@ impl UdpSocket {
         }
     }
 
-    /// Adds our own link's scope to a link-local peer without one.
-    fn scoped(&self, remote: SocketAddr) -> SocketAddr {
+    /// Adds the local link's scope to a link-local peer address without one.
+    fn with_scope(&self, remote: SocketAddr) -> SocketAddr {
         match remote {
             SocketAddr::V6(mut v6) if v6.scope_id() == 0 && is_link_local(*v6.ip()) => {
                 v6.set_scope_id(self.scope_id);
@@ -196,9 +196,9 @@ impl UdpSocket {
     }
 
     /// Receives one datagram or GRO run.
-    pub fn receive(&self, room: &mut [u8]) -> Received {
+    pub fn receive(&self, buffer: &mut [u8]) -> Received {
         let mut control = Control([0; CONTROL_BYTES]);
-        let mut buffers = [IoSliceMut::new(room)];
+        let mut buffers = [IoSliceMut::new(buffer)];
         let fd = self.socket.as_raw_fd();
         let result = match self.local {
             SocketAddr::V4(_) => {
@@ -224,21 +224,21 @@ impl AsFd for UdpSocket {
     }
 }
 
-fn prepare_v4(socket: &Socket) -> io::Result<()> {
+fn set_options_v4(socket: &Socket) -> io::Result<()> {
     // Without fragmentation the IPv4 identification is known. PROBE ignores path MTUs reported by ICMP.
     set_ip_mtu_discover(socket, Ipv4PathMtuDiscovery::PROBE)?;
     setsockopt(socket, sockopt::IpRecvTos, &true)?;
     Ok(())
 }
 
-fn prepare_v6(socket: &Socket) -> io::Result<()> {
+fn set_options_v6(socket: &Socket) -> io::Result<()> {
     socket.set_only_v6(true)?;
     set_ipv6_mtu_discover(socket, Ipv6PathMtuDiscovery::PROBE)?;
     setsockopt(socket, sockopt::Ipv6RecvTClass, &true)?;
     Ok(())
 }
 
-/// The forced options exceed the system's limit but need a privilege.
+/// The forced options may exceed the system's limit but need a privilege.
 fn grow_buffers(socket: &Socket, receive_bytes: usize) {
     if setsockopt(socket, sockopt::RcvBufForce, &receive_bytes).is_err() {
         let _ = socket.set_recv_buffer_size(receive_bytes);

@@ -30,7 +30,7 @@ pub fn path_to(remote: SocketAddr) -> Path {
     Path { remote, source_gid_index: 0, traffic_class: 0, hop_limit: 0, flow_label: 0 }
 }
 
-/// A packet of `len` bytes, all of which depend on the number.
+/// A packet of `len` bytes that depend on the number.
 pub fn packet(number: u32, len: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> =
         (0..len).map(|at| (at as u32).wrapping_mul(31).wrapping_add(number) as u8).collect();
@@ -43,7 +43,7 @@ pub fn number_of(bytes: &[u8]) -> u32 {
 }
 
 pub fn push(tx: &mut TxBatch, path: &Path, bytes: &[u8]) {
-    tx.push(path, bytes.len()).expect("room in the batch").copy_from_slice(bytes);
+    tx.push(path, bytes.len()).expect("space in the batch").copy_from_slice(bytes);
 }
 
 /// Sends one packet.
@@ -74,7 +74,7 @@ pub fn receive_for(port: &dyn Port, count: usize, time: Duration) -> Vec<(RxMeta
     packets
 }
 
-/// Receives the packets that are present or arrive shortly.
+/// Receives the packets that are queued or arrive soon.
 pub fn receive_rest(port: &dyn Port) -> Vec<(RxMeta, Vec<u8>)> {
     receive_for(port, usize::MAX, Duration::from_millis(100))
 }

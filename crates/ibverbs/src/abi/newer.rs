@@ -1,5 +1,5 @@
 //! Additions of headers newer than rdma-core 44. Structures grow at the end, which existing programs do not read, so a
-//! larger one serves old and new callers alike.
+//! larger structure serves old and new callers.
 
 use std::ffi::{c_int, c_void};
 
@@ -37,10 +37,10 @@ pub struct QpEx {
     pub wr_flush: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, usize, u8, u8)>,
 }
 
-/// `struct ibv_dmah`: the field that every verb object begins with.
+/// `struct ibv_dmah`: the first field of every verb object.
 #[repr(C)]
 pub struct ibv_dmah {
-    /// The device that it belongs to.
+    /// The DMA handle's device.
     pub context: *mut ibv_context,
 }
 
@@ -67,9 +67,9 @@ pub struct ibv_mr_init_attr {
     pub length: usize,
     /// `ibv_access_flags`.
     pub access: c_int,
-    /// Which of the fields below are valid: `mr_init`.
+    /// Mask of the valid fields below: `mr_init`.
     pub comp_mask: u64,
-    /// The address that peers use.
+    /// The address for peers.
     pub iova: u64,
     /// The address in this process.
     pub addr: *mut c_void,
@@ -79,14 +79,14 @@ pub struct ibv_mr_init_attr {
     pub fd_offset: u64,
     /// A DMA handle.
     pub dmah: *mut ibv_dmah,
-    /// A buffer of `ibv_alloc_buf`; only with `addr`, which lies within it.
+    /// A buffer of `ibv_alloc_buf` that contains `addr`.
     pub buf: *mut ibv_buf,
 }
 
 /// `struct ibv_buf`, opaque to programs.
 #[repr(C)]
 pub struct ibv_buf {
-    /// The protection domain that it was allocated for.
+    /// The protection domain of the buffer.
     pub pd: *mut ibv_pd,
     /// First byte; page aligned.
     pub addr: *mut c_void,

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Writes bindings.rs anew from the installed headers. Needed only when the header that we follow changes:
-# cargo install bindgen-cli, apt-get install libibverbs-dev libclang-dev.
+# Regenerates bindings.rs from the installed headers. Needed only for another version of the header: cargo install
+# bindgen-cli, apt-get install libibverbs-dev libclang-dev.
 set -eu
 cd "$(dirname "$0")"
 bindgen wrapper.h --output bindings.rs \

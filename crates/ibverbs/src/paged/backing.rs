@@ -1,8 +1,8 @@
-//! The file behind a mapping, opened once more: the program's own descriptor of it may be closed, or not allow enough.
+//! Opening of the file behind a mapping again: the program's descriptor may be closed, or lack the access mode.
 //!
-//! Three paths may lead to it: the kernel's link for each mapping, which needs privileges; the file's name, which may
-//! belong to another file by now; and the program's descriptors, if one of them is still of this file. So the opened
-//! file is mapped briefly, and the kernel must list that mapping with the same file.
+//! There are three candidate paths: the kernel's link for each mapping, which needs privileges; the file's name, which
+//! may belong to another file by now; and the program's descriptors, if one of them still refers to the file. The
+//! opened file is therefore mapped briefly, and the kernel must list that mapping with the same file.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -22,23 +22,23 @@ use super::maps::{FileId, Run, file_at};
 /// File systems whose files can be mapped, but are not storage.
 const UNSUITABLE: [(i64, &str); 3] = [(0x6265_6572, "sysfs"), (0x9fa0, "proc"), (0x6462_6720, "debugfs")];
 
-/// What a file is opened for.
+/// The purpose of opening a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// A same-host peer maps it as well.
+    /// A same-host peer maps the file.
     Mapping,
-    /// It is read and written, and its pages are of the base size.
+    /// The tier reads and writes the file, whose pages have the base size.
     Paging,
 }
 
-/// Why a file cannot be used.
+/// The reason why a file cannot be used.
 #[derive(Debug)]
 pub enum NoBacking {
     /// Neither a regular file nor a block device, or on an unsuitable file system.
     Unsuitable(&'static str),
-    /// No path led to the file; the error of the last one.
+    /// No candidate path led to the file. Contains the last path's error.
     Unreachable(io::Error),
-    /// It was opened and cannot be read.
+    /// The file was opened and cannot be read.
     Unreadable(io::Error),
 }
 
@@ -52,17 +52,17 @@ impl fmt::Display for NoBacking {
     }
 }
 
-/// Opens the file of a run for reading, and for writing where the mapping can be written. Also says how long it is.
+/// Opens the file of a run for reading, and for writing if the mapping is writable. Returns the file and its length.
 ///
 /// # Errors
-/// Why no file could be opened.
+/// The reason why no file could be opened.
 pub fn open(run: &Run, purpose: Purpose) -> Result<(OwnedFd, u64), NoBacking> {
     let mut failure = NoBacking::Unreachable(io::ErrorKind::NotFound.into());
     for path in candidates(run) {
         match open_same(&path, run, purpose) {
-            Ok(Some(file)) => return suitable(file, run),
+            Ok(Some(file)) => return check_readable(file, run),
             Ok(None) => {}
-            // ENOENT for a path says less than EACCES for a file.
+            // EACCES for a file is more informative than ENOENT for a path.
             Err(NoBacking::Unreachable(error)) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => failure = error,
         }
@@ -70,17 +70,17 @@ pub fn open(run: &Run, purpose: Purpose) -> Result<(OwnedFd, u64), NoBacking> {
     Err(failure)
 }
 
-/// Paths that may lead to the file. The link comes first because no process can have moved it.
+/// The candidate paths. The link comes first because no process can move it.
 fn candidates(run: &Run) -> impl Iterator<Item = PathBuf> {
     let (start, end) = (run.first.addr, run.first.addr + run.first.len);
     let link = PathBuf::from(format!("/proc/self/map_files/{start:x}-{end:x}"));
-    let named = [Some(run.path.clone()), with_line_ends(&run.path)];
+    let named = [Some(run.path.clone()), with_newlines(&run.path)];
     let named = named.into_iter().flatten().map(|name| PathBuf::from(OsStr::from_bytes(&name)));
     [link].into_iter().chain(named.collect::<Vec<_>>()).chain(descriptors(run.file.inode()))
 }
 
 /// The kernel writes a newline in a name as `\012`, and a backslash as it is. So `\012` is ambiguous.
-fn with_line_ends(path: &[u8]) -> Option<Vec<u8>> {
+fn with_newlines(path: &[u8]) -> Option<Vec<u8>> {
     const ESCAPED: &[u8] = b"\\012";
     let mut name = Vec::with_capacity(path.len());
     let mut rest = path;
@@ -93,15 +93,15 @@ fn with_line_ends(path: &[u8]) -> Option<Vec<u8>> {
     (name != path).then_some(name)
 }
 
-/// The program's descriptors of files with that inode number. Opening one by its path makes a new description of the
-/// same file, even if the file has no name.
+/// Paths of the program's descriptors of files with this inode number. Opening such a path creates a new open file
+/// description, even if the file has no name.
 fn descriptors(inode: u64) -> impl Iterator<Item = PathBuf> {
     let list = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
     let paths = list.flatten().map(|entry| entry.path());
     paths.filter(move |path| path.metadata().is_ok_and(|status| status.ino() == inode))
 }
 
-/// Opens a path; `None` when it is another file.
+/// Opens a path; `None` if it is another file.
 fn open_same(path: &Path, run: &Run, purpose: Purpose) -> Result<Option<File>, NoBacking> {
     // `stat` comes first: opening a device or a pipe can have effects, or block. And closing a file that the program
     // has open as well releases the process's locks on it.
@@ -123,9 +123,9 @@ fn open_same(path: &Path, run: &Run, purpose: Purpose) -> Result<Option<File>, N
     Ok((mapped == Some(run.file)).then_some(file))
 }
 
-/// The kernel's identifier of the file when it is mapped, in pages of that size.
+/// The kernel's identifier of the mapped file, whose pages have this size.
 fn mapped_id(file: &File, page_bytes: usize) -> io::Result<Option<FileId>> {
-    // Without MAP_NORESERVE a huge page would be reserved.
+    // MAP_NORESERVE avoids the reservation of a huge page.
     let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
     // SAFETY: a new mapping at an address that the kernel chooses; PROT_NONE allows no access.
     let addr = unsafe { libc::mmap(null_mut(), page_bytes, libc::PROT_NONE, flags, file.as_raw_fd(), 0) };
@@ -138,12 +138,12 @@ fn mapped_id(file: &File, page_bytes: usize) -> io::Result<Option<FileId>> {
     id
 }
 
-/// Whether this process holds POSIX locks on a file with that inode number. Closing any descriptor of the file would
+/// Whether this process holds POSIX locks on a file with this inode number. Closing any descriptor of the file would
 /// release them.
 pub fn is_locked_by_us(inode: u64) -> bool {
     match std::fs::read_to_string("/proc/locks") {
         Ok(list) => list.lines().any(|line| is_our_lock(line, std::process::id(), inode)),
-        // Keeping a descriptor too many does less harm.
+        // If unknown, the descriptor is kept open.
         Err(_) => true,
     }
 }
@@ -158,10 +158,10 @@ fn is_our_lock(line: &str, pid: u32, inode: u64) -> bool {
 }
 
 /// Checks that the file can be read.
-fn suitable(mut file: File, run: &Run) -> Result<(OwnedFd, u64), NoBacking> {
+fn check_readable(mut file: File, run: &Run) -> Result<(OwnedFd, u64), NoBacking> {
     // A read at the end of a file returns nothing, without an error.
     file.read_at(&mut [0], run.file_offset).map_err(NoBacking::Unreadable)?;
-    // Works for block devices as well, for which `stat` reports no size.
+    // A seek also works for block devices, for which `stat` reports no size.
     let file_len = file.seek(SeekFrom::End(0)).map_err(NoBacking::Unreadable)?;
     Ok((file.into(), file_len))
 }
@@ -180,7 +180,7 @@ mod tests {
         super::open(run, Purpose::Paging)
     }
 
-    /// A mapping of a file, of eight pages from the second page on.
+    /// A mapping of eight pages of a file from its second page.
     struct Mapped(*mut c_void);
 
     impl Mapped {
@@ -215,7 +215,7 @@ mod tests {
         }
     }
 
-    /// A directory of its own, removed at the end.
+    /// A temporary directory, removed at the end.
     struct Directory(PathBuf);
 
     impl Directory {
@@ -258,7 +258,7 @@ mod tests {
         unsafe { File::from_raw_fd(fd) }
     }
 
-    /// The run for a process without privileges, to which the kernel does not give its link.
+    /// The run in a process without privileges, which cannot use the kernel's link.
     fn without_link(mut run: Run) -> Run {
         run.first = HostRange { addr: PAGE_BYTES, len: PAGE_BYTES };
         run
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_file_is_found_while_somebody_has_it_open() {
+    fn a_deleted_file_is_found_while_it_is_open() {
         let directory = directory("deleted");
         let file = directory.file("data", "right");
         let mapped = Mapped::shared(&file);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replaced_file_is_not_taken_for_the_mapped_one() {
+    fn a_replaced_file_is_not_mistaken_for_the_mapped_one() {
         let directory = directory("replaced");
         let mapped = Mapped::shared(&directory.file("data", "right"));
         let _other = directory.file("new", "wrong");
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn anonymous_and_tmpfs_files_do() {
+    fn anonymous_and_tmpfs_files_are_usable() {
         let directory = Directory::new(Path::new("/dev/shm"), "tmpfs");
         for file in [anonymous(c"terrace test", 0), directory.file("data", "right")] {
             file.write_all_at(b"right", PAGE_BYTES).unwrap();
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_opened_for_reading() {
+    fn read_only_mappings_open_the_file_for_reading() {
         let directory = directory("read-only");
         let mapped = Mapped::new(&directory.file("data", "right"), libc::PROT_READ, libc::MAP_SHARED);
         let run = mapped.run();
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_other_kinds_is_left_alone() {
+    fn memory_without_a_shared_file_is_not_used() {
         let directory = directory("private");
         let file = directory.file("data", "right");
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -359,7 +359,7 @@ mod tests {
         let directory = directory("pieces");
         let mapped = Mapped::shared(&directory.file("data", "right"));
         let whole = mapped.run();
-        // A lock on part of it cuts the mapping in three.
+        // A lock on a part splits the mapping in three.
         // SAFETY: memory that is mapped.
         assert_eq!(unsafe { libc::mlock(mapped.0.wrapping_byte_add(2 << 12), 1 << 12) }, 0);
         let cut = mapped.run();
@@ -393,13 +393,17 @@ mod tests {
         assert!(matches!(open(&run), Err(NoBacking::Unsuitable(_))));
         super::open(&run, Purpose::Mapping).expect("opened");
         let list = std::fs::read_to_string("/proc/self/maps").unwrap();
-        assert_eq!(list.matches("terrace huge").count(), 1, "what it was recognised by is left: {list}");
+        assert_eq!(
+            list.matches("terrace huge").count(),
+            1,
+            "the mapping for identification was not removed: {list}"
+        );
         // SAFETY: nothing uses it.
         unsafe { libc::munmap(addr, len) };
     }
 
     #[test]
-    fn a_disk_does() {
+    fn a_block_device_is_usable() {
         let devices = std::fs::read_dir("/dev").unwrap().flatten().map(|entry| entry.path());
         let disk =
             devices.filter(|path| path.metadata().is_ok_and(|status| status.file_type().is_block_device()));
@@ -407,7 +411,7 @@ mod tests {
             .filter_map(|path| File::open(path).ok())
             .find(|file| file.read_at(&mut [0], 4096).is_ok_and(|count| count == 1))
         else {
-            return eprintln!("no disk may be read here: not tested");
+            return eprintln!("no readable block device: not tested");
         };
         let mapped = Mapped::new(&file, libc::PROT_READ, libc::MAP_SHARED);
         for run in [mapped.run(), without_link(mapped.run())] {
@@ -416,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn locks_of_the_process_are_seen() {
+    fn posix_locks_of_the_process_are_found() {
         const LINE: &str = "12: POSIX  ADVISORY  WRITE 1234 fe:00:5678 0 EOF";
         assert!(is_our_lock(LINE, 1234, 5678));
         assert!(!is_our_lock(LINE, 123, 5678) && !is_our_lock(LINE, 1234, 567));
@@ -436,8 +440,8 @@ mod tests {
     }
 
     #[test]
-    fn line_ends_are_read_back() {
-        assert_eq!(with_line_ends(b"/a\\012b\\012").as_deref(), Some(&b"/a\nb\n"[..]));
-        assert_eq!(with_line_ends(b"/a\\01"), None);
+    fn escaped_newlines_are_decoded() {
+        assert_eq!(with_newlines(b"/a\\012b\\012").as_deref(), Some(&b"/a\nb\n"[..]));
+        assert_eq!(with_newlines(b"/a\\01"), None);
     }
 }

@@ -1,12 +1,12 @@
-//! Memory churn, for tests: with `TERRACE_CHURN`, units are moved at random and as fast as possible, as no workload
-//! does.
+//! Memory churn, for tests: with `TERRACE_CHURN`, units are migrated at random and at the maximum rate, unlike in any
+//! workload.
 
 use std::sync::Arc;
 
 use terrace_memory::Pager;
 use terrace_tier::{Tier, TierRegion};
 
-/// Moves one of the region's units, chosen by `number`: out of memory if it is present, else in.
+/// Migrates one of the region's units, chosen by `number`: evicts it if it is present, otherwise fetches it.
 pub fn step(tier: &Tier, region: &Arc<TierRegion>, number: u64) {
     let unit = (number % region.presence().unit_count() as u64) as usize;
     let moved = match region.presence().is_present(unit) {

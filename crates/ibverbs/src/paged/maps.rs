@@ -1,4 +1,4 @@
-//! Which mappings lie behind a range of addresses: `/proc/self/maps`, see proc_pid_maps(5).
+//! Lookup of the mappings of an address range in `/proc/self/maps`, see proc_pid_maps(5).
 
 use std::fmt;
 use std::fs::File;
@@ -8,8 +8,8 @@ use terrace_hostmem::HostRange;
 
 const MAPS: &str = "/proc/self/maps";
 
-/// The kernel's identifier of a file in its list of mappings. Other interfaces may use other numbers: on btrfs and
-/// overlayfs `stat` does.
+/// The kernel's identifier of a file in its list of mappings. Other interfaces may use other numbers, such as `stat` on
+/// btrfs and overlayfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     major: u32,
@@ -23,8 +23,8 @@ impl FileId {
         self.inode
     }
 
-    /// Whether a file with these numbers from `stat` is certainly another one: the same device numbers, and another
-    /// inode.
+    /// Whether a file with these numbers from `stat` is certainly another file: it has the same device numbers, and
+    /// another inode.
     pub fn is_surely_not(&self, device: u64, inode: u64) -> bool {
         (libc::major(device), libc::minor(device)) == (self.major, self.minor) && inode != self.inode
     }
@@ -43,30 +43,30 @@ struct Mapping {
     path: Vec<u8>,
 }
 
-/// Adjacent mappings of adjacent parts of one file, with the same protection: made by one `mmap`, and split by locks
-/// since.
+/// Adjacent mappings of adjacent parts of one file, with the same protection: created by one `mmap`, and possibly split
+/// by memory locks since.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// The addresses, whole pages.
+    /// The address range, in whole pages.
     pub range: HostRange,
-    /// Where in the file they begin.
+    /// The offset of the range in the file.
     pub file_offset: u64,
-    /// Whether the program may store to them.
+    /// Whether the mapping is writable.
     pub writable: bool,
     /// The file.
     pub file: FileId,
-    /// Its name, in the kernel's spelling.
+    /// The file's name as the kernel escapes it.
     pub path: Vec<u8>,
-    /// The first of the mappings.
+    /// The address range of the first mapping.
     pub first: HostRange,
 }
 
-/// Why a range is not backed by a file that can extend it.
+/// The reason why a range cannot be tiered to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoRun {
-    /// Ordinary memory, or none at all.
+    /// The memory is not a shared file mapping, or not mapped.
     NoSharedFile,
-    /// There is a shared file mapping, and the range goes beyond it.
+    /// The range exceeds a shared file mapping.
     GoesBeyond,
 }
 
@@ -74,7 +74,7 @@ impl fmt::Display for NoRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             NoRun::NoSharedFile => "there is no shared, readable mapping of a file",
-            NoRun::GoesBeyond => "it goes beyond one mapping of one file",
+            NoRun::GoesBeyond => "the range exceeds one mapping of one file",
         })
     }
 }
@@ -82,7 +82,7 @@ impl fmt::Display for NoRun {
 /// The run that covers a range.
 ///
 /// # Errors
-/// When the list cannot be read.
+/// The list cannot be read.
 pub fn find(range: HostRange) -> io::Result<Result<Run, NoRun>> {
     find_in(BufReader::with_capacity(1 << 16, File::open(MAPS)?), range)
 }
@@ -126,7 +126,7 @@ fn find_in(mut list: impl BufRead, range: HostRange) -> io::Result<Result<Run, N
     })
 }
 
-/// Reads a line without its end; false at the end of the list. Names may have any bytes but line ends in them.
+/// Reads a line without its newline. Returns false at the end of the list. Names may contain any bytes but newlines.
 fn next_line(list: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
     let length = list.read_until(b'\n', line)?;
@@ -137,8 +137,8 @@ fn next_line(list: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
 }
 
 impl Run {
-    /// Whether a range within another run is a part of this one, too, and the same part of the same file.
-    pub fn serves(&self, range: HostRange, other: &Run) -> bool {
+    /// Whether a range of another run is also a part of this run, at the same offset of the same file.
+    pub fn covers(&self, range: HostRange, other: &Run) -> bool {
         let place = |run: &Run| run.file_offset.wrapping_sub(run.range.addr);
         range.addr >= self.range.addr
             && range.addr.checked_add(range.len).is_some_and(|end| end <= self.end())
@@ -147,13 +147,13 @@ impl Run {
             && place(other) == place(self)
     }
 
-    /// The run up to the end of the file, which may lie within the last page, or before it.
+    /// The run truncated to the end of the file, which may be within the last page or before it.
     pub fn cut_at(mut self, file_len: u64) -> Run {
         self.range.len = self.range.len.min(file_len.saturating_sub(self.file_offset));
         self
     }
 
-    /// Whether it has addresses of the range.
+    /// Whether the run overlaps the range.
     pub fn overlaps(&self, range: HostRange) -> bool {
         self.end() > range.addr && range.addr.saturating_add(range.len) > self.range.addr
     }
@@ -220,7 +220,7 @@ impl Mapping {
     }
 
     fn begins_run(&self) -> bool {
-        // Names that the kernel invents for memory that processes share without a file.
+        // These are the kernel's names for shared memory without a file.
         let made_up = self.path.starts_with(b"/dev/zero") || self.path.starts_with(b"/SYSV");
         self.shared && self.readable && self.file.inode != 0 && self.path.starts_with(b"/") && !made_up
     }
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbouring_parts_of_a_file_are_one_run() {
+    fn adjacent_parts_of_a_file_are_one_run() {
         let found = run(0x21001, 0x3001).unwrap();
         assert_eq!(found.range, HostRange { addr: 0x20000, len: 0x5000 });
         assert_eq!(found.first, HostRange { addr: 0x20000, len: 0x4000 });
@@ -269,21 +269,21 @@ mod tests {
     }
 
     #[test]
-    fn a_run_serves_what_is_the_same_part_of_the_same_file() {
+    fn a_run_covers_the_same_part_of_the_same_file() {
         let whole = run(0x20000, 1).unwrap();
         let range = |addr, len| HostRange { addr, len };
-        assert!(whole.serves(range(0x20001, 0x4fff), &whole));
-        assert!(!whole.serves(range(0x20001, 0x5000), &whole) && !whole.serves(range(0x1ffff, 1), &whole));
-        // Another part of the file has taken the place, or another file, or it may not be written any more.
-        assert!(!whole.serves(range(0x20000, 1), &Run { file_offset: 0x2000, ..whole.clone() }));
-        assert!(!whole.serves(range(0x20000, 1), &Run { writable: false, ..whole.clone() }));
+        assert!(whole.covers(range(0x20001, 0x4fff), &whole));
+        assert!(!whole.covers(range(0x20001, 0x5000), &whole) && !whole.covers(range(0x1ffff, 1), &whole));
+        // Another part of the file or another file is mapped there, or the mapping is no longer writable.
+        assert!(!whole.covers(range(0x20000, 1), &Run { file_offset: 0x2000, ..whole.clone() }));
+        assert!(!whole.covers(range(0x20000, 1), &Run { writable: false, ..whole.clone() }));
         assert!(
-            !whole.serves(range(0x20000, 1), &Run { file: run(0x25000, 1).unwrap().file, ..whole.clone() })
+            !whole.covers(range(0x20000, 1), &Run { file: run(0x25000, 1).unwrap().file, ..whole.clone() })
         );
         let larger = Run { range: range(0x1f000, 0x9000), file_offset: 0, ..whole.clone() };
-        assert!(whole.serves(range(0x20000, 0x5000), &larger));
+        assert!(whole.covers(range(0x20000, 0x5000), &larger));
         let cut = whole.clone().cut_at(0x1000 + 0x4010);
-        assert!(cut.serves(range(0x24000, 0x10), &whole) && !cut.serves(range(0x24000, 0x11), &whole));
+        assert!(cut.covers(range(0x24000, 0x10), &whole) && !cut.covers(range(0x24000, 0x11), &whole));
         assert_eq!(whole.cut_at(0x100).range.len, 0);
     }
 
@@ -294,12 +294,12 @@ mod tests {
         {
             assert_eq!(run(addr, len), Err(NoRun::NoSharedFile), "{addr:#x}");
         }
-        // It begins before the mapping.
+        // The range begins before the mapping.
         assert_eq!(run(0x1ffff, 2), Err(NoRun::NoSharedFile));
     }
 
     #[test]
-    fn what_is_no_line_is_passed_over() {
+    fn malformed_lines_are_ignored() {
         for line in [
             "",
             "x",

@@ -1,10 +1,10 @@
 //! Regions larger than memory, for unmodified programs: with `TERRACE_DRAM`, a region that is registered for on-demand
-//! paging over a shared file mapping is extended by that file.
+//! paging over a shared file mapping is tiered to that file.
 //!
 //! ```text
-//!   ibv_reg_mr ──> mod: is it one? ──> maps: which mapping is it ──> backing: the file behind it
+//!   ibv_reg_mr ──> mod: tiered? ──> maps: the mapping ──> backing: the file behind it
 //!                        │
-//!                        └──> table: one region of the tier per mapping ──> pager: what the NIC asks
+//!                        └──> table: one region of the tier per mapping ──> pager: the NIC's requests
 //! ```
 
 pub mod backing;
@@ -23,21 +23,21 @@ use terrace_tier::TierConfig;
 
 use crate::abi::IBV_ACCESS_ON_DEMAND;
 use crate::errno::{EINVAL, Result};
-use crate::log::tell_user;
+use crate::log::write_line;
 use crate::once::once;
 use settings::Settings;
 
-/// The settings in the environment, or what is wrong with them.
-/// Read when a device is opened, with [`once`] held; ready from then on.
+/// The settings in the environment, or the problem with them. The settings are read under the lock of [`once`] when a
+/// device is opened, and do not change afterwards.
 fn settings() -> &'static std::result::Result<Option<Settings>, String> {
     static SETTINGS: OnceLock<std::result::Result<Option<Settings>, String>> = OnceLock::new();
     SETTINGS.get_or_init(Settings::from_env)
 }
 
-/// Checks the environment when a device is opened, so that the user learns of invalid settings then.
+/// Checks the environment when a device is opened, so that invalid settings are reported then.
 ///
 /// # Errors
-/// EINVAL, after the user was told what is wrong.
+/// EINVAL, after a line for the user.
 pub fn check_environment() -> Result<()> {
     let _once = once();
     let problem = match settings() {
@@ -50,16 +50,16 @@ pub fn check_environment() -> Result<()> {
     match problem {
         None => Ok(()),
         Some(problem) => {
-            tell_user(problem);
+            write_line(problem);
             Err(EINVAL)
         }
     }
 }
 
-/// A share of the mapping below a range that is about to be registered, if the mapping is to be extended by a file.
+/// A lease of the mapping below a range that is about to be registered, if the mapping is tiered to a file.
 ///
 /// # Errors
-/// ENOMEM when the budget exceeds the memory that is available; the user is told.
+/// ENOMEM if the budget exceeds the available memory, after a line for the user.
 pub fn lease(range: HostRange, access: u32) -> Result<Option<Lease>> {
     let Ok(Some(settings)) = settings() else { return Ok(None) };
     let everything = range.len == u64::MAX;
@@ -71,7 +71,7 @@ pub fn lease(range: HostRange, access: u32) -> Result<Option<Lease>> {
             Ok(lease) => return Ok(Some(lease)),
             Err(refusal) => refusal,
         },
-        // Ordinary memory: not worth a warning.
+        // Ordinary memory gets no warning.
         Ok(Err(maps::NoRun::NoSharedFile)) => return Ok(None),
         Ok(Err(other)) => other.to_string(),
         Err(error) => format!("cannot read the list of mappings: {error}"),
@@ -79,7 +79,7 @@ pub fn lease(range: HostRange, access: u32) -> Result<Option<Lease>> {
     tracing::warn!(
         addr = format_args!("{:#x}", range.addr),
         len = range.len,
-        "a region stays ordinary on-demand memory, without --dram's budget: {refusal}"
+        "a region is not tiered and stays outside of --dram's budget: {refusal}"
     );
     Ok(None)
 }

@@ -1,8 +1,8 @@
 //! The pager between the NIC and a tier's region: the program may remove the mapping at any time.
 //!
-//! While the mapping is as it was when the region was registered, all requests go to the tier's pager. Before the
-//! program unmaps, moves or protects any of it, the region becomes ordinary memory for good: the tier releases it and
-//! every unit is marked present, so that the NIC copies to and from the mapped memory, and gets a fault where none is
+//! While the mapping is unchanged since the registration, all requests go to the tier's pager. Before the program
+//! unmaps, moves or protects any part of it, the region becomes ordinary memory permanently: the tier releases it and
+//! every unit is marked present. The NIC then copies from and to the mapped memory, and gets a fault where no memory is
 //! mapped.
 
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use terrace_hostmem::{AtomicOp, HostRange};
 use terrace_memory::{AccessError, Pager, Presence, Transfer, Waker, sync_mapping};
 use terrace_sync::{Mutex, RwLock};
 
-/// How long a program that changes a mapping waits for readers of other processes to leave it.
-const READERS_PATIENCE: Duration = Duration::from_secs(1);
+/// The timeout of a program that changes a mapping, for readers of other processes to leave it.
+const READERS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A pager that can be switched off.
+/// A pager that can be disabled.
 #[derive(Debug)]
 pub struct MappingPager {
     inner: Arc<dyn Pager>,
-    /// Locked for reading during a request to the pager, for writing while it is switched off.
+    /// Locked for reading during a request to the pager, for writing while it is disabled.
     is_paged: RwLock<bool>,
     is_ordinary: AtomicBool,
-    /// Wakers of requests that came meanwhile.
+    /// Wakers of requests that arrive meanwhile.
     waiting: Mutex<Waiting>,
 }
 
@@ -47,22 +47,22 @@ impl MappingPager {
         }
     }
 
-    /// Whether it is switched off.
+    /// Whether the pager is disabled.
     pub fn is_ordinary(&self) -> bool {
         self.is_ordinary.load(Ordering::SeqCst)
     }
 
-    /// Switches it off. `let_go` returns when the pager underneath no longer touches the mapping.
-    pub fn make_ordinary(&self, let_go: impl FnOnce()) {
+    /// Disables the pager. `release` returns when the inner pager no longer accesses the mapping.
+    pub fn make_ordinary(&self, release: impl FnOnce()) {
         let mut is_paged = self.is_paged.write();
         if *is_paged {
             let presence = self.inner.presence();
-            // To same-host peers, present would mean that the bytes are the file's.
-            // A reader that is stopped in the middle of an access accesses the file, as it would have done before.
-            if let Err(reached) = presence.withdraw().wait(READERS_PATIENCE) {
+            // For same-host peers a present unit would mean that the bytes are the file's. A reader that is preempted
+            // in the middle of an access accesses the file, as before.
+            if let Err(reached) = presence.withdraw().wait(READERS_TIMEOUT) {
                 tracing::warn!("{reached}, while its mapping is changed");
             }
-            let_go();
+            release();
             let absent = (0..presence.unit_count()).filter(|&unit| !presence.is_present(unit));
             absent.for_each(|unit| presence.admit(unit));
             *is_paged = false;
@@ -72,8 +72,9 @@ impl MappingPager {
         self.wake();
     }
 
-    /// Passes a request to the pager. Once it is switched off, the requester has to retry: all units are present then.
-    fn pass<T>(
+    /// Passes a request to the pager. Once the pager is disabled, the requester has to retry: all units are present
+    /// then.
+    fn forward<T>(
         &self,
         waker: &Waker,
         ask: impl FnOnce(&dyn Pager) -> Result<T, AccessError>,
@@ -102,26 +103,26 @@ impl Pager for MappingPager {
     }
 
     fn read(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
-        self.pass(waker, |inner| inner.read(range, waker))
+        self.forward(waker, |inner| inner.read(range, waker))
     }
 
     fn write(&self, addr: u64, data: &[u8], waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
-        self.pass(waker, |inner| inner.write(addr, data, waker))
+        self.forward(waker, |inner| inner.write(addr, data, waker))
     }
 
     fn atomic(&self, addr: u64, op: AtomicOp, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
-        self.pass(waker, |inner| inner.atomic(addr, op, waker))
+        self.forward(waker, |inner| inner.atomic(addr, op, waker))
     }
 
     fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
         if self.is_ordinary() {
             return Ok(Arc::new(Synced(sync_mapping(range))));
         }
-        self.pass(waker, |inner| inner.flush(range, waker))
+        self.forward(waker, |inner| inner.flush(range, waker))
     }
 }
 
-/// A flush that is over.
+/// A completed flush.
 #[derive(Debug)]
 struct Synced(Result<(), AccessError>);
 
@@ -145,7 +146,7 @@ mod tests {
 
     const RANGE: HostRange = HostRange { addr: 1 << 30, len: 3 * UNIT_BYTES };
 
-    /// Refuses all requests, with an error that only it returns.
+    /// Fails all requests, with an error that no other pager returns.
     #[derive(Debug)]
     struct Refusing(Presence);
 
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_while_it_is_switched_off_is_woken_to_find_all_present() {
+    fn requests_during_the_switch_are_woken_and_find_all_units_present() {
         let pager = Arc::new(MappingPager::new(Arc::new(Refusing(Presence::new(RANGE)))));
         let woken = Arc::new(AtomicU32::new(0));
         let count = woken.clone();
@@ -190,9 +191,9 @@ mod tests {
         assert!((0..3).all(|unit| pager.presence().is_present(unit)));
         assert_eq!(pager.read(RANGE, &waker).unwrap_err(), AccessError::NotReady);
         assert_eq!(woken.load(Ordering::SeqCst), 3);
-        // Nothing is mapped there.
+        // The range is not mapped.
         let flushed = pager.flush(HostRange { addr: 4096, len: 1 }, &waker).unwrap();
         assert_eq!(flushed.outcome(), Some(Err(AccessError::Fault)));
-        pager.make_ordinary(|| unreachable!("once is enough"));
+        pager.make_ordinary(|| unreachable!("released twice"));
     }
 }

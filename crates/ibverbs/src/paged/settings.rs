@@ -4,32 +4,32 @@ use std::time::Duration;
 
 use terrace_tier::size;
 
-/// What an on-demand region over a file mapping becomes.
+/// The treatment of an on-demand region over a file mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Extended by the file: an access to absent memory waits for it.
+    /// The region is tiered to the file: an access to absent memory waits for the fetch.
     Wait,
-    /// On-demand paging as hardware does it, for comparison.
+    /// On-demand paging as in hardware, for comparison.
     Odp,
-    /// Locked into memory as a whole, for comparison.
+    /// The region is locked into memory as a whole, for comparison.
     Pin,
 }
 
 /// The settings in the environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The most memory that the regions may keep, in bytes.
+    /// The memory budget of the regions, in bytes.
     pub dram_bytes: u64,
-    /// What regions become.
+    /// The treatment of regions.
     pub mode: Mode,
-    /// How often the hottest units are determined; `None` for the default.
+    /// The interval at which the hottest units are determined; `None` for the default.
     pub period: Option<Duration>,
-    /// Whether units are moved at random as well.
+    /// Whether units are also migrated at random.
     pub churn: bool,
 }
 
 impl Settings {
-    /// Reads the environment; `None` when no memory budget is given.
+    /// Reads the environment; `None` without a memory budget.
     ///
     /// # Errors
     /// One line for the user.
@@ -71,13 +71,13 @@ mod tests {
     }
 
     #[test]
-    fn without_a_budget_there_is_nothing_to_do() {
+    fn without_a_budget_there_are_no_settings() {
         assert_eq!(settings(&[]), Ok(None));
         assert_eq!(settings(&[("TERRACE_DRAM", ""), ("TERRACE_MODE", "nonsense")]), Ok(None));
     }
 
     #[test]
-    fn the_budget_and_what_to_do_with_it() {
+    fn budget_and_mode_are_parsed() {
         let wanted = Settings { dram_bytes: 512 << 20, mode: Mode::Wait, period: None, churn: false };
         assert_eq!(settings(&[("TERRACE_DRAM", "512M")]), Ok(Some(wanted)));
         let variables = [("TERRACE_DRAM", "536870912"), ("TERRACE_MODE", "pin"), ("TERRACE_PERIOD_MS", "10")];
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_named() {
+    fn invalid_settings_are_named() {
         for (name, value) in [("TERRACE_DRAM", "much"), ("TERRACE_MODE", "term"), ("TERRACE_PERIOD_MS", "0")]
         {
             let error = settings(&[(name, value), ("TERRACE_DRAM", "1M")]).unwrap_err();

@@ -1,8 +1,7 @@
-//! The served mappings of this process: each is one region of the tier, shared by all that the program registers in
-//! it.
+//! The tiered mappings of this process. Each is one region of the tier, which all registrations in the mapping share.
 //!
-//! One, because accesses by different keys to the same bytes have to take effect in their order, and because locking
-//! memory does not nest: with two regions, each would undo the other's locks.
+//! The region is shared because accesses by different keys to the same bytes have to take effect in order, and because
+//! memory locks do not nest: each of two regions would release the other's locks.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,11 +20,11 @@ use super::pager::MappingPager;
 use super::settings::{Mode, Settings};
 use super::{churn, ranges};
 use crate::errno::{ENOMEM, Errno, Result};
-use crate::log::tell_user;
+use crate::log::write_line;
 use crate::shim::signals::without_signals;
 
-/// A mapping that is served.
-pub struct Served {
+/// A tiered mapping.
+pub struct TieredMapping {
     run: Run,
     tier: Arc<Tier>,
     region: Arc<TierRegion>,
@@ -53,7 +52,7 @@ impl ProgressCallback for TierProgress {
     }
 }
 
-/// The mappings that this process serves.
+/// The tiered mappings of this process.
 #[derive(Default)]
 struct Table {
     /// Opened for the first mapping.
@@ -62,18 +61,18 @@ struct Table {
 }
 
 struct Entry {
-    served: Arc<Served>,
+    mapping: Arc<TieredMapping>,
     users: usize,
 }
 
-/// Locked while a mapping begins or ceases to be served, and across `fork`.
+/// Locked while a mapping is added or removed, and across `fork`.
 static TABLE: Mutex<Table> = Mutex::new(Table { tier: None, entries: Vec::new() });
 
-/// Counts forks in this line of processes. A lease of another generation is not to be touched.
+/// The number of forks that led to this process. A lease of another generation must not be used.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
 fn table() -> MutexGuard<'static, Table> {
-    // Nothing panics while it holds the table; after a panic the table would still be valid.
+    // No code panics while it holds the table; the table would be valid even after a panic.
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -82,9 +81,9 @@ fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// A registered region's share of a served mapping.
+/// A registered region's reference to a tiered mapping.
 pub struct Lease {
-    served: Option<Arc<Served>>,
+    mapping: Option<Arc<TieredMapping>>,
     generation: u32,
 }
 
@@ -96,80 +95,82 @@ impl Lease {
 
     /// The callback that drives the tier from the device.
     pub fn callback(&self) -> Arc<dyn ProgressCallback> {
-        Arc::new(TierProgress { tier: self.served().tier.clone() })
+        Arc::new(TierProgress { tier: self.mapping().tier.clone() })
     }
 
     /// The paging of a registration.
     pub fn paging(&self) -> Paging {
-        let served = self.served();
-        // Peers learn the signature page from a server, and this process has none.
+        let mapping = self.mapping();
+        // Peers get the signature page from a server, and this process has none.
         let pattern = Arc::new([0; PAGE_BYTES as usize]);
-        let policy = if served.faults.is_some() { RegionPolicy::Fault } else { RegionPolicy::Wait };
-        Paging { pager: served.pager.clone(), pattern, policy }
+        let policy = if mapping.faults.is_some() { RegionPolicy::Fault } else { RegionPolicy::Wait };
+        Paging { pager: mapping.pager.clone(), pattern, policy }
     }
 
-    fn served(&self) -> &Served {
-        self.served.as_ref().expect("only dropping takes it")
+    fn mapping(&self) -> &TieredMapping {
+        self.mapping.as_ref().expect("taken only by drop")
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let Some(served) = self.served.take() else { return };
+        let Some(mapping) = self.mapping.take() else { return };
         if self.generation != generation() {
-            // The parent's: its threads and their work do not exist in this process.
-            return std::mem::forget(served);
+            // The lease is the parent's, whose threads do not exist in this process.
+            return std::mem::forget(mapping);
         }
         let mut table = table();
-        let Some(index) = table.entries.iter().position(|entry| Arc::ptr_eq(&entry.served, &served)) else {
+        let Some(index) = table.entries.iter().position(|entry| Arc::ptr_eq(&entry.mapping, &mapping)) else {
             return;
         };
         table.entries[index].users -= 1;
         if table.entries[index].users == 0 {
             table.entries.swap_remove(index);
-            served.end();
+            mapping.end();
         }
     }
 }
 
-/// Why a mapping is not served, for the log.
+/// The reason why a mapping is not tiered, for the log.
 pub type Refusal = String;
 
-/// Takes a share of the mapping `run`, which contains the range, and serves the mapping if it was not served yet.
+/// Takes a lease of the mapping `run`, which contains the range. Adds the mapping if it is new.
 ///
 /// # Errors
-/// ENOMEM when the budget exceeds the memory that is available; the user is told. The inner error is for a mapping that
-/// cannot be served.
+/// ENOMEM if the budget exceeds the available memory, after a line for the user. The inner error is for a mapping that
+/// cannot be tiered.
 pub fn lease(range: HostRange, run: Run, settings: &Settings) -> Result<std::result::Result<Lease, Refusal>> {
     let mut table = table();
-    let overlaps = |entry: &&mut Entry| entry.served.run.overlaps(run.range);
-    let served =
-        match table.entries.iter_mut().filter(|entry| !entry.served.pager.is_ordinary()).find(overlaps) {
-            Some(entry) if entry.served.run.serves(range, &run) => {
+    let overlaps = |entry: &&mut Entry| entry.mapping.run.overlaps(run.range);
+    let mapping =
+        match table.entries.iter_mut().filter(|entry| !entry.mapping.pager.is_ordinary()).find(overlaps) {
+            Some(entry) if entry.mapping.run.covers(range, &run) => {
                 entry.users += 1;
-                entry.served.clone()
+                entry.mapping.clone()
             }
             Some(_) => {
-                return Ok(Err("part of the mapping is served already, and it has changed since".into()));
+                return Ok(Err(
+                    "a part of the mapping is tiered already, and the mapping has changed since".into()
+                ));
             }
-            None => match table.serve(range, run, settings)? {
-                Ok(served) => served,
+            None => match table.add_mapping(range, run, settings)? {
+                Ok(mapping) => mapping,
                 Err(refusal) => return Ok(Err(refusal)),
             },
         };
-    Ok(Ok(Lease { served: Some(served), generation: generation() }))
+    Ok(Ok(Lease { mapping: Some(mapping), generation: generation() }))
 }
 
 /// The main loop of the `TERRACE_CHURN` thread.
 fn churn() {
     for number in churn::numbers() {
         let table = table();
-        // Under the lock, so that the region is not dropped meanwhile.
+        // The lock is held, so that the region is not dropped meanwhile.
         let index = (number >> 16) as usize % table.entries.len().max(1);
-        if let Some(Entry { served, .. }) = table.entries.get(index)
-            && !served.pager.is_ordinary()
+        if let Some(Entry { mapping, .. }) = table.entries.get(index)
+            && !mapping.pager.is_ordinary()
         {
-            churn::step(&served.tier, &served.region, number);
+            churn::step(&mapping.tier, &mapping.region, number);
         }
         drop(table);
         // Another thread may wait for the lock.
@@ -178,19 +179,19 @@ fn churn() {
 }
 
 impl Table {
-    fn serve(
+    fn add_mapping(
         &mut self,
         range: HostRange,
         run: Run,
         settings: &Settings,
-    ) -> Result<std::result::Result<Arc<Served>, Refusal>> {
+    ) -> Result<std::result::Result<Arc<TieredMapping>, Refusal>> {
         let (file, file_len) = match backing::open(&run, Purpose::Paging) {
             Ok(found) => found,
             Err(error) => return Ok(Err(error.to_string())),
         };
         let run = run.cut_at(file_len);
-        if !run.serves(range, &run) {
-            return Ok(Err("it goes beyond the end of the file".into()));
+        if !run.covers(range, &run) {
+            return Ok(Err("the range exceeds the file".into()));
         }
         let tier = self.tier(settings)?;
         let source = Source {
@@ -219,10 +220,10 @@ impl Table {
             None => region.clone(),
         };
         let pager = Arc::new(MappingPager::new(inner));
-        let served = Arc::new(Served { run, tier, region, faults, pager });
-        self.entries.push(Entry { served: served.clone(), users: 1 });
-        ranges::add(served.run.range);
-        Ok(Ok(served))
+        let mapping = Arc::new(TieredMapping { run, tier, region, faults, pager });
+        self.entries.push(Entry { mapping: mapping.clone(), users: 1 });
+        ranges::add(mapping.run.range);
+        Ok(Ok(mapping))
     }
 
     fn tier(&mut self, settings: &Settings) -> Result<Arc<Tier>> {
@@ -230,7 +231,7 @@ impl Table {
             return Ok(tier.clone());
         }
         let mut config = TierConfig::new(settings.dram_bytes);
-        // The device's: a device is open when a region is registered.
+        // The settings of the device: a device is open when a region is registered.
         config.faults = Faults::all_of_process().pop();
         config.period = settings.period.unwrap_or(config.period);
         if settings.mode == Mode::Odp {
@@ -249,7 +250,7 @@ impl Table {
     }
 }
 
-/// A pager that pages as hardware does. Each mapping has the whole budget: it is a model for comparison.
+/// A pager that models the paging of hardware, for comparison. Each mapping has the whole budget.
 fn fault_pager(tier: &Tier, region: &Arc<TierRegion>, settings: &Settings) -> Result<Arc<FaultPager>> {
     let pager =
         without_signals(|| FaultPager::new(region.clone(), FaultModel::default(), settings.dram_bytes));
@@ -259,15 +260,15 @@ fn fault_pager(tier: &Tier, region: &Arc<TierRegion>, settings: &Settings) -> Re
     })
 }
 
-/// Tells the user, who otherwise sees only an errno.
+/// Writes a line for the user, who otherwise gets only an errno.
 fn out_of_memory(error: &TierError) -> Errno {
-    tell_user(error);
+    write_line(error);
     ENOMEM
 }
 
-impl Served {
-    /// Makes the tier release the mapping.
-    fn let_go(&self) {
+impl TieredMapping {
+    /// Releases the mapping from the tier.
+    fn release(&self) {
         ranges::remove(self.run.range);
         if let Some(faults) = &self.faults {
             faults.stop();
@@ -275,10 +276,10 @@ impl Served {
         self.tier.remove(&self.region);
     }
 
-    /// The last lease is dropped.
+    /// Removes the mapping after its last lease was dropped.
     fn end(self: Arc<Self>) {
         if !self.pager.is_ordinary() {
-            self.let_go();
+            self.release();
         }
         if backing::is_locked_by_us(self.run.file.inode()) {
             // Closing any descriptor of a file releases the process's locks on it.
@@ -286,30 +287,30 @@ impl Served {
         }
     }
 
-    /// The program is about to change the mapping.
+    /// Makes the mapping ordinary memory. Called before the program changes it.
     fn make_ordinary(&self) {
         if self.pager.is_ordinary() {
             return;
         }
-        self.pager.make_ordinary(|| self.let_go());
+        self.pager.make_ordinary(|| self.release());
         let name = String::from_utf8_lossy(&self.run.path);
-        tracing::warn!(file = %name, "the mapping changes: its regions are ordinary on-demand regions from now on");
+        tracing::warn!(file = %name, "the program changes the mapping: its regions become ordinary on-demand regions");
     }
 }
 
-/// Called before mappings in a range go or change.
+/// Called before mappings in a range are removed or changed.
 #[inline]
 pub fn before_change(range: HostRange) {
-    if ranges::may_touch(range) {
-        leave(range);
+    if ranges::may_overlap(range) {
+        make_range_ordinary(range);
     }
 }
 
 #[cold]
-fn leave(range: HostRange) {
+fn make_range_ordinary(range: HostRange) {
     let table = table();
-    let concerned = table.entries.iter().filter(|entry| entry.served.run.overlaps(range));
-    concerned.for_each(|entry| entry.served.make_ordinary());
+    let concerned = table.entries.iter().filter(|entry| entry.mapping.run.overlaps(range));
+    concerned.for_each(|entry| entry.mapping.make_ordinary());
 }
 
 /// Holds the table's lock while the process forks.
@@ -317,13 +318,13 @@ pub struct ForkHold {
     table: MutexGuard<'static, Table>,
 }
 
-/// Before `fork`: takes the lock.
+/// Takes the lock before `fork`.
 pub fn hold_for_fork() -> ForkHold {
     ForkHold { table: table() }
 }
 
 impl ForkHold {
-    /// In the child: its mappings are plain memory, and none of the parent's threads exist to serve them.
+    /// Forgets all mappings in the child, where they are plain memory, because the parent's threads do not exist.
     pub fn forget_in_child(mut self) {
         GENERATION.fetch_add(1, Ordering::Relaxed);
         std::mem::forget(std::mem::take(&mut *self.table));

@@ -36,16 +36,16 @@ const XRC_OPS: u64 = RC_OPS & !(IBV_QP_EX_WITH_ATOMIC_WRITE as u64 | IBV_QP_EX_W
 
 /// The state from `wr_start` to `wr_complete`.
 pub struct Builder {
-    /// Held from `wr_start` to `wr_complete` or `wr_abort`: one thread builds at a time.
+    /// Held from `wr_start` to `wr_complete` or `wr_abort`: one thread at a time adds work requests.
     session: RawMutex,
     allowed: u64,
     list: UnsafeCell<List>,
 }
 
-// SAFETY: `list` is touched only by the thread that holds the session.
+// SAFETY: only the thread that holds the session accesses `list`.
 unsafe impl Sync for Builder {}
 
-/// What has been collected.
+/// The collected work requests.
 #[derive(Default)]
 pub struct List {
     /// The work requests.
@@ -57,10 +57,10 @@ pub struct List {
 }
 
 impl Builder {
-    /// For the operations that the program requests.
+    /// A builder for the operations that the program requests.
     ///
     /// # Errors
-    /// EOPNOTSUPP if this queue pair type does not have them all.
+    /// EOPNOTSUPP if the queue pair type does not support all of them.
     pub fn new(qp_type: QpType, wanted: u64) -> Result<Builder> {
         let available = match qp_type {
             QpType::Rc => RC_OPS,
@@ -80,7 +80,7 @@ impl Builder {
         self.allowed & operations != 0
     }
 
-    /// Begins a session with an empty list; waits for the end of another thread's.
+    /// Begins a session with an empty list, after the end of another thread's session.
     pub fn begin(&self) {
         self.session.lock();
         let clear = |list: &mut List| {
@@ -97,7 +97,7 @@ impl Builder {
         self.session.is_locked()
     }
 
-    /// Gives `work` the list.
+    /// Runs `work` on the list.
     ///
     /// # Safety
     /// The calling thread holds the session.
@@ -109,7 +109,7 @@ impl Builder {
     /// Ends the session.
     ///
     /// # Safety
-    /// The calling thread holds it.
+    /// The calling thread holds the session.
     pub unsafe fn end(&self) {
         // SAFETY: the caller's.
         unsafe { self.session.unlock() };

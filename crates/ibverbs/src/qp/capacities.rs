@@ -1,10 +1,10 @@
-//! The sizes of a queue pair's queues, in C's shape and in ours.
+//! Conversion of the sizes of a queue pair's queues between C's and the NIC's types.
 
 use terrace_nic::QpCap;
 
 use crate::abi::ibv_qp_cap;
 
-/// Our capacities from C's.
+/// The NIC's capacities from C's.
 pub fn from_c(cap: &ibv_qp_cap) -> QpCap {
     QpCap {
         max_send_wr: cap.max_send_wr,
@@ -15,7 +15,7 @@ pub fn from_c(cap: &ibv_qp_cap) -> QpCap {
     }
 }
 
-/// C's capacities from ours.
+/// C's capacities from the NIC's.
 pub fn to_c(cap: QpCap) -> ibv_qp_cap {
     ibv_qp_cap {
         max_send_wr: cap.max_send_wr,

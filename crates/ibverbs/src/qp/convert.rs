@@ -1,6 +1,7 @@
-//! From C's work requests to the NIC's: one copy, without an allocation up to two elements or 64 bytes of inline data.
+//! Conversion of C's work requests to the NIC's: one copy, without an allocation for up to two elements or 64 bytes of
+//! inline data.
 //!
-//! Programs fill in only the fields that an operation uses, so only those are read.
+//! Programs set only the fields that an operation uses, so only those are read.
 
 use smallvec::SmallVec;
 use terrace_nic::{
@@ -16,7 +17,7 @@ use crate::abi::{
 use crate::ah::AhObject;
 use crate::errno::Errno;
 use crate::mw::{self, MwObject};
-use crate::object::{borrow, by_itself};
+use crate::object::{borrow, load_single};
 
 /// The limits of a work request.
 #[derive(Clone, Copy)]
@@ -31,8 +32,8 @@ pub struct PostLimits {
     pub sends: u32,
 }
 
-/// An errno of our checks as the NIC's error.
-fn refused(errno: Errno) -> Error {
+/// The NIC's error for an errno of this crate's checks.
+fn error_from_errno(errno: Errno) -> Error {
     Error::System(errno.0)
 }
 
@@ -40,7 +41,7 @@ fn refused(errno: Errno) -> Error {
 /// `list` has `count` elements if that is within `limit`.
 unsafe fn elements<'a>(list: *const ibv_sge, count: i32, limit: u32) -> Result<&'a [ibv_sge], Error> {
     let count = u32::try_from(count).ok().filter(|&count| count <= limit);
-    let count = count.ok_or(Error::Invalid("more scatter/gather elements than the queue has room for"))?;
+    let count = count.ok_or(Error::Invalid("more scatter/gather elements than the queue allows"))?;
     if count == 0 {
         return Ok(&[]);
     }
@@ -51,18 +52,18 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: i32, limit: u32) -> Result<&
     Ok(unsafe { std::slice::from_raw_parts(list, count as usize) })
 }
 
-/// C's element as ours. The program has just stored the fields.
+/// The NIC's element from C's, whose fields the program has just stored.
 #[inline]
 fn element(sge: &ibv_sge) -> Sge {
-    Sge { addr: by_itself(&sge.addr), length: by_itself(&sge.length), lkey: by_itself(&sge.lkey) }
+    Sge { addr: load_single(&sge.addr), length: load_single(&sge.length), lkey: load_single(&sge.lkey) }
 }
 
-/// C's list as ours.
+/// The NIC's list from C's.
 pub fn sge_list(elements: &[ibv_sge]) -> SgeList {
     elements.iter().map(element).collect()
 }
 
-/// C's list as a payload.
+/// The payload from C's list.
 #[inline(always)]
 pub fn payload(elements: &[ibv_sge]) -> Payload {
     match elements {
@@ -74,7 +75,7 @@ pub fn payload(elements: &[ibv_sge]) -> Payload {
 /// Copies inline data; `parts` are addresses and lengths in the program's memory.
 ///
 /// # Safety
-/// The parts may be read, as the program promises by asking for inline.
+/// The parts are readable, as the program guarantees by requesting inline data.
 pub unsafe fn inline_data(
     parts: impl Iterator<Item = (u64, u64)> + Clone,
     limit: u32,
@@ -100,22 +101,22 @@ pub unsafe fn inline_data(
 /// `ah` is null or an address handle.
 pub unsafe fn datagram(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<Target, Error> {
     // SAFETY: the caller's.
-    let object = unsafe { borrow::<AhObject>(ah) }.map_err(refused)?;
+    let object = unsafe { borrow::<AhObject>(ah) }.map_err(error_from_errno)?;
     Ok(object.ah().target(qpn, qkey))
 }
 
-/// Binding a window of type 2.
+/// The operation that binds a window of type 2.
 ///
 /// # Safety
 /// `mw` is null or a window, `info.mr` null or a region.
 pub unsafe fn bind(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Result<SendOp, Error> {
     // SAFETY: the caller's.
-    let window = unsafe { borrow::<MwObject>(mw) }.map_err(refused)?;
+    let window = unsafe { borrow::<MwObject>(mw) }.map_err(error_from_errno)?;
     if !matches!(window.mw().kind(), MwKind::Type2) {
         return Err(Error::Invalid("a window of type 1 is bound by ibv_bind_mw"));
     }
     // SAFETY: the caller's.
-    let region_lkey = unsafe { mw::bound_region(info) }.map_err(refused)?;
+    let region_lkey = unsafe { mw::bound_region(info) }.map_err(error_from_errno)?;
     Ok(SendOp::BindWindow(BindWindow {
         window_rkey: window.mw().rkey(),
         new_rkey: window.key_with_tag_of(rkey),
@@ -126,13 +127,13 @@ pub unsafe fn bind(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Resul
     }))
 }
 
-/// The operation, if it is one of those that most requests have.
+/// The operation, if it is a common one.
 ///
 /// # Safety
-/// The fields that the opcode uses are filled in.
+/// The fields that the opcode uses are set.
 #[inline(always)]
 unsafe fn common_operation(wr: *const ibv_send_wr) -> Option<SendOp> {
-    // SAFETY: the caller's; each arm reads what its opcode defines.
+    // SAFETY: the caller's; each arm reads the fields of its opcode.
     unsafe {
         let rdma = || ((*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey);
         let atomic = || ((*wr).wr.atomic.remote_addr, (*wr).wr.atomic.rkey);
@@ -161,13 +162,13 @@ unsafe fn common_operation(wr: *const ibv_send_wr) -> Option<SendOp> {
 }
 
 /// # Safety
-/// The fields that the opcode uses are filled in.
+/// The fields that the opcode uses are set.
 unsafe fn operation(wr: *const ibv_send_wr) -> Result<SendOp, Error> {
     // SAFETY: the caller's.
     if let Some(op) = unsafe { common_operation(wr) } {
         return Ok(op);
     }
-    // SAFETY: the caller's; each arm reads what its opcode defines.
+    // SAFETY: the caller's; each arm reads the fields of its opcode.
     unsafe {
         let imm = || (*wr).__bindgen_anon_1.imm_data;
         let invalidate = || (*wr).__bindgen_anon_1.invalidate_rkey;
@@ -206,7 +207,7 @@ unsafe fn operation_and_payload(
     // SAFETY: the caller's.
     let op = unsafe { operation(wr)? };
     if matches!(op, SendOp::LocalInvalidate(_) | SendOp::BindWindow(_)) {
-        // These have no payload, and programs leave the list unset.
+        // These operations have no payload, and programs leave the list unset.
         return Ok((op, Payload::Sges(SgeList::new())));
     }
     // SAFETY: the caller's.
@@ -219,7 +220,7 @@ unsafe fn operation_and_payload(
     Ok((op, unsafe { inline_data(parts, limits.inline_bytes)? }))
 }
 
-/// The destination of a request of a queue pair that is not one of RC.
+/// The destination of a request of a queue pair of another type than RC.
 ///
 /// # Safety
 /// As for [`send`].
@@ -227,19 +228,19 @@ unsafe fn operation_and_payload(
 unsafe fn target(wr: *const ibv_send_wr, qp_type: QpType) -> Result<Option<Target>, Error> {
     Ok(match qp_type {
         QpType::Ud => {
-            // SAFETY: the caller's: a send of a UD queue pair names its destination.
+            // SAFETY: the caller's: a send of a UD queue pair has a destination.
             let (ah, qpn, qkey) =
                 unsafe { ((*wr).wr.ud.ah, (*wr).wr.ud.remote_qpn, (*wr).wr.ud.remote_qkey) };
             // SAFETY: the caller's.
             Some(unsafe { datagram(ah, qpn, qkey)? })
         }
-        // SAFETY: the caller's: one of XRC names a shared receive queue.
+        // SAFETY: the caller's: a request of XRC has a shared receive queue number.
         QpType::XrcSend => Some(Target::SharedQueue(unsafe { (*wr).qp_type.xrc.remote_srqn })),
         QpType::Rc | QpType::Uc | QpType::XrcRecv => None,
     })
 }
 
-/// Passes one send work request to `post`: made in its place, it is not moved.
+/// Passes one send work request to `post`. It is constructed in place and not moved.
 ///
 /// # Safety
 /// `wr` points to a work request of a program that keeps to `ibv_post_send(3)`.
@@ -267,7 +268,7 @@ pub unsafe fn send(
     post(SendWr { wr_id, op, payload, flags, target })
 }
 
-/// The flags that this NIC supports; checksum offload is refused.
+/// The flags for the NIC. Checksum offload is an error.
 pub fn check_flags(flags: u32) -> Result<SendFlags, Error> {
     if flags & IBV_SEND_IP_CSUM != 0 {
         return Err(Error::Invalid("checksum offload is for raw packets"));

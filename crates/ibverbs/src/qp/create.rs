@@ -4,12 +4,12 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use terrace_nic::{QPN_SLOT_SHIFT, QpCap, QpInit, QpType, QueuePair};
+use terrace_nic::{QPN_INSTANCE_SHIFT, QpCap, QpInit, QpType, QueuePair};
 use terrace_sync::Mutex;
 
 use super::builder::Builder;
 use super::convert::PostLimits;
-use super::remembered::Remembered;
+use super::query_only::QueryOnly;
 use super::{QpObject, capacities, wr};
 use crate::abi::newer::QpEx;
 use crate::abi::{
@@ -22,7 +22,7 @@ use crate::abi::{
 use crate::context::Context;
 use crate::cq;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
-use crate::object::{self, CPart, Slot, borrow, retire};
+use crate::object::{self, Allocation, CPart, borrow, retire};
 use crate::pd::{PdObject, Use};
 use crate::room;
 use crate::srq::SrqObject;
@@ -41,7 +41,7 @@ fn kind(qp_type: ibv_qp_type) -> Result<QpType> {
 }
 
 /// # Safety
-/// `pd` is null or a protection domain; `attr` is null or attributes that may be written, naming objects of ours.
+/// `pd` is null or a protection domain; `attr` is null or writable attributes with this library's objects.
 unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, send_ops: Option<u64>) -> Result<*mut ibv_qp> {
     // SAFETY: the caller's.
     let (domain, init) = unsafe { (borrow::<PdObject>(pd)?, object::read(attr)?) };
@@ -51,14 +51,14 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, send_ops: Option<
     let receives = qp_type.has_receives();
     let (recv_cq, srq) = if receives { (init.recv_cq, init.srq) } else { (null_mut(), null_mut()) };
     room::for_object()?;
-    let slot = Slot::<QpObject>::new();
+    let slot = Allocation::<QpObject>::new();
     // SAFETY: the caller's.
-    let send_cq = unsafe { cq::named(init.send_cq)? }.cq().clone();
+    let send_cq = unsafe { cq::from_arguments(init.send_cq)? }.cq().clone();
     let request = QpInit {
         qp_type,
         recv_cq: match receives {
             // SAFETY: the caller's.
-            true => unsafe { cq::named(recv_cq)? }.cq().clone(),
+            true => unsafe { cq::from_arguments(recv_cq)? }.cq().clone(),
             false => send_cq.clone(),
         },
         send_cq,
@@ -72,27 +72,33 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, send_ops: Option<
         qp: domain.pd().create_qp(request)?,
         context: domain.context().clone(),
         domain: domain.in_use(),
-        remembered: Arc::default(),
+        query_only: Arc::default(),
         builder,
     };
-    // SAFETY: the caller's: the sizes come back as granted.
+    // SAFETY: the caller's: the granted sizes are returned.
     unsafe { (*attr).cap = capacities::to_c(parts.qp.cap()) };
-    let shown =
-        Shown { qp_context: init.qp_context, pd, send_cq: init.send_cq, recv_cq, srq, qp_type: init.qp_type };
-    Ok(publish(slot, &shown, parts))
+    let attributes = PublicAttributes {
+        qp_context: init.qp_context,
+        pd,
+        send_cq: init.send_cq,
+        recv_cq,
+        srq,
+        qp_type: init.qp_type,
+    };
+    Ok(publish(slot, &attributes, parts))
 }
 
-/// The parts of a new object that the program does not see.
+/// The private parts of a new object.
 struct Parts {
     qp: Arc<QueuePair>,
     context: Arc<Context>,
     domain: Use,
-    remembered: Arc<Mutex<Remembered>>,
+    query_only: Arc<Mutex<QueryOnly>>,
     builder: Option<Builder>,
 }
 
-/// The attributes that the program gave for a queue pair.
-struct Shown {
+/// The program's attributes of a queue pair.
+struct PublicAttributes {
     qp_context: *mut c_void,
     pd: *mut ibv_pd,
     send_cq: *mut ibv_cq,
@@ -101,7 +107,7 @@ struct Shown {
     qp_type: ibv_qp_type,
 }
 
-fn publish(slot: Slot<QpObject>, shown: &Shown, parts: Parts) -> *mut ibv_qp {
+fn publish(slot: Allocation<QpObject>, attributes: &PublicAttributes, parts: Parts) -> *mut ibv_qp {
     let granted = parts.qp.cap();
     let limits = PostLimits {
         send_sges: granted.max_send_sge,
@@ -110,31 +116,31 @@ fn publish(slot: Slot<QpObject>, shown: &Shown, parts: Parts) -> *mut ibv_qp {
         sends: granted.max_send_wr,
     };
     let object = QpObject {
-        c: CPart::new(describe(shown, &parts)),
+        c: CPart::new(describe(attributes, &parts)),
         context: parts.context,
         qp: parts.qp,
         limits,
-        send_cq: shown.send_cq,
-        recv_cq: shown.recv_cq,
-        remembered: parts.remembered,
+        send_cq: attributes.send_cq,
+        recv_cq: attributes.recv_cq,
+        query_only: parts.query_only,
         builder: parts.builder,
         _domain: parts.domain,
     };
     slot.publish(object).cast()
 }
 
-fn describe(shown: &Shown, parts: &Parts) -> QpEx {
+fn describe(attributes: &PublicAttributes, parts: &Parts) -> QpEx {
     // SAFETY: integers, pointers, optional functions, and the pthread objects set below.
     let mut c: QpEx = unsafe { object::zeroed() };
     let base = &mut c.base.qp_base;
     base.context = parts.context.as_c();
-    base.qp_context = shown.qp_context;
-    base.pd = shown.pd;
-    (base.send_cq, base.recv_cq, base.srq) = (shown.send_cq, shown.recv_cq, shown.srq);
+    base.qp_context = attributes.qp_context;
+    base.pd = attributes.pd;
+    (base.send_cq, base.recv_cq, base.srq) = (attributes.send_cq, attributes.recv_cq, attributes.srq);
     base.handle = parts.context.new_handle();
     base.qp_num = parts.qp.qpn();
     base.state = parts.qp.state() as u32;
-    base.qp_type = shown.qp_type;
+    base.qp_type = attributes.qp_type;
     base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     base.cond = libc::PTHREAD_COND_INITIALIZER;
     if parts.builder.is_some() {
@@ -143,7 +149,7 @@ fn describe(shown: &Shown, parts: &Parts) -> QpEx {
     c
 }
 
-/// An XRC target: a new one, or one more handle of the one with that number.
+/// Creates an XRC target, or another handle of the target with this number.
 ///
 /// # Safety
 /// `xrcd` is null or an XRC domain.
@@ -151,7 +157,7 @@ unsafe fn target(xrcd: *mut ibv_xrcd, qpn: Option<u32>, qp_context: *mut c_void)
     // SAFETY: the caller's.
     let domain = unsafe { borrow::<XrcdObject>(xrcd)? };
     room::for_object()?;
-    let slot = Slot::<QpObject>::new();
+    let slot = Allocation::<QpObject>::new();
     let cookie = slot.as_c() as u64;
     let qp = match qpn {
         None => domain.xrcd().create_target(cookie)?,
@@ -160,11 +166,11 @@ unsafe fn target(xrcd: *mut ibv_xrcd, qpn: Option<u32>, qp_context: *mut c_void)
     let parts = Parts {
         context: domain.context().clone(),
         domain: domain.in_use(),
-        remembered: domain.remembered(qp.qpn()),
+        query_only: domain.query_only(qp.qpn()),
         builder: None,
         qp,
     };
-    let shown = Shown {
+    let attributes = PublicAttributes {
         qp_context,
         pd: null_mut(),
         send_cq: null_mut(),
@@ -172,13 +178,13 @@ unsafe fn target(xrcd: *mut ibv_xrcd, qpn: Option<u32>, qp_context: *mut c_void)
         srq: null_mut(),
         qp_type: IBV_QPT_XRC_RECV,
     };
-    Ok(publish(slot, &shown, parts))
+    Ok(publish(slot, &attributes, parts))
 }
 
-/// `ibv_open_qp(3)`: one more handle of an XRC target, which lives until all are destroyed.
+/// `ibv_open_qp(3)`: another handle of an XRC target, which exists until all handles are destroyed.
 ///
 /// # Safety
-/// `context` is null or open; `attr` is null or attributes, naming objects of ours.
+/// `context` is null or open; `attr` is null or attributes with this library's objects.
 pub unsafe extern "C" fn open_qp(context: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
     let open = || {
         // SAFETY: the caller's.
@@ -191,7 +197,7 @@ pub unsafe extern "C" fn open_qp(context: *mut ibv_context, attr: *mut ibv_qp_op
         if !has(needed) || attr.qp_type != IBV_QPT_XRC_RECV {
             return Err(EINVAL);
         }
-        if attr.qp_num >> QPN_SLOT_SHIFT != u32::from(context.device().slot()) {
+        if attr.qp_num >> QPN_INSTANCE_SHIFT != u32::from(context.device().slot()) {
             tracing::warn!(
                 qpn = attr.qp_num,
                 "ibv_open_qp: the queue pair is not of this context; targets of XRC are not shared with other \
@@ -209,7 +215,7 @@ pub unsafe extern "C" fn open_qp(context: *mut ibv_context, attr: *mut ibv_qp_op
 /// `ibv_create_qp(3)`.
 ///
 /// # Safety
-/// `pd` is null or a protection domain; `attr` is null or attributes that may be written, naming objects of ours.
+/// `pd` is null or a protection domain; `attr` is null or writable attributes with this library's objects.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: the caller's.
@@ -219,7 +225,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_a
 /// `ibv_create_qp_ex(3)`.
 ///
 /// # Safety
-/// `context` is null or open; `attr` is null or attributes that may be written, naming objects of ours.
+/// `context` is null or open; `attr` is null or writable attributes with this library's objects.
 pub unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
@@ -244,7 +250,7 @@ pub unsafe extern "C" fn create_qp_ex(
             if send_ops.is_some_and(|wanted| wanted != 0) {
                 return Err(EOPNOTSUPP);
             }
-            // SAFETY: the caller's: the sizes come back as granted, which is none.
+            // SAFETY: the caller's: the granted sizes are returned, which are 0.
             unsafe { (*attr).cap = capacities::to_c(QpCap::default()) };
             // SAFETY: the caller's.
             return unsafe { target(init.xrcd, None, init.qp_context) };
@@ -258,8 +264,8 @@ pub unsafe extern "C" fn create_qp_ex(
     pointer(create())
 }
 
-/// `ibv_destroy_qp(3)`: waits until its events are acknowledged. EBUSY when another process of the host does not
-/// finish an access through it. An XRC target stays as long as it has other handles.
+/// `ibv_destroy_qp(3)`: waits until its events are acknowledged. EBUSY if another process of the host does not finish
+/// an access through the queue pair. An XRC target exists while it has other handles.
 ///
 /// # Safety
 /// `qp` is null or a queue pair.
@@ -268,11 +274,11 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     let destroy = || {
         // SAFETY: the caller's.
         let object = unsafe { borrow::<QpObject>(qp.cast())? };
-        // Nothing of a queue pair is removed before its readers have left: a refusal leaves it as it was.
+        // The queue pair is not changed before its readers have left, so an error leaves it unchanged.
         object.qp.withdraw();
         object.qp.await_readers()?;
         object.qp.release(qp as u64)?;
-        object.forget_completions();
+        object.drop_prefetched_completions();
         // SAFETY: the NIC no longer refers to it.
         unsafe { retire::<QpObject>(qp.cast()) };
         Ok(())
@@ -281,11 +287,11 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
 }
 
 impl QpObject {
-    /// Drops the completions of the queue pair that extended polls have prefetched, as the others are dropped.
-    pub(super) fn forget_completions(&self) {
+    /// Drops the queue pair's completions that extended polls have prefetched, like those in the queue.
+    pub(super) fn drop_prefetched_completions(&self) {
         for queue in [self.send_cq, self.recv_cq] {
-            // SAFETY: completion queues outlive their queue pairs: destroying one that is in use is refused.
-            if let Ok(object) = unsafe { cq::named(queue) }
+            // SAFETY: completion queues outlive their queue pairs: destroying one that is in use fails.
+            if let Ok(object) = unsafe { cq::from_arguments(queue) }
                 && let Some(poll) = &object.extended
             {
                 poll.purge(self.qp.qpn());

@@ -4,10 +4,10 @@
 //! |---|---|
 //! | `create` | create, open, destroy |
 //! | `modify` | modify and query |
-//! | `remembered`, `capacities` | the attributes that only C's side keeps; sizes in C's shape and in ours |
+//! | `query_only`, `capacities` | attributes that only this crate stores; conversion of sizes |
 //! | `post` | `ibv_post_send`, `ibv_post_recv` and `ibv_bind_mw` |
-//! | `convert` | from C's work requests to ours |
-//! | `wr`, `builder` | `ibv_wr_*`; the work requests that they have collected |
+//! | `convert` | conversion of C's work requests to the NIC's |
+//! | `wr`, `builder` | `ibv_wr_*`; the list of collected work requests |
 
 mod builder;
 mod capacities;
@@ -15,7 +15,7 @@ mod convert;
 pub mod create;
 mod modify;
 pub mod post;
-pub mod remembered;
+pub mod query_only;
 mod wr;
 
 use std::sync::Arc;
@@ -35,12 +35,12 @@ pub struct QpObject {
     c: CPart<QpEx>,
     context: Arc<Context>,
     qp: Arc<QueuePair>,
-    /// Limits that posting checks before it follows a pointer.
+    /// Limits that posting checks before it dereferences a pointer.
     limits: convert::PostLimits,
-    /// Null without completions: an XRC target has neither, an initiator no receives.
+    /// Null without completions: an XRC target has neither queue, an initiator has no receive queue.
     send_cq: *mut ibv_cq,
     recv_cq: *mut ibv_cq,
-    remembered: Arc<Mutex<remembered::Remembered>>,
+    query_only: Arc<Mutex<query_only::QueryOnly>>,
     /// `None` unless created with `send_ops_flags`.
     builder: Option<builder::Builder>,
     /// The protection domain, or the XRC domain of a target.

@@ -6,7 +6,7 @@ use terrace_nic::{QpAttr, QpAttrMask as M, QpState, QpType};
 
 use super::QpObject;
 use super::capacities;
-use super::remembered::{Alternate, Remembered};
+use super::query_only::{Alternate, QueryOnly};
 use crate::abi::newer::{
     IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES, IBV_QUERY_QP_DATA_IN_ORDER_DEVICE_ONLY,
     IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS, IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG,
@@ -32,7 +32,7 @@ fn mtu_bytes(code: c_uint) -> Result<u32> {
     if (IBV_MTU_256..=IBV_MTU_4096).contains(&code) { Ok(128 << code) } else { Err(EINVAL) }
 }
 
-/// The attributes in the mask; the others are not read, as programs leave them unset.
+/// The attributes in the mask. The others are not read, because programs leave them unset.
 fn attributes(object: &QpObject, attr: &ibv_qp_attr, mask: M) -> Result<QpAttr> {
     let mut ours = QpAttr::default();
     if mask.contains(M::STATE) {
@@ -56,7 +56,7 @@ fn attributes(object: &QpObject, attr: &ibv_qp_attr, mask: M) -> Result<QpAttr> 
         let device = object.context.device();
         ours.path = Some(device.resolve(&ah::vector(device, &attr.ah_attr), dest_qpn)?);
     }
-    // The rest is valid only if the mask has it, and is a plain copy.
+    // The other attributes are copied, and valid only if they are in the mask.
     (ours.qkey, ours.rq_psn, ours.sq_psn) = (attr.qkey, attr.rq_psn, attr.sq_psn);
     (ours.dest_qpn, ours.access, ours.pkey_index) = (attr.dest_qp_num, attr.qp_access_flags, attr.pkey_index);
     ours.en_sqd_async_notify = attr.en_sqd_async_notify != 0;
@@ -67,8 +67,8 @@ fn attributes(object: &QpObject, attr: &ibv_qp_attr, mask: M) -> Result<QpAttr> 
     Ok(ours)
 }
 
-/// Attributes that an XRC end does not need, and that programs set nevertheless because RC needs them (perftest):
-/// accepted and ignored, as the kernel's `modify_qp_mask` does.
+/// Attributes that an XRC end does not need, but that some programs (perftest) set because RC needs them. They are
+/// accepted and ignored, as in the kernel's `modify_qp_mask`.
 fn ignored(qp_type: QpType) -> M {
     match qp_type {
         QpType::XrcSend => M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
@@ -77,8 +77,8 @@ fn ignored(qp_type: QpType) -> M {
     }
 }
 
-/// `ibv_modify_qp(3)`. EBUSY when the queue pair has changed, and another process of the host does not finish an
-/// access that was permitted before; calling it again waits again.
+/// `ibv_modify_qp(3)`. EBUSY if the queue pair was modified, but another process of the host does not finish an access
+/// that was permitted before. Another call waits again.
 ///
 /// # Safety
 /// `qp` is null or a queue pair, `attr` null or attributes.
@@ -93,12 +93,12 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         object.remember(attr, mask);
         if mask.contains(M::STATE) {
             if ours.state == QpState::Reset {
-                object.forget_completions();
+                object.drop_prefetched_completions();
             }
-            // SAFETY: our own structure; this verb and the query are the ones that change the field.
+            // SAFETY: our own structure; only this verb and the query change the field.
             unsafe { (*object.as_c()).state = attr.qp_state };
         }
-        // Revoked rights are gone when this returns, as they are from a NIC.
+        // Revoked rights are without effect when this verb returns, as on an RNIC.
         Ok(object.qp.await_readers()?)
     };
     status(modify())
@@ -109,15 +109,15 @@ impl QpObject {
         if !mask.intersects(M::AV | M::ALT_PATH | M::STATE) {
             return;
         }
-        let mut remembered = self.remembered.lock();
+        let mut query_only = self.query_only.lock();
         if mask.contains(M::STATE) && attr.qp_state == QpState::Reset as u32 {
-            *remembered = Remembered::default();
+            *query_only = QueryOnly::default();
         }
         if mask.contains(M::AV) {
-            remembered.address = attr.ah_attr;
+            query_only.address = attr.ah_attr;
         }
         if mask.contains(M::ALT_PATH) {
-            remembered.alternate = Alternate {
+            query_only.alternate = Alternate {
                 address: attr.alt_ah_attr,
                 pkey_index: attr.alt_pkey_index,
                 port_num: attr.alt_port_num,
@@ -128,9 +128,9 @@ impl QpObject {
 
     fn describe(&self) -> ibv_qp_attr {
         let now = self.qp.query();
-        let remembered = *self.remembered.lock();
-        let Alternate { address, pkey_index, port_num, timeout } = remembered.alternate;
-        // A UD queue pair has no path, and so no path MTU but the port's.
+        let query_only = *self.query_only.lock();
+        let Alternate { address, pkey_index, port_num, timeout } = query_only.alternate;
+        // A UD queue pair has no path; its path MTU is the port's.
         let path_mtu = if self.qp.qp_type() == QpType::Ud {
             self.context.device().port_attributes().active_mtu
         } else {
@@ -140,14 +140,14 @@ impl QpObject {
             qp_state: now.state as u32,
             cur_qp_state: now.state as u32,
             path_mtu: mtu_code(path_mtu),
-            path_mig_state: remembered.migration,
+            path_mig_state: query_only.migration,
             qkey: now.qkey,
             rq_psn: now.rq_psn,
             sq_psn: now.sq_psn,
             dest_qp_num: now.dest_qpn,
             qp_access_flags: now.access,
             cap: capacities::to_c(self.qp.cap()),
-            ah_attr: remembered.address,
+            ah_attr: query_only.address,
             alt_ah_attr: address,
             pkey_index: now.pkey_index,
             alt_pkey_index: pkey_index,
@@ -183,7 +183,7 @@ pub unsafe extern "C" fn ibv_query_qp(
         let object = unsafe { borrow::<QpObject>(qp.cast())? };
         let c = object.as_c();
         let now = object.describe();
-        // SAFETY: our own structure; its fields are as creation left them, and the state is this verb's to write.
+        // SAFETY: our own structure; only creation and this verb write its fields.
         let init = unsafe {
             (*c).state = now.qp_state;
             ibv_qp_init_attr {
@@ -205,8 +205,8 @@ pub unsafe extern "C" fn ibv_query_qp(
     status(query())
 }
 
-/// Whether other processors see the bytes of a message in the order of their addresses: where `memory` copies with
-/// ordinary stores and the processor keeps their order.
+/// Whether other processors see the bytes of a message in the order of their addresses: `memory` copies with ordinary
+/// stores, whose order x86-64 preserves.
 const IN_ORDER: bool = cfg!(target_arch = "x86_64");
 
 /// `ibv_query_qp_data_in_order(3)`: whole messages, of every kind. Packets are handled in sequence and never twice.
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_outside_their_enumeration_are_refused() {
+    fn unknown_codes_are_errors() {
         assert_eq!(mtu_bytes(1), Ok(256));
         assert_eq!(mtu_bytes(5), Ok(4096));
         assert_eq!(mtu_bytes(0), Err(EINVAL));

@@ -38,7 +38,7 @@ impl Iterator for RecvList {
         if wr.is_null() {
             return None;
         }
-        // SAFETY: as the caller of `new` promised.
+        // SAFETY: the promise of `new`'s caller.
         unsafe {
             self.next = (*wr).next;
             Some(convert::recv(wr, self.limit))
@@ -46,11 +46,11 @@ impl Iterator for RecvList {
     }
 }
 
-/// Reports the first work request as the bad one and returns the errno.
+/// Reports the first work request as the failed one and returns the errno.
 ///
 /// # Safety
 /// `bad` is null or writable.
-pub unsafe fn refuse<T>(bad: *mut *mut T, first: *mut T, errno: Errno) -> c_int {
+pub unsafe fn report_first<T>(bad: *mut *mut T, first: *mut T, errno: Errno) -> c_int {
     if !bad.is_null() {
         // SAFETY: the caller's.
         unsafe { *bad = first };
@@ -58,7 +58,7 @@ pub unsafe fn refuse<T>(bad: *mut *mut T, first: *mut T, errno: Errno) -> c_int 
     errno.0
 }
 
-/// What `ibv_post_recv` and `ibv_post_srq_recv` return.
+/// The result of `ibv_post_recv` and `ibv_post_srq_recv`.
 ///
 /// # Safety
 /// `first` is the list that was posted, `bad` null or writable.
@@ -70,11 +70,11 @@ pub unsafe fn report_recv(
     let Err((index, error)) = posted else { return 0 };
     let mut culprit = first;
     for _ in 0..index {
-        // SAFETY: the caller's: so many of the list were posted.
+        // SAFETY: the caller's: this many of the list were posted.
         culprit = unsafe { (*culprit).next };
     }
     // SAFETY: the caller's.
-    unsafe { refuse(bad, culprit, Errno::from(error)) }
+    unsafe { report_first(bad, culprit, Errno::from(error)) }
 }
 
 /// Stores the new key in the window that a posted work request binds.
@@ -82,7 +82,7 @@ pub unsafe fn report_recv(
 /// # Safety
 /// `wr` is a bind that was converted.
 #[cold]
-unsafe fn show_bound_key(wr: *const ibv_send_wr) {
+unsafe fn store_bound_key(wr: *const ibv_send_wr) {
     // SAFETY: the caller's: its window is one.
     unsafe {
         let request = &(*wr).__bindgen_anon_2.bind_mw;
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn post_send(
     // SAFETY: the caller's.
     let Ok(object) = (unsafe { borrow::<QpObject>(qp.cast()) }) else {
         // SAFETY: the caller's.
-        return unsafe { refuse(bad_wr, wr, EINVAL) };
+        return unsafe { report_first(bad_wr, wr, EINVAL) };
     };
     let mut next = wr;
     let posted = object.qp.post(|posting| {
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn post_send(
                 }
                 convert::send(next, object.qp.qp_type(), object.limits, |wr| posting.post(wr))?;
                 if (*next).opcode == IBV_WR_BIND_MW {
-                    show_bound_key(next);
+                    store_bound_key(next);
                 }
                 next = (*next).next;
             }
@@ -186,8 +186,8 @@ pub unsafe extern "C" fn post_send(
     });
     match posted {
         Ok(()) => 0,
-        // SAFETY: the caller's; the culprit is one of the list.
-        Err(error) => unsafe { refuse(bad_wr, next, Errno::from(error)) },
+        // SAFETY: the caller's; the failed request is in the list.
+        Err(error) => unsafe { report_first(bad_wr, next, Errno::from(error)) },
     }
 }
 
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn post_recv(
     // SAFETY: the caller's.
     let Ok(object) = (unsafe { borrow::<QpObject>(qp.cast()) }) else {
         // SAFETY: the caller's.
-        return unsafe { refuse(bad_wr, wr, EINVAL) };
+        return unsafe { report_first(bad_wr, wr, EINVAL) };
     };
     // SAFETY: the caller's.
     let posted = object.qp.post_recv(unsafe { RecvList::new(wr, object.limits.recv_sges) });

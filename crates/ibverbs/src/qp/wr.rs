@@ -1,5 +1,5 @@
 //! The builder functions behind `ibv_wr_*`: work requests are collected from `wr_start` on, and posted as one list by
-//! `wr_complete`, which also returns the error of a failed step, as the steps return nothing.
+//! `wr_complete`, which also returns the error of a failed step, because the steps return nothing.
 
 use std::ffi::{c_int, c_void};
 
@@ -18,7 +18,7 @@ use crate::errno::{EINVAL, Errno, Result};
 use crate::mw::MwObject;
 use crate::object::borrow;
 
-/// Puts the functions into C's structure.
+/// Stores the functions in C's structure.
 pub fn install(c: &mut QpEx) {
     let ops = &mut c.base;
     ops.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
@@ -55,7 +55,7 @@ unsafe fn parts<'a>(qp: *mut ibv_qp_ex) -> Result<(&'a QpObject, &'a Builder)> {
     Ok((object, object.builder.as_ref().ok_or(EINVAL)?))
 }
 
-/// Runs a step on the list, unless an earlier one failed.
+/// Runs a step on the list, unless an earlier step failed.
 ///
 /// # Safety
 /// As for [`parts`], and the calling thread is between `wr_start` and `wr_complete`.
@@ -84,7 +84,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, needs: u64, op: std::result::Result<SendOp, 
             return Err(Error::Invalid("the queue pair was created without this operation"));
         }
         if wrs.len() >= object.limits.sends as usize {
-            return Err(Error::NoMemory("more work requests than the send queue holds"));
+            return Err(Error::NoMemory("more work requests than the send queue allows"));
         }
         // SAFETY: our own structure; the program set the two fields before this call.
         let (wr_id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
@@ -96,7 +96,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, needs: u64, op: std::result::Result<SendOp, 
     unsafe { step(qp, work) }
 }
 
-/// Completes the work request that was begun last.
+/// Changes the last work request.
 ///
 /// # Safety
 /// As for [`step`].
@@ -118,7 +118,7 @@ fn set_inline(wr: &mut SendWr, payload: Payload) {
 }
 
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
-    // SAFETY: the program passes the queue pair that it found this function in; so everywhere below.
+    // SAFETY: the program passes the queue pair that contains the pointer to this function; the same applies below.
     let Ok((_, builder)) = (unsafe { parts(qp) }) else { return };
     builder.begin();
 }
@@ -272,7 +272,7 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u3
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
     let change = |object: &QpObject, wr: &mut SendWr| {
         if object.qp.qp_type() != QpType::XrcSend {
-            return Err(Error::Invalid("not the initiator of XRC"));
+            return Err(Error::Invalid("the queue pair is no XRC initiator"));
         }
         wr.target = Some(Target::SharedQueue(srqn));
         Ok(())
@@ -314,11 +314,11 @@ unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
-    // SAFETY: as above; the list is the program's, and too long a one is refused before it is read.
+    // SAFETY: as above; the list is the program's, and its length is checked before it is read.
     unsafe {
         let limit = parts(qp).map_or(0, |(object, _)| object.limits.send_sges as usize);
         if count > limit || (list.is_null() && count > 0) {
-            amend(qp, |_, _| Err(Error::Invalid("more gather elements than the queue has room for")));
+            amend(qp, |_, _| Err(Error::Invalid("more gather elements than the queue allows")));
         } else if count > 0 {
             set_sges(qp, std::slice::from_raw_parts(list, count));
         } else {
@@ -332,7 +332,7 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *co
 unsafe fn set_sges(qp: *mut ibv_qp_ex, sges: &[ibv_sge]) {
     let change = |object: &QpObject, wr: &mut SendWr| {
         if sges.len() > object.limits.send_sges as usize {
-            return Err(Error::Invalid("more gather elements than the queue has room for"));
+            return Err(Error::Invalid("more gather elements than the queue allows"));
         }
         wr.payload = convert::payload(sges);
         Ok(())

@@ -8,7 +8,7 @@ use crate::errno::{EINVAL, Errno, Result};
 /// Length of the header: command, length of the rest, size of the answer buffer.
 pub const HEADER_BYTES: usize = 8;
 
-/// The longest command (RESOLVE_ADDR and CONNECT are near it).
+/// Upper bound of a command's length (RESOLVE_ADDR and CONNECT are close to it).
 pub const COMMAND_BYTES_MAX: usize = 512;
 
 /// Size of the private data field in commands and events.
@@ -43,9 +43,9 @@ pub enum Command {
 }
 
 impl Command {
-    /// The command of that number: EINVAL for a number that was never assigned, ENOSYS for a command that is not
-    /// served (GET_OPTION, as in the kernel, and commands newer than version 44 of rdma-core, which does without them
-    /// after an error).
+    /// The command with this number: EINVAL for a number that was never assigned, ENOSYS for an unsupported command.
+    /// Those are GET_OPTION, as in the kernel, and commands newer than version 44 of rdma-core, which works without
+    /// them after an error.
     pub fn from_number(number: u32) -> Result<Command> {
         use Command::*;
         const ALL: [Command; 22] = [
@@ -118,9 +118,9 @@ impl Fields<'_> {
         self.bytes(at).map(u64::from_ne_bytes)
     }
 
-    /// A `sockaddr` in a field of `room` bytes: `None` if it is empty.
-    pub fn address(&self, at: usize, room: usize) -> Result<Option<SocketAddr>> {
-        let raw = self.0.get(at..at + room).ok_or(EINVAL)?;
+    /// A `sockaddr` in a field of `len` bytes: `None` if the field is empty.
+    pub fn address(&self, at: usize, len: usize) -> Result<Option<SocketAddr>> {
+        let raw = self.0.get(at..at + len).ok_or(EINVAL)?;
         let family = u16::from_ne_bytes([raw[0], raw[1]]);
         let port = u16::from_be_bytes([raw[2], raw[3]]);
         match i32::from(family) {
@@ -134,7 +134,7 @@ impl Fields<'_> {
                 let scope = u32::from_ne_bytes(*raw[24..].first_chunk().ok_or(EINVAL)?);
                 Ok(Some(SocketAddrV6::new(Ipv6Addr::from(octets), port, 0, scope).into()))
             }
-            // AF_IB, too: librdmacm tries it once, and then uses the commands for IP addresses.
+            // AF_IB fails, too: librdmacm tries it once, and then uses the commands for IP addresses.
             _ => Err(EINVAL),
         }
     }
@@ -231,7 +231,7 @@ impl<const N: usize> Answer<N> {
 
 /// `struct rdma_ucm_event_resp`.
 pub const EVENT_BYTES: usize = 336;
-/// The part of it that older versions of librdmacm have a buffer for.
+/// The size of the answer buffer in older versions of librdmacm.
 pub const EVENT_BYTES_MIN: usize = 324;
 
 /// An event's parameters about a peer's UD queue pair.
@@ -239,7 +239,7 @@ pub struct UdParam<'a> {
     pub qp_num: u32,
     pub qkey: u32,
     pub private_data: &'a [u8],
-    /// GID of the peer and index of ours.
+    /// The peer's GID and the index of the local GID.
     pub peer: Option<([u8; 16], u8)>,
 }
 
@@ -251,12 +251,12 @@ impl Answer<EVENT_BYTES> {
         answer
     }
 
-    /// Sets the identifier that the event is for.
-    pub fn of(&mut self, uid: u64, id: u32) -> &mut Self {
+    /// Sets the identifier that gets the event.
+    pub fn set_id(&mut self, uid: u64, id: u32) -> &mut Self {
         self.put_u64(0, uid).put_u32(8, id)
     }
 
-    /// Its parameters: `struct rdma_ucm_conn_param`.
+    /// Sets the parameters to a `struct rdma_ucm_conn_param`.
     pub fn with_connection(mut self, param: &ConnParam) -> Self {
         let len = param.private_data.len().min(PRIVATE_BYTES - 1);
         self.put_u32(20, param.qp_num).put_u32(24, param.qkey).put(28, &param.private_data[..len]);
@@ -274,7 +274,7 @@ impl Answer<EVENT_BYTES> {
         self
     }
 
-    /// Its parameters: private data and nothing else.
+    /// Sets the parameters to private data only.
     pub fn with_private_data(self, private_data: Vec<u8>) -> Self {
         self.with_connection(&ConnParam {
             qp_num: 0,
@@ -290,7 +290,7 @@ impl Answer<EVENT_BYTES> {
         })
     }
 
-    /// Its parameters: `struct rdma_ucm_ud_param`.
+    /// Sets the parameters to a `struct rdma_ucm_ud_param`.
     pub fn with_datagrams(mut self, param: &UdParam<'_>) -> Self {
         let len = param.private_data.len().min(PRIVATE_BYTES - 1);
         self.put_u32(20, param.qp_num).put_u32(24, param.qkey);

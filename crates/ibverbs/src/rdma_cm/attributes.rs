@@ -21,7 +21,7 @@ const PORT_NUM: u8 = 1;
 /// `RDMA_UDP_QKEY`: the Q_Key of UD queue pairs, unless their program sets another one.
 pub const DEFAULT_QKEY: u32 = 0x0123_4567;
 
-/// Code of the ACK timeout that we request and use: 268 ms. The kernel's cma has 16 for RoCE, too.
+/// Code of the ACK timeout that REQs contain: 268 ms, as in the kernel's cma for RoCE.
 pub const ACK_TIMEOUT: u8 = 16;
 
 /// `AF_IB` of `linux/socket.h`.
@@ -60,7 +60,7 @@ fn own_gid(id: &Id, device: Option<(&Device, u64)>) -> Option<[u8; 16]> {
 
 /// `EXACTLY`, of the selectors of path records.
 const EXACTLY: u8 = 2;
-/// Code of the rate that the port claims: 100 Gb/s.
+/// Code of the port's nominal rate: 100 Gb/s.
 const RATE: u8 = 16;
 
 /// `struct ib_user_path_rec`, behind its GIDs.
@@ -119,7 +119,7 @@ pub fn path(id: &Id, device: &Device) -> Answer<80> {
 /// `struct ib_uverbs_qp_attr` for a queue pair's transition to a state, with the mask of valid attributes.
 ///
 /// # Errors
-/// EINVAL for a state that the connection manager has no attributes for, or none yet.
+/// EINVAL for a state without attributes, or before the attributes are known.
 pub fn queue_pair(id: &Id, agreed: Option<(Agreed, Path)>, state: ibv_qp_state) -> Result<ib_uverbs_qp_attr> {
     // SAFETY: integers and arrays of them.
     let mut attr: ib_uverbs_qp_attr = unsafe { object::zeroed() };
@@ -142,7 +142,7 @@ fn initialised(id: &Id, agreed: Option<(Agreed, Path)>, attr: &mut ib_uverbs_qp_
         return;
     }
     attr.qp_attr_mask |= IBV_QP_ACCESS_FLAGS;
-    // Before there is a connection, peers may access nothing.
+    // Without a connection, peers have no access.
     if let Some((agreed, _)) = agreed {
         attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
         if agreed.responder_resources > 0 {
@@ -166,7 +166,7 @@ fn ready_to_receive(id: &Id, agreed: &Agreed, path: &Path, attr: &mut ib_uverbs_
     if id.qp_type == IBV_QPT_RC {
         attr.qp_attr_mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
         attr.max_dest_rd_atomic = agreed.responder_resources;
-        // 655 ms, as in the kernel: programs rely on a few retries lasting long.
+        // 655 ms, as in the kernel: programs rely on the long duration of a few retries.
         attr.min_rnr_timer = 0;
     }
 }

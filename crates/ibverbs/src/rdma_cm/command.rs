@@ -1,4 +1,4 @@
-//! What each command does, as in the kernel's `ucma` and `cma`.
+//! The execution of commands, as in the kernel's `ucma` and `cma`.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +15,7 @@ use super::attributes::{self, DEFAULT_QKEY};
 use super::clock::now;
 use super::connecting::{bind, connect, listen, resolve_address};
 use super::descriptor::{self, FileId};
-use super::id::{Id, Stage, Waiting};
+use super::id::{Id, QueuedEvent, Stage};
 use super::service::{self, Service, with};
 use crate::abi::{IBV_EVENT_COMM_EST, IBV_QPT_RC, IBV_QPT_UD, ib_uverbs_qp_attr};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
@@ -33,13 +33,13 @@ struct Call<'a> {
     file: FileId,
     fields: Fields<'a>,
     /// The size of the program's answer buffer.
-    room: usize,
+    answer_bytes_max: usize,
 }
 
 /// Executes a command that a program has written.
 ///
 /// # Safety
-/// `data` is the address of `len` bytes of the program's, or of nothing.
+/// `data` is the address of `len` bytes of the program's memory, or an unmapped address.
 pub unsafe fn execute(fd: c_int, file: FileId, data: u64, len: usize) -> Result<()> {
     let mut bytes = [0; COMMAND_BYTES_MAX];
     let command = bytes.get_mut(..len).filter(|command| command.len() >= HEADER_BYTES).ok_or(EINVAL)?;
@@ -47,12 +47,12 @@ pub unsafe fn execute(fd: c_int, file: FileId, data: u64, len: usize) -> Result<
     unsafe { fault::copy_from(data, command) }.map_err(|_| EFAULT)?;
     let (header, rest) = command.split_at(HEADER_BYTES);
     let header = Fields(header);
-    let (number, input, room) = (header.u32(0)?, header.u16(4)?, header.u16(6)?);
+    let (number, input, answer_bytes_max) = (header.u32(0)?, header.u16(4)?, header.u16(6)?);
     let input = rest.get(..usize::from(input)).ok_or(EINVAL)?;
-    let call = Call { fd, file, fields: Fields(input), room: room.into() };
+    let call = Call { fd, file, fields: Fields(input), answer_bytes_max: answer_bytes_max.into() };
     let command = Command::from_number(number)?;
     match service::check(file) {
-        // It was closed meanwhile: the call sleeps, see `wait_for_event`.
+        // The file was closed meanwhile: the call sleeps, see `wait_for_event`.
         Err(_) if command == Command::GetEvent && descriptor::lookup(fd) != Some(file) => {}
         checked => checked?,
     }
@@ -107,17 +107,17 @@ impl Call<'_> {
         if usize::from(size) == expected { Ok(()) } else { Err(EINVAL) }
     }
 
-    /// Writes the answer to the address in the command, as much as the buffer takes.
+    /// Writes the answer to the address in the command, up to the buffer's size.
     fn answer<const N: usize>(&self, at: usize, answer: &Answer<N>, bytes_min: usize) -> Result<()> {
-        if self.room < bytes_min {
+        if self.answer_bytes_max < bytes_min {
             return Err(ENOSPC);
         }
         let target = self.fields.u64(at)?;
-        // SAFETY: the address that the program gave for the answer: its own memory, or none.
-        unsafe { fault::copy_to(target, &answer.0[..N.min(self.room)]) }.map_err(|_| EFAULT)
+        // SAFETY: the program's address for the answer. `copy_to` checks the mapping.
+        unsafe { fault::copy_to(target, &answer.0[..N.min(self.answer_bytes_max)]) }.map_err(|_| EFAULT)
     }
 
-    fn answer_number(&self, at: usize, number: u32) -> Result<()> {
+    fn answer_u32(&self, at: usize, number: u32) -> Result<()> {
         let mut answer = Answer::<4>::new();
         answer.put_u32(0, number);
         self.answer(at, &answer, 4)
@@ -132,24 +132,24 @@ impl Call<'_> {
         };
         let id = Id::new(self.file, self.fields.u64(0)?, space, qp_type);
         let number = with(|service| Ok(service.ids.insert(id)))?;
-        self.answer_number(8, number).inspect_err(|_| {
+        self.answer_u32(8, number).inspect_err(|_| {
             let _ = with(|service| Ok(service.destroy(number)));
         })
     }
 
     fn destroy_id(&self) -> Result<()> {
         let number = self.fields.u32(8)?;
-        if self.room < 4 {
+        if self.answer_bytes_max < 4 {
             return Err(ENOSPC);
         }
         let reported = with(|service| {
             service.ids.get(self.file, number)?;
             Ok(service.destroy(number))
         })?;
-        // The kernel's waits for its workers, and so lets the program's other threads run: a thread that was woken for
-        // the last event is back at its channel before the channel is closed.
+        // The kernel's command waits for its workers, and so lets the program's other threads run. A thread that was
+        // woken for the last event then polls its channel again before the channel is closed.
         std::thread::yield_now();
-        self.answer_number(0, reported)
+        self.answer_u32(0, reported)
     }
 
     fn bind(&self, number: u32, address: Option<SocketAddr>) -> Result<()> {
@@ -192,7 +192,7 @@ impl Call<'_> {
     }
 
     /// Calls `with_id` with an identifier, and the device if there is one.
-    fn describe<T>(
+    fn with_id_and_device<T>(
         &self,
         number: u32,
         with_id: impl FnOnce(&Id, Option<(&terrace_nic::Device, u64)>) -> T,
@@ -206,7 +206,7 @@ impl Call<'_> {
     }
 
     fn query_route(&self) -> Result<()> {
-        let answer = self.describe(self.fields.u32(8)?, attributes::route)?;
+        let answer = self.with_id_and_device(self.fields.u32(8)?, attributes::route)?;
         self.answer(0, &answer, 200)
     }
 
@@ -217,12 +217,13 @@ impl Call<'_> {
         let (number, option) = (self.fields.u32(8)?, self.fields.u32(12)?);
         match option {
             ADDR | GID => {
-                let answer =
-                    self.describe(number, |id, device| attributes::addresses(id, device, option == GID))?;
+                let answer = self.with_id_and_device(number, |id, device| {
+                    attributes::addresses(id, device, option == GID)
+                })?;
                 self.answer(0, &answer, 272)
             }
             PATH => {
-                let answer = self.describe(number, |id, device| match device {
+                let answer = self.with_id_and_device(number, |id, device| match device {
                     Some((device, _)) => attributes::path(id, device),
                     None => Answer::new(),
                 })?;
@@ -265,8 +266,9 @@ impl Call<'_> {
             id.uid = uid;
             if id.is_ud() {
                 let qkey = if param.qkey == 0 { DEFAULT_QKEY } else { param.qkey };
-                let answer = terrace_cm::Answer { qpn: param.qp_num, qkey, private_data: param.private_data };
-                return service.cm.answer(now(), conn, &answer).map_err(Errno::from);
+                let reply =
+                    terrace_cm::SidrReply { qpn: param.qp_num, qkey, private_data: param.private_data };
+                return service.cm.send_sidr_rep(now(), conn, &reply).map_err(Errno::from);
             }
             let accept = Accept {
                 qpn: param.qp_num,
@@ -299,7 +301,7 @@ impl Call<'_> {
     fn disconnect(&self) -> Result<()> {
         with(|service| {
             let conn = connection_of(service.ids.get(self.file, self.fields.u32(0)?)?)?;
-            // Without a connection this succeeds: the peer may have ended it meanwhile.
+            // The command succeeds without a connection: the peer may have ended it meanwhile.
             let _ = service.cm.disconnect(now(), conn);
             Ok(())
         })
@@ -321,7 +323,7 @@ impl Call<'_> {
     }
 
     fn get_event(&self) -> Result<()> {
-        if self.room < EVENT_BYTES_MIN {
+        if self.answer_bytes_max < EVENT_BYTES_MIN {
             return Err(ENOSPC);
         }
         loop {
@@ -345,14 +347,14 @@ impl Call<'_> {
         if length != expected {
             return Err(EINVAL);
         }
-        // SAFETY: the address that the program gave for its value: its own memory, or none.
+        // SAFETY: the program's address of the value. `copy_from` checks the mapping.
         unsafe { fault::copy_from(self.fields.u64(0)?, &mut value[..length]) }.map_err(|_| EFAULT)?;
         with(|service| {
             let id = service.ids.get(self.file, number)?;
             match name {
                 0 => id.traffic_class = value[0],
                 1 => id.reuse = u32::from_ne_bytes(value) != 0,
-                // Listeners are of one family in any case.
+                // A listener has one address family in any case.
                 2 => {}
                 _ if value[0] > 31 => return Err(EINVAL),
                 _ => id.ack_timeout = Some(value[0]),
@@ -368,7 +370,7 @@ impl Call<'_> {
             if event != IBV_EVENT_COMM_EST {
                 return Err(EINVAL);
             }
-            service.cm.note_traffic(now(), conn).map_err(Errno::from)
+            service.cm.notify_comm_est(now(), conn).map_err(Errno::from)
         })
     }
 
@@ -383,7 +385,7 @@ impl Call<'_> {
             }
             Ok(service.ids.get(self.file, number)?.events_reported)
         })?;
-        self.answer_number(0, reported)
+        self.answer_u32(0, reported)
     }
 }
 
@@ -395,11 +397,11 @@ fn connection_of(id: &Id) -> Result<ConnId> {
     id.conn.ok_or(EINVAL)
 }
 
-/// Takes the oldest event of a file. A connection request becomes an identifier now.
+/// Removes the oldest event of a file from its queue, and creates the identifier of a connection request.
 fn take_event(service: &mut Service, file: FileId) -> Option<Answer<EVENT_BYTES>> {
     let event = service.ids.files.get_mut(&file)?.events.pop_front();
-    service.quiet_if_empty(file);
-    let Waiting { id: number, mut answer, request } = event?;
+    service.clear_readable_if_empty(file);
+    let QueuedEvent { id: number, mut answer, request } = event?;
     let owner = service.ids.find(number)?;
     owner.events_reported += 1;
     if let Some(request) = request {
@@ -409,28 +411,28 @@ fn take_event(service: &mut Service, file: FileId) -> Option<Answer<EVENT_BYTES>
         (id.source, id.conn) = (Some(request.source), Some(request.conn));
         let uid = owner.uid;
         let number = service.ids.insert(id);
-        service.cm.take_request(request.conn, number.into());
-        answer.of(uid, number);
+        service.cm.assign_request(request.conn, number.into());
+        answer.set_id(uid, number);
     }
     Some(answer)
 }
 
 /// Waits until a file has an event; EAGAIN for a non-blocking descriptor.
 ///
-/// A file whose descriptor is closed meanwhile will have none. The kernel keeps a call's file until the call returns,
-/// so there the call sleeps on. Programs that close a channel while a thread of theirs waits at it (rping until 2025)
-/// rely on that.
+/// A file whose descriptor is closed meanwhile gets no event. The kernel keeps a call's file until the call returns, so
+/// the call continues to sleep. Programs that close a channel while one of their threads waits for its events (rping
+/// until 2025) rely on that.
 fn wait_for_event(fd: c_int, file: FileId) -> Result<()> {
     // SAFETY: flags of a descriptor.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    // Checked second: if the number is still the file's now, the flags read above were the file's.
+    // The lookup follows the read of the flags: if the number is still the file's now, the flags were the file's.
     if flags >= 0 && flags & libc::O_NONBLOCK != 0 && descriptor::lookup(fd) == Some(file) {
         return Err(Errno(libc::EAGAIN));
     }
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     loop {
         if descriptor::lookup(fd) != Some(file) {
-            // No longer polled: only a signal ends this sleep.
+            // The descriptor is no longer polled: only a signal ends the sleep.
             poll.fd = -1;
         }
         // SAFETY: one structure.

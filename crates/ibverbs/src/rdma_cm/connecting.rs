@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use terrace_cm::{Ask, Connect, ListenerId};
+use terrace_cm::{Connect, ListenerId, SidrRequest};
 use terrace_nic::Device;
 use terrace_wire::cm::{IpHeader, PortSpace, Transport, service_id};
 
@@ -17,10 +17,10 @@ use super::service::Service;
 use crate::abi::{IBV_QPT_RC, IBV_QPT_UC};
 use crate::errno::{EINVAL, Errno, Result};
 
-/// Ports that are assigned when the program asks for none.
+/// Ports that are assigned when the program requests port 0.
 const EPHEMERAL: std::ops::Range<u16> = 32768..61000;
 
-/// One of those ports, another one at each attempt.
+/// An ephemeral port, a different one for each attempt.
 fn ephemeral_port(attempt: u64) -> u16 {
     let mixed = (now().0 ^ u64::from(std::process::id()) << 20)
         .wrapping_add(attempt)
@@ -28,11 +28,11 @@ fn ephemeral_port(attempt: u64) -> u16 {
     EPHEMERAL.start + ((mixed >> 33) % EPHEMERAL.len() as u64) as u16
 }
 
-/// Binds an identifier to an address of ours, or to all of them, and takes its port there.
+/// Binds an identifier to one address of the device, or to all, and reserves its port there.
 ///
 /// # Errors
-/// EINVAL unless it is new; EADDRNOTAVAIL for an address that the device does not have; EADDRINUSE for a port that is
-/// taken.
+/// EINVAL unless the identifier is new; EADDRNOTAVAIL for an address that the device does not have; EADDRINUSE for a
+/// port in use.
 pub fn bind(service: &mut Service, file: FileId, number: u32, address: SocketAddr) -> Result<()> {
     let device = service.device.clone().ok_or(Errno(libc::ENODEV))?;
     let id = service.ids.get(file, number)?;
@@ -48,7 +48,7 @@ pub fn bind(service: &mut Service, file: FileId, number: u32, address: SocketAdd
     let (port, claims) = match address.port() {
         0 => first_free(claim)?,
         port => match claim(port) {
-            // Two identifiers may share a port, as long as only one of them listens.
+            // Two identifiers may share a port while at most one of them listens.
             Err(Errno(libc::EADDRINUSE)) if id.reuse => (port, Vec::new()),
             claims => (port, claims?),
         },
@@ -59,13 +59,13 @@ pub fn bind(service: &mut Service, file: FileId, number: u32, address: SocketAdd
     Ok(())
 }
 
-/// Takes a port at an address, or at all of the device's.
+/// Reserves a port at one address, or at all addresses of the device.
 fn claim_all(device: &Device, source: Option<Source>, space: PortSpace, port: u16) -> Result<Vec<Claim>> {
-    let places: Vec<IpAddr> = match source {
+    let addresses: Vec<IpAddr> = match source {
         Some(source) => vec![source.address],
         None => device.gids().iter().map(|gid| gid.addr).collect(),
     };
-    places.into_iter().map(|place| rendezvous::claim(space, port, place)).collect()
+    addresses.into_iter().map(|address| rendezvous::claim(space, port, address)).collect()
 }
 
 fn first_free(claim: impl Fn(u16) -> Result<Vec<Claim>>) -> Result<(u16, Vec<Claim>)> {
@@ -80,7 +80,7 @@ fn first_free(claim: impl Fn(u16) -> Result<Vec<Claim>>) -> Result<(u16, Vec<Cla
     Err(Errno(libc::EADDRNOTAVAIL))
 }
 
-/// Resolves a peer's address. The outcome is an event; only invalid calls fail at once.
+/// Resolves a peer's address. The outcome is an event. Only invalid calls return an error.
 ///
 /// # Errors
 /// EINVAL for an identifier that has a peer already, or is bound to an address of another family.
@@ -95,7 +95,7 @@ pub fn resolve_address(
     if !matches!(id.stage, Stage::Idle | Stage::Bound) {
         return Err(EINVAL);
     }
-    let source = match (id.source, resolve::towards(device.gids(), to)) {
+    let source = match (id.source, resolve::source_towards(device.gids(), to)) {
         (Some(bound), Ok(_)) if bound.address.is_ipv4() == to.ip().to_canonical().is_ipv4() => bound,
         (Some(_), Ok(_)) => return Err(EINVAL),
         (None, Ok(source)) => source,
@@ -127,12 +127,12 @@ pub fn connect(service: &mut Service, file: FileId, number: u32, param: ConnPara
     let target = resolve::target(device.gids(), source, peer, id.space, id.traffic_class);
     let header = IpHeader { source_port: local.port(), source: source.address, destination: target.address };
     let service_id = service_id(id.space, peer.port());
-    let mut ask = Ask { service_id, header, path: target.path, private_data: Vec::new() };
+    let mut sidr = SidrRequest { service_id, header, path: target.path, private_data: Vec::new() };
     let conn = if id.is_ud() {
-        ask.private_data = param.private_data;
-        service.cm.ask(now(), number.into(), &ask)
+        sidr.private_data = param.private_data;
+        service.cm.send_sidr_req(now(), number.into(), &sidr)
     } else {
-        let connect = request(id, &device, source, &ask, param)?;
+        let connect = connect_parameters(id, &device, source, &sidr, param)?;
         service.cm.connect(now(), number.into(), &connect)
     };
     let conn = conn.map_err(Errno::from)?;
@@ -141,14 +141,20 @@ pub fn connect(service: &mut Service, file: FileId, number: u32, param: ConnPara
     Ok(())
 }
 
-/// The request.
-fn request(id: &Id, device: &Device, source: Source, ask: &Ask, param: ConnParam) -> Result<Connect> {
+/// The parameters of a REQ.
+fn connect_parameters(
+    id: &Id,
+    device: &Device,
+    source: Source,
+    sidr: &SidrRequest,
+    param: ConnParam,
+) -> Result<Connect> {
     let own_gid = device.gids().get(usize::from(source.gid_index)).map_or([0; 16], |gid| gid.raw);
     Ok(Connect {
-        service_id: ask.service_id,
-        header: ask.header,
-        path: ask.path,
-        gids: [own_gid, gid_of(ask.header.destination)],
+        service_id: sidr.service_id,
+        header: sidr.header,
+        path: sidr.path,
+        gids: [own_gid, gid_of(sidr.header.destination)],
         transport: match id.qp_type {
             IBV_QPT_RC => Transport::Rc,
             IBV_QPT_UC => Transport::Uc,
@@ -170,7 +176,7 @@ fn request(id: &Id, device: &Device, source: Source, ask: &Ask, param: ConnParam
 /// Listens at the address that an identifier is bound to.
 ///
 /// # Errors
-/// EINVAL unless it is bound; EADDRINUSE when another identifier or process listens there.
+/// EINVAL unless the identifier is bound; EADDRINUSE when another identifier or process listens there.
 pub fn listen(service: &mut Service, file: FileId, number: u32, backlog: u32) -> Result<()> {
     let device = service.device.clone().ok_or(Errno(libc::ENODEV))?;
     let id = service.ids.get(file, number)?;
@@ -183,7 +189,7 @@ pub fn listen(service: &mut Service, file: FileId, number: u32, backlog: u32) ->
     service.next_listener += 1;
     service.cm.listen(listener, service_id(space, local.port()), address, backlog).map_err(Errno::from)?;
     let id = service.ids.get(file, number)?;
-    // Last: requesters that find the name send requests at once.
+    // The name is published last: peers that find it send requests immediately.
     if let Err(errno) = id.claims.iter_mut().try_for_each(|claim| claim.listen(device.slot())) {
         service.cm.stop_listening(listener, now());
         return Err(errno);

@@ -1,8 +1,7 @@
-//! Which descriptors are channels to the connection manager.
+//! The descriptors that are channels to the connection manager.
 //!
-//! A descriptor's number alone does not tell: the program may have closed ours without a call that is interposed, and
-//! got the same number for something else. So the number is only a filter, and the inode of the socket behind it
-//! decides.
+//! A descriptor's number does not suffice: the program may have closed the descriptor without an interposed call, and
+//! got the same number for another file. So the number is only a filter, and the inode of the socket decides.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -12,14 +11,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::shim::signals::without_signals;
 
-/// A file of the device: what one `open` made.
+/// ID of the file that one `open` of the device created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(pub u64);
 
-/// Descriptors from this number on are not given out.
+/// `open` fails if the descriptor's number would be this one or higher.
 const DESCRIPTORS_MAX: usize = 1 << 16;
 
-/// One bit for each descriptor that was ours at the last check.
+/// One bit for each descriptor that was a channel at the last check.
 static BITS: [AtomicU64; DESCRIPTORS_MAX / 64] = [const { AtomicU64::new(0) }; DESCRIPTORS_MAX / 64];
 
 /// Files by the inode of their socket.
@@ -34,13 +33,13 @@ fn bit(fd: c_int) -> Option<(&'static AtomicU64, u64)> {
     Some((BITS.get(index / 64)?, 1 << (index % 64)))
 }
 
-/// Whether a descriptor may be ours: cheap, and async-signal-safe.
+/// Whether a descriptor may be a channel. Cheap, and async-signal-safe.
 #[inline]
 pub fn is_channel(fd: c_int) -> bool {
     bit(fd).is_some_and(|(word, mask)| word.load(Relaxed) & mask != 0)
 }
 
-/// Notes a descriptor. False if its number is too large.
+/// Records a descriptor. Returns false if its number is too large.
 pub fn add(fd: c_int, file: FileId) -> bool {
     let (Some((word, mask)), Some(inode)) = (bit(fd), inode(fd)) else { return false };
     files().get_or_insert_default().insert(inode, file);
@@ -66,7 +65,7 @@ pub fn hold_for_fork() -> Hold {
     Hold { _files: files() }
 }
 
-/// The file behind a descriptor, if it is one of ours.
+/// The file behind a descriptor, if it is a channel.
 pub fn lookup(fd: c_int) -> Option<FileId> {
     if !is_channel(fd) {
         return None;
@@ -80,17 +79,17 @@ pub fn lookup(fd: c_int) -> Option<FileId> {
     found
 }
 
-/// The file behind any descriptor, also one that was made by `dup`.
+/// The file behind any descriptor, including one that `dup` created.
 pub fn lookup_copy(fd: c_int) -> Option<FileId> {
     let inode = inode(fd)?;
     // A signal handler may use such a descriptor as well, or fork.
     without_signals(|| files().as_ref()?.get(&inode).copied())
 }
 
-/// Takes out the byte that makes a descriptor readable.
-pub fn silence(fd: c_int) {
+/// Receives the byte that makes a descriptor readable.
+pub fn clear_readable(fd: c_int) {
     let mut bytes = [0u8; 16];
-    // SAFETY: an array of that length. Whether a byte is there does not matter.
+    // SAFETY: an array of that length. The call may find no byte.
     unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
 }
 
@@ -109,8 +108,8 @@ fn system_fstat(fd: c_int) -> Option<libc::stat> {
     (!failed).then(|| unsafe { status.assume_init() })
 }
 
-/// The device number that a channel reports: the real device's, which newer versions of librdmacm compare with the
-/// kernel's answer, or else that of the first miscellaneous device.
+/// The device number that a channel reports: that of the real device, which newer versions of librdmacm compare with
+/// the kernel's answer, or otherwise that of the first miscellaneous device.
 pub fn device_number() -> libc::dev_t {
     let mut status = MaybeUninit::<libc::stat>::uninit();
     let path = c"/dev/infiniband/rdma_cm";

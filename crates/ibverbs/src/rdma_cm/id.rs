@@ -14,7 +14,7 @@ use super::resolve::Source;
 use crate::abi::{IBV_QPT_UD, ibv_qp_type};
 use crate::errno::{EINVAL, Errno, Result};
 
-/// How far an identifier has come towards a connection.
+/// The progress of an identifier towards a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     Idle,
@@ -29,20 +29,20 @@ pub enum Stage {
 /// An `rdma_cm_id`.
 pub struct Id {
     pub file: FileId,
-    /// The program's name for it; 0 while it has given none.
+    /// The program's name for the identifier; 0 before the program has set one.
     pub uid: u64,
     pub space: PortSpace,
     pub qp_type: ibv_qp_type,
     pub stage: Stage,
     pub local: Option<SocketAddr>,
     pub peer: Option<SocketAddr>,
-    /// The device's address, once there is one.
+    /// The device's address, once selected.
     pub source: Option<Source>,
     pub conn: Option<ConnId>,
     pub listener: Option<ListenerId>,
-    /// Addresses and ports that it has bound among the processes of this host.
+    /// Addresses and ports that the identifier has reserved among the processes of this host.
     pub claims: Vec<Claim>,
-    /// Events that the program has received: the program asks for their number when it destroys the identifier.
+    /// Events that the program has received. The program reads their number when it destroys the identifier.
     pub events_reported: u32,
     pub reuse: bool,
     pub traffic_class: u8,
@@ -79,15 +79,15 @@ impl Id {
 }
 
 /// A queued event.
-pub struct Waiting {
-    /// The identifier that it is for.
+pub struct QueuedEvent {
+    /// The identifier that gets the event.
     pub id: u32,
     pub answer: Answer<EVENT_BYTES>,
-    /// A connection request: it becomes an identifier of its own when the program takes the event.
+    /// A connection request, for which an identifier is created when the program takes the event.
     pub request: Option<Request>,
 }
 
-/// See [`Waiting::request`].
+/// See [`QueuedEvent::request`].
 pub struct Request {
     pub conn: ConnId,
     pub local: SocketAddr,
@@ -97,16 +97,16 @@ pub struct Request {
 
 /// The file of one `open`.
 pub struct File {
-    pub events: VecDeque<Waiting>,
+    pub events: VecDeque<QueuedEvent>,
     /// The descriptor that `open` returned to the program.
     pub fd: RawFd,
-    /// Our end of the pair: a byte sent into it makes the program's end readable.
+    /// The library's end of the pair: a byte sent into it makes the program's end readable.
     pub end: OwnedFd,
 }
 
 impl File {
     /// Adds an event.
-    pub fn push(&mut self, event: Waiting) {
+    pub fn push(&mut self, event: QueuedEvent) {
         if self.events.is_empty() {
             // SAFETY: an open descriptor and one readable byte. The socket cannot be full: at most one byte is in it.
             unsafe {
@@ -131,7 +131,7 @@ pub struct Ids {
 }
 
 impl Ids {
-    /// Adds an identifier. librdmacm keeps them in a table by number, so numbers stay small.
+    /// Adds an identifier with the lowest free number. librdmacm keeps a table by number, so numbers stay small.
     pub fn insert(&mut self, id: Id) -> u32 {
         let mut free = 0;
         for &taken in self.ids.keys() {
@@ -144,7 +144,7 @@ impl Ids {
         free
     }
 
-    /// An identifier of that file: ENOENT without one, EINVAL for another file's, as in the kernel.
+    /// An identifier of a file: ENOENT if it does not exist, EINVAL if it belongs to another file, as in the kernel.
     pub fn get(&mut self, file: FileId, number: u32) -> Result<&mut Id> {
         let id = self.ids.get_mut(&number).ok_or(Errno(libc::ENOENT))?;
         if id.file == file { Ok(id) } else { Err(EINVAL) }
@@ -159,27 +159,27 @@ impl Ids {
         self.ids.remove(&number)
     }
 
-    pub fn of_file(&self, file: FileId) -> Vec<u32> {
+    pub fn numbers_of_file(&self, file: FileId) -> Vec<u32> {
         self.ids.iter().filter(|(_, id)| id.file == file).map(|(number, _)| *number).collect()
     }
 
     /// The identifier of a listener.
-    pub fn of_listener(&self, listener: ListenerId) -> Option<u32> {
+    pub fn number_of_listener(&self, listener: ListenerId) -> Option<u32> {
         self.ids.iter().find(|(_, id)| id.listener == Some(listener)).map(|(number, _)| *number)
     }
 
-    /// Queues an event, unless the program has not given the identifier a `uid` yet: it could not tell which one the
-    /// event is for.
+    /// Queues an event, unless the identifier has no `uid` yet: the program could not match the event to its
+    /// identifier.
     pub fn queue(&mut self, number: u32, mut answer: Answer<EVENT_BYTES>, request: Option<Request>) -> bool {
         let Some(id) = self.ids.get(&number) else { return false };
         let (Some(file), true) = (self.files.get_mut(&id.file), id.uid != 0) else { return false };
-        answer.of(id.uid, number);
-        file.push(Waiting { id: number, answer, request });
+        answer.set_id(id.uid, number);
+        file.push(QueuedEvent { id: number, answer, request });
         true
     }
 
-    /// Takes the events of an identifier out of its file's queue.
-    pub fn take_events(&mut self, file: FileId, number: u32) -> Vec<Waiting> {
+    /// Removes the events of an identifier from its file's queue.
+    pub fn take_events(&mut self, file: FileId, number: u32) -> Vec<QueuedEvent> {
         let Some(file) = self.files.get_mut(&file) else { return Vec::new() };
         let (taken, rest): (Vec<_>, Vec<_>) = file.events.drain(..).partition(|event| event.id == number);
         file.events = rest.into();

@@ -1,23 +1,23 @@
-//! `/dev/infiniband/rdma_cm`: the character device through which librdmacm reaches the kernel's connection manager.
-//! Here it reaches ours (`terrace_cm`).
+//! `/dev/infiniband/rdma_cm`: the character device through which librdmacm reaches the kernel's connection manager. In
+//! this process it reaches `terrace_cm` instead.
 //!
-//! Programs open the device, write commands to it, and poll it for events. `open` returns one end of a socket pair: it
-//! polls as the device does, and when its last copy is closed in any manner, the other end reports a hangup. The path
-//! shim passes `write` and `fstat` of such descriptors to this module; for other descriptors that costs one lookup in
-//! a bitmap.
+//! Programs open the device, write commands to it, and poll it for events. `open` returns one end of a socket pair: its
+//! poll events are those of the device, and the other end reports a hangup when its last copy is closed in any manner.
+//! The path shim passes `write` and `fstat` of such descriptors to this module; other descriptors cost one lookup in a
+//! bitmap.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `descriptor` | which descriptors are ours |
+//! | `descriptor` | the descriptors of the device |
 //! | `abi` | the layout of commands and answers (`rdma/rdma_user_cm.h`) |
-//! | `command`, `connecting` | what each command does; those that lead to a connection |
+//! | `command`, `connecting` | the execution of commands; those that lead to a connection |
 //! | `id` | programs' `rdma_cm_id`s, and their events |
 //! | `attributes` | answers about routes and queue pairs |
-//! | `resolve` | which of our addresses, and which queue pair 1 of the peer, a connection uses |
-//! | `rendezvous` | which process of this host listens where |
-//! | `tell` | the connection manager's events for programs |
-//! | `service`, `clock` | the process's connection manager: its NIC, its thread, its lock; its clock |
-//! | `forwarding` | datagrams for other processes of this host, and those that come without a connection manager |
+//! | `resolve` | selection of the local address and of the peer's queue pair 1 for a connection |
+//! | `rendezvous` | the host's registry of listeners and their processes |
+//! | `report` | translation of the connection manager's events for programs |
+//! | `service`, `clock` | the process's connection manager with its NIC, thread and lock; its clock |
+//! | `forwarding` | forwarding of datagrams to other processes of this host; service without a connection manager |
 //!
 //! `docs/decisions/0027-connections-by-address.md` gives the reasons for this design.
 
@@ -30,9 +30,9 @@ mod descriptor;
 pub mod forwarding;
 mod id;
 mod rendezvous;
+mod report;
 mod resolve;
 pub mod service;
-mod tell;
 
 use std::ffi::{c_int, c_void};
 
@@ -42,12 +42,12 @@ use crate::errno::Errno;
 use crate::fork;
 use crate::shim::signals::without_signals;
 
-/// Whether a path is the device's.
+/// Whether a path is that of the device.
 pub fn is_device(path: &[u8]) -> bool {
     path == b"/dev/infiniband/rdma_cm"
 }
 
-/// Whether a descriptor is ours; checks the inode.
+/// Whether a descriptor belongs to the device, by its inode.
 pub fn is_ours(fd: c_int) -> bool {
     descriptor::lookup(fd).is_some()
 }
@@ -64,7 +64,7 @@ pub fn open(flags: c_int) -> c_int {
     }
 }
 
-/// `write(2)` to a descriptor that may be ours: `None` if it is not.
+/// `write(2)` to a descriptor; `None` if it does not belong to the device.
 ///
 /// # Safety
 /// As for the C library's.

@@ -1,4 +1,4 @@
-//! Which of our addresses a connection uses, and which queue pair 1 its request goes to.
+//! Selection of a connection's local address and of the queue pair 1 that gets its request.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -12,7 +12,7 @@ use crate::errno::Errno;
 /// Time to live of packets that queue pairs send.
 pub const HOP_LIMIT: u8 = 64;
 
-/// A port for finding a route: nothing is sent to it.
+/// The destination port of route lookups. Nothing is sent to it.
 const DISCARD_PORT: u16 = 9;
 
 /// One of the device's addresses.
@@ -22,36 +22,36 @@ pub struct Source {
     pub address: IpAddr,
 }
 
-/// Whether a program means any address of the device: the wildcard, or the address of the loopback, unless the device
-/// has just that one (Linux's `cma_any_addr`).
-pub fn is_any(gids: &[Gid], wanted: IpAddr) -> bool {
-    let wanted = wanted.to_canonical();
-    let is_loopback = wanted == Ipv4Addr::LOCALHOST || wanted == Ipv6Addr::LOCALHOST;
-    wanted.is_unspecified() || (is_loopback && gids.iter().all(|gid| gid.addr != wanted))
+/// Whether an address stands for every address of the device: the wildcard, or a loopback address that the device does
+/// not have (Linux's `cma_any_addr`).
+pub fn is_any(gids: &[Gid], requested: IpAddr) -> bool {
+    let requested = requested.to_canonical();
+    let is_loopback = requested == Ipv4Addr::LOCALHOST || requested == Ipv6Addr::LOCALHOST;
+    requested.is_unspecified() || (is_loopback && gids.iter().all(|gid| gid.addr != requested))
 }
 
-/// The device's address that a program means: the same one; for the loopback address or the wildcard, one of that
-/// family, preferably one that leads out of this host, as on a host with an RNIC.
-pub fn own_address(gids: &[Gid], wanted: IpAddr) -> Option<Source> {
-    let wanted = wanted.to_canonical();
+/// The device's address for a program's address: the same address if the device has it. For a loopback address or the
+/// wildcard it is one of that family, preferably not a loopback address, as on a host with an RNIC.
+pub fn own_address(gids: &[Gid], requested: IpAddr) -> Option<Source> {
+    let requested = requested.to_canonical();
     let source = |(gid_index, gid): (u8, &Gid)| Source { gid_index, address: gid.addr };
-    let exactly = (0u8..).zip(gids).find(|(_, gid)| gid.addr == wanted);
-    let of_family = || (0u8..).zip(gids).filter(|(_, gid)| gid.addr.is_ipv4() == wanted.is_ipv4());
-    let leads_out = || of_family().find(|(_, gid)| !gid.addr.is_loopback());
-    let fitting = match (is_any(gids, wanted), wanted.is_loopback()) {
-        (true, _) => leads_out().or_else(|| of_family().next()),
-        (false, true) => leads_out(),
+    let exact = (0u8..).zip(gids).find(|(_, gid)| gid.addr == requested);
+    let of_family = || (0u8..).zip(gids).filter(|(_, gid)| gid.addr.is_ipv4() == requested.is_ipv4());
+    let external = || of_family().find(|(_, gid)| !gid.addr.is_loopback());
+    let substitute = match (is_any(gids, requested), requested.is_loopback()) {
+        (true, _) => external().or_else(|| of_family().next()),
+        (false, true) => external(),
         (false, false) => None,
     };
-    exactly.or(fitting).map(source)
+    exact.or(substitute).map(source)
 }
 
-/// The device's address that packets to a peer leave from.
+/// The device's address from which packets to a peer are sent.
 ///
 /// # Errors
-/// ENODEV without an address of the peer's family; EADDRNOTAVAIL for an address that no peer can have; the system's
-/// without a route.
-pub fn towards(gids: &[Gid], peer: SocketAddr) -> Result<Source, Errno> {
+/// ENODEV without an address of the peer's family; EADDRNOTAVAIL for a multicast address; the kernel's error without a
+/// route.
+pub fn source_towards(gids: &[Gid], peer: SocketAddr) -> Result<Source, Errno> {
     let ip = peer.ip().to_canonical();
     if ip.is_multicast() {
         return Err(Errno(libc::EADDRNOTAVAIL));
@@ -60,16 +60,16 @@ pub fn towards(gids: &[Gid], peer: SocketAddr) -> Result<Source, Errno> {
         return Ok(own);
     }
     let of_family = || (0u8..).zip(gids).filter(|(_, gid)| gid.addr.is_ipv4() == ip.is_ipv4());
-    let routed = of_family().find(|(_, gid)| leads_to(gid.addr, peer).is_ok());
+    let routed = of_family().find(|(_, gid)| check_route(gid.addr, peer).is_ok());
     match (routed, of_family().next()) {
         (Some((gid_index, gid)), _) => Ok(Source { gid_index, address: gid.addr }),
-        (None, Some((_, gid))) => Err(leads_to(gid.addr, peer).err().unwrap_or(Errno(libc::ENETUNREACH))),
+        (None, Some((_, gid))) => Err(check_route(gid.addr, peer).err().unwrap_or(Errno(libc::ENETUNREACH))),
         (None, None) => Err(Errno(libc::ENODEV)),
     }
 }
 
-/// Whether the system has a route from one of our addresses to a peer.
-fn leads_to(own: IpAddr, peer: SocketAddr) -> Result<(), Errno> {
+/// Checks that the kernel has a route from a local address to a peer.
+fn check_route(own: IpAddr, peer: SocketAddr) -> Result<(), Errno> {
     let mut target = peer;
     target.set_port(DISCARD_PORT);
     let mut source = SocketAddr::new(own, 0);
@@ -82,21 +82,21 @@ fn leads_to(own: IpAddr, peer: SocketAddr) -> Result<(), Errno> {
     tried.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::ENETUNREACH)))
 }
 
-/// Where the request for a service at an address goes.
+/// The destination of a request for a service.
 pub struct Target {
     /// The path to queue pair 1.
     pub path: Path,
-    /// The peer's address as the listener knows it.
+    /// The peer's address as the listener has bound it.
     pub address: IpAddr,
 }
 
-/// Finds where the request for a service goes: to the slot of the process of this host that listens; else to slot 0.
+/// Finds the destination of a request: the process of this host that listens, otherwise instance index 0.
 pub fn target(gids: &[Gid], source: Source, peer: SocketAddr, space: PortSpace, traffic_class: u8) -> Target {
     let ip = peer.ip().to_canonical();
-    // The loopback address reaches the device's addresses, as it reaches those of every RNIC on its host.
+    // A loopback address reaches the device's addresses, as it reaches those of every RNIC on its host.
     let own = own_address(gids, ip).map(|own| own.address);
-    let (address, slot) = match rendezvous::find(space, peer.port(), ip) {
-        Some(slot) => (ip, Some(slot)),
+    let (address, instance) = match rendezvous::find(space, peer.port(), ip) {
+        Some(instance) => (ip, Some(instance)),
         None => match own {
             Some(own) if own != ip => (own, rendezvous::find(space, peer.port(), own)),
             _ => (ip, None),
@@ -104,7 +104,7 @@ pub fn target(gids: &[Gid], source: Source, peer: SocketAddr, space: PortSpace, 
     };
     let mut remote = peer;
     remote.set_ip(address);
-    remote.set_port(ROCE_PORT + u16::from(slot.unwrap_or(0)));
+    remote.set_port(ROCE_PORT + u16::from(instance.unwrap_or(0)));
     if let SocketAddr::V6(v6) = &mut remote
         && v6.ip().is_unicast_link_local()
         && v6.scope_id() == 0
@@ -129,17 +129,16 @@ mod tests {
     }
 
     #[test]
-    fn the_loopback_stands_for_the_device() {
-        let own = |wanted: &str| own_address(&gids(), wanted.parse().expect("an address"));
+    fn a_loopback_address_selects_an_address_of_the_device() {
+        let own = |requested: &str| own_address(&gids(), requested.parse().expect("an address"));
         assert_eq!(own("192.0.2.5").map(|source| source.gid_index), Some(0));
         assert_eq!(own("::ffff:192.0.2.5").map(|source| source.gid_index), Some(0));
         assert_eq!(own("127.0.0.1").map(|source| source.gid_index), Some(0));
         assert_eq!(own("::1").map(|source| source.gid_index), Some(1));
         assert_eq!(own("192.0.2.1"), None);
-        // An address of the loopback that a device has stands for a host of its own, and the loopback's proper ones for
-        // any.
+        // A device with a loopback address is a host of its own. 127.0.0.1 and the wildcard select that address.
         let on_loopback = table(&["127.0.0.58"]);
-        let own = |wanted: &str| own_address(&on_loopback, wanted.parse().expect("an address"));
+        let own = |requested: &str| own_address(&on_loopback, requested.parse().expect("an address"));
         assert_eq!(own("127.0.0.1").map(|source| source.address), Some([127, 0, 0, 58].into()));
         assert_eq!(own("0.0.0.0").map(|source| source.address), Some([127, 0, 0, 58].into()));
         assert_eq!(own("127.0.0.59"), None);
@@ -152,15 +151,16 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_are_none_are_refused() {
+    fn invalid_peer_addresses_fail() {
         let gids = table(&["127.0.0.58", "::1"]);
-        let to = |peer: &str| towards(&gids, peer.parse().expect("an address")).map_err(|errno| errno.0);
+        let to =
+            |peer: &str| source_towards(&gids, peer.parse().expect("an address")).map_err(|errno| errno.0);
         assert_eq!(to("224.0.0.1:1"), Err(libc::EADDRNOTAVAIL));
         assert_eq!(to("0.0.0.0:1").map(|source| source.gid_index), Ok(0));
         assert_eq!(to("127.0.0.59:1").map(|source| source.gid_index), Ok(0));
         let v4_only = &gids[..1];
         assert_eq!(
-            towards(v4_only, "[2001:db8::1]:1".parse().expect("an address")).err(),
+            source_towards(v4_only, "[2001:db8::1]:1".parse().expect("an address")).err(),
             Some(Errno(libc::ENODEV))
         );
     }

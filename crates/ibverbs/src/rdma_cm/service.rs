@@ -34,11 +34,11 @@ pub struct Service {
     pub device: Option<Arc<Device>>,
     pub next_listener: u64,
     /// An eventfd: a write to it wakes the thread.
-    bell: OwnedFd,
-    /// The time at which the thread wakes by itself.
-    sleeps_until: Option<Time>,
+    wake_event: OwnedFd,
+    /// The time at which the thread's sleep times out.
+    wake_at: Option<Time>,
     has_thread: bool,
-    /// Probes that may still be refused, their destinations, and the times at which waiting for a refusal ends.
+    /// Probes that may still fail with an ICMP error, their destinations and deadlines.
     probes: Vec<(Probe, SocketAddr, Time)>,
 }
 
@@ -48,17 +48,17 @@ fn locked() -> MutexGuard<'static, Option<Box<Service>>> {
     SERVICE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs `work` on the connection manager, then sends the datagrams and queues the events that resulted.
+/// Runs `work` on the connection manager, then sends the resulting datagrams and queues the resulting events.
 ///
 /// # Errors
-/// ENODEV when this process has none: it is a child that uses its parent's descriptor; else the error of `work`.
+/// ENODEV without a connection manager, in a child that uses its parent's descriptor; else the error of `work`.
 pub fn with<T>(work: impl FnOnce(&mut Service) -> Result<T>) -> Result<T> {
     // A signal handler may write to the device as well, or fork.
     without_signals(|| {
         let mut service = locked();
         let service = service.as_mut().ok_or(Errno(libc::ENODEV))?;
         let result = work(service);
-        service.settle();
+        service.drain_outputs();
         result
     })
 }
@@ -71,7 +71,7 @@ pub fn check(file: FileId) -> Result<()> {
     with(|service| if service.ids.files.contains_key(&file) { Ok(()) } else { Err(Errno(libc::ENODEV)) })
 }
 
-/// Gives the connection manager a NIC if it has none.
+/// Opens a NIC for the connection manager if it has none.
 ///
 /// # Errors
 /// The errors of opening a NIC.
@@ -79,13 +79,13 @@ pub fn ensure_device() -> Result<()> {
     if with(|service| Ok(service.device.is_some()))? {
         return Ok(());
     }
-    // Without the lock: opening a NIC blocks.
-    let device = nic::for_service()?;
-    let used = with(|service| Ok(service.adopt(&device)));
+    // The lock is not held here: opening a NIC blocks.
+    let device = nic::acquire_for_service()?;
+    let used = with(|service| Ok(service.attach_device(&device)));
     if !matches!(used, Ok(true)) {
-        nic::released_by_service();
+        nic::release_from_service();
     }
-    nic::stand_in();
+    nic::ensure_demultiplexer();
     used.map(|_| ())
 }
 
@@ -102,7 +102,8 @@ pub fn open_channel(flags: c_int) -> Result<RawFd> {
     };
     service.start_thread()?;
     let (theirs, ours) = socket_pair(flags)?;
-    // A forked child continues its parent's numbers: the parent's files stay in its list of descriptors.
+    // A forked child continues its parent's numbers, because the parent's files stay in the child's list of
+    // descriptors.
     static NEXT_FILE: AtomicU64 = AtomicU64::new(0);
     let file = FileId(NEXT_FILE.fetch_add(1, Relaxed));
     let fd = theirs.as_raw_fd();
@@ -111,7 +112,7 @@ pub fn open_channel(flags: c_int) -> Result<RawFd> {
     }
     std::mem::forget(theirs);
     service.ids.files.insert(file, File { events: Default::default(), fd, end: ours });
-    service.ring();
+    service.wake_thread();
     Ok(fd)
 }
 
@@ -137,13 +138,13 @@ fn socket_pair(flags: c_int) -> Result<(OwnedFd, OwnedFd)> {
 impl Service {
     fn new() -> Result<Service> {
         // SAFETY: flags only.
-        let bell = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if bell < 0 {
+        let wake_event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if wake_event < 0 {
             return Err(Errno::last());
         }
         let config = Config {
             guid: identity::get()?.node_guid,
-            slot: 0,
+            instance: 0,
             path_mtu: 5,
             seed: random_seed()?,
             timing: Timing::default(),
@@ -155,8 +156,8 @@ impl Service {
             device: None,
             next_listener: 0,
             // SAFETY: just opened, owned by nothing else.
-            bell: unsafe { OwnedFd::from_raw_fd(bell) },
-            sleeps_until: None,
+            wake_event: unsafe { OwnedFd::from_raw_fd(wake_event) },
+            wake_at: None,
             has_thread: false,
             probes: Vec::new(),
         })
@@ -173,29 +174,29 @@ impl Service {
         Ok(())
     }
 
-    /// Takes a NIC, unless another thread has set one meanwhile.
-    fn adopt(&mut self, device: &Arc<Device>) -> bool {
+    /// Uses a NIC, unless another thread has set one meanwhile.
+    fn attach_device(&mut self, device: &Arc<Device>) -> bool {
         if self.device.is_some() {
             return false;
         }
         device.on_management_class(CM_CLASS, Arc::new(receive));
         device.receive_at_all_gids();
-        device.on_peer_gone(Arc::new(note_peer_gone));
+        device.on_peer_gone(Arc::new(handle_peer_gone));
         self.cm.set_port(device.slot(), mtu_code(device.port_attributes().active_mtu));
         self.device = Some(device.clone());
-        // The thread wakes periodically if the NIC is not in slot 0.
-        self.ring();
+        // The thread wakes periodically if the NIC's instance index is not 0.
+        self.wake_thread();
         true
     }
 
-    fn ring(&self) {
+    fn wake_thread(&self) {
         // SAFETY: an open descriptor and eight readable bytes.
-        unsafe { libc::write(self.bell.as_raw_fd(), 1u64.to_ne_bytes().as_ptr().cast(), 8) };
+        unsafe { libc::write(self.wake_event.as_raw_fd(), 1u64.to_ne_bytes().as_ptr().cast(), 8) };
     }
 
     /// Sends the manager's datagrams, queues its events, and wakes the thread if a timer is due earlier than its
     /// wake-up.
-    fn settle(&mut self) {
+    fn drain_outputs(&mut self) {
         loop {
             while let Some(transmit) = self.cm.poll_transmit() {
                 if let Some(device) = self.device.clone()
@@ -205,17 +206,17 @@ impl Service {
                 }
             }
             let Some(event) = self.cm.poll_event() else { break };
-            self.tell(event);
+            self.report(event);
         }
         let due = self.cm.poll_timeout();
-        if due.is_some_and(|due| self.sleeps_until.is_none_or(|until| due < until)) {
-            self.sleeps_until = due;
-            self.ring();
+        if due.is_some_and(|due| self.wake_at.is_none_or(|until| due < until)) {
+            self.wake_at = due;
+            self.wake_thread();
         }
     }
 
-    /// Of the probes to one peer, one at a time is sent so that a refusal is reported: it concerns all connections to
-    /// that peer.
+    /// Sends a datagram. One probe per peer at a time is sent from a socket that reports ICMP errors: an error concerns
+    /// all connections to that peer.
     fn send(&mut self, device: &Device, transmit: &Transmit) -> std::result::Result<(), terrace_nic::Error> {
         let peer = transmit.path.remote;
         let is_new = self.probes.len() < PROBES_MAX && self.probes.iter().all(|(_, other, _)| *other != peer);
@@ -223,30 +224,30 @@ impl Service {
             return device.send_management(&transmit.path, &transmit.bytes);
         }
         let probe = device.probe_management(&transmit.path, &transmit.bytes)?;
-        self.probes.push((probe, peer, now().after_ns(REFUSED_WITHIN_NS)));
-        self.ring();
+        self.probes.push((probe, peer, now().after_ns(PROBE_TIMEOUT_NS)));
+        self.wake_thread();
         Ok(())
     }
 
-    /// Reports refused probes to the manager, and drops those whose time is over.
-    fn hear_refusals(&mut self) {
-        let mut refused = Vec::new();
+    /// Reports the ICMP errors of probes to the manager, and drops expired probes.
+    fn handle_probe_errors(&mut self) {
+        let mut unreachable = Vec::new();
         self.probes.retain(|(probe, peer, until)| {
             let error = probe.take_error();
             if error.as_ref().is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
-                refused.push(*peer);
+                unreachable.push(*peer);
             }
             error.is_none() && *until > now()
         });
-        for peer in refused {
-            self.cm.note_refused(now(), peer.ip(), peer.port());
+        for peer in unreachable {
+            self.cm.handle_port_unreachable(now(), peer.ip(), peer.port());
         }
     }
 
-    /// The last descriptor of a file is closed: its identifiers are destroyed.
+    /// Handles the closing of a file's last descriptor: destroys the file's identifiers.
     fn close(&mut self, file: FileId) {
         descriptor::remove(file);
-        for number in self.ids.of_file(file) {
+        for number in self.ids.numbers_of_file(file) {
             self.destroy(number);
         }
         self.ids.files.remove(&file);
@@ -257,10 +258,10 @@ impl Service {
         let Some(file) = self.ids.find(number).map(|id| id.file) else { return 0 };
         for event in self.ids.take_events(file, number) {
             if let Some(request) = event.request {
-                self.cm.forget_request(request.conn, now());
+                self.cm.drop_request(request.conn, now());
             }
         }
-        self.quiet_if_empty(file);
+        self.clear_readable_if_empty(file);
         let Some(id) = self.ids.remove(number) else { return 0 };
         if let Some(listener) = id.listener {
             self.cm.stop_listening(listener, now());
@@ -271,29 +272,29 @@ impl Service {
         id.events_reported
     }
 
-    /// Makes a file without events unreadable. Only the program's end can be drained, if its descriptor is still this
-    /// file's.
-    pub fn quiet_if_empty(&mut self, file: FileId) {
+    /// Makes a file without events unreadable. The byte is in the program's end, which can be read only while its
+    /// descriptor is still this file's.
+    pub fn clear_readable_if_empty(&mut self, file: FileId) {
         if let Some(it) = self.ids.files.get(&file)
             && it.events.is_empty()
             && descriptor::lookup(it.fd) == Some(file)
         {
-            descriptor::silence(it.fd);
+            descriptor::clear_readable(it.fd);
         }
     }
 
-    /// Whether peers may reach the NIC only through another process, which may end.
+    /// Whether peers may reach the NIC only through the process with instance index 0, which may exit.
     fn depends_on_others(&self) -> bool {
         self.device.as_ref().is_some_and(|device| device.slot() != 0)
     }
 
-    /// The descriptors that the thread polls, and the time at which it wakes by itself.
+    /// The descriptors that the thread polls, and the time at which its sleep times out.
     fn watch(&mut self) -> (Vec<(RawFd, FileId)>, Option<Time>) {
-        let next_look = self.depends_on_others().then(|| now().after_ns(LOOK_INTERVAL_NS));
+        let next_check = self.depends_on_others().then(|| now().after_ns(INSTANCE_0_CHECK_NS));
         let probes_end = self.probes.iter().map(|(.., until)| *until).min();
-        self.sleeps_until = [self.cm.poll_timeout(), next_look, probes_end].into_iter().flatten().min();
+        self.wake_at = [self.cm.poll_timeout(), next_check, probes_end].into_iter().flatten().min();
         let ends = self.ids.files.iter().map(|(file, it)| (it.end.as_raw_fd(), *file)).collect();
-        (ends, self.sleeps_until)
+        (ends, self.wake_at)
     }
 
     fn is_unused(&self) -> bool {
@@ -301,8 +302,8 @@ impl Service {
     }
 }
 
-/// A process of this host that a queue pair was connected to has ended, or has closed its NIC.
-fn note_peer_gone(address: SocketAddr) {
+/// Handles the end of a process of this host, or the closing of its NIC.
+fn handle_peer_gone(address: SocketAddr) {
     // Without a connection manager there is nothing to update.
     let _ = with(|service| {
         service.cm.suspect_host(now(), address.ip());
@@ -310,7 +311,7 @@ fn note_peer_gone(address: SocketAddr) {
     });
 }
 
-/// A seed that peers cannot guess.
+/// An unpredictable seed.
 fn random_seed() -> Result<u64> {
     let mut seed = [0; 8];
     // SAFETY: eight bytes to be written to.
@@ -325,32 +326,33 @@ fn receive(path: &Path, bytes: &[u8]) {
         forward_or_handle(&mut service.cm, &device, path, bytes);
         Ok(())
     });
-    // Fails in a child of the process that owns the NIC: the parent receives the datagram, too.
+    // The call fails in a child of the process that owns the NIC. The parent receives the datagram, too.
     let _ = handled;
 }
 
-/// How long a probe's refusal is waited for, and how many probes at a time; refusals of further probes are not noticed.
-const REFUSED_WITHIN_NS: u64 = 1_000_000_000;
+/// Time after which a probe's socket is closed, and limit of such sockets. ICMP errors of further probes are not
+/// noticed.
+const PROBE_TIMEOUT_NS: u64 = 1_000_000_000;
 const PROBES_MAX: usize = 32;
 
-/// How often a process that is not in slot 0 checks whether slot 0 is taken.
-const LOOK_INTERVAL_NS: u64 = 1_000_000_000;
+/// Interval at which a process with another instance index checks whether instance index 0 is in use.
+const INSTANCE_0_CHECK_NS: u64 = 1_000_000_000;
 
 /// The connection manager's thread.
 fn run() {
-    let mut looked_at = now();
+    let mut checked_at = now();
     loop {
         let watched = {
             let mut service = locked();
             let Some(service) = service.as_mut() else { return };
             let probes: Vec<RawFd> =
                 service.probes.iter().map(|(probe, ..)| probe.as_fd().as_raw_fd()).collect();
-            (service.watch(), probes, service.bell.as_raw_fd())
+            (service.watch(), probes, service.wake_event.as_raw_fd())
         };
-        let ((ends, until), probes, bell) = watched;
-        let hung_up = sleep(bell, &ends, &probes, until);
+        let ((ends, until), probes, wake_event) = watched;
+        let hung_up = sleep(wake_event, &ends, &probes, until);
         let unused = with(|service| {
-            service.hear_refusals();
+            service.handle_probe_errors();
             hung_up.iter().for_each(|file| service.close(*file));
             service.cm.handle_timeout(now());
             Ok(())
@@ -359,25 +361,25 @@ fn run() {
         if let Ok(Some(device)) = unused {
             serve_without_manager(&device);
             drop(device);
-            nic::released_by_service();
+            nic::release_from_service();
         }
-        if now() >= looked_at.after_ns(LOOK_INTERVAL_NS)
+        if now() >= checked_at.after_ns(INSTANCE_0_CHECK_NS)
             && let Ok(true) = with(|service| Ok(service.depends_on_others()))
         {
-            looked_at = now();
-            nic::stand_in();
+            checked_at = now();
+            nic::ensure_demultiplexer();
         }
     }
 }
 
 /// Sleeps until the eventfd is signalled, a file's last descriptor is closed, or `until`. Returns the files that are
 /// closed.
-fn sleep(bell: RawFd, ends: &[(RawFd, FileId)], probes: &[RawFd], until: Option<Time>) -> Vec<FileId> {
+fn sleep(wake_event: RawFd, ends: &[(RawFd, FileId)], probes: &[RawFd], until: Option<Time>) -> Vec<FileId> {
     let watch = |fd, events| libc::pollfd { fd, events, revents: 0 };
-    let mut fds = vec![watch(bell, libc::POLLIN)];
-    // `poll` always reports POLLHUP: the other end is closed.
+    let mut fds = vec![watch(wake_event, libc::POLLIN)];
+    // `poll` always reports POLLHUP when the other end is closed.
     fds.extend(ends.iter().map(|(fd, _)| watch(*fd, 0)));
-    // And POLLERR.
+    // `poll` always reports POLLERR.
     fds.extend(probes.iter().map(|fd| watch(*fd, 0)));
     let timeout_ms = until.map_or(-1, |until| {
         let ns = until.0.saturating_sub(now().0);
@@ -388,45 +390,45 @@ fn sleep(bell: RawFd, ends: &[(RawFd, FileId)], probes: &[RawFd], until: Option<
     if fds[0].revents != 0 {
         let mut count = [0u8; 8];
         // SAFETY: an open descriptor and eight bytes to be written to.
-        unsafe { libc::read(bell, count.as_mut_ptr().cast(), 8) };
+        unsafe { libc::read(wake_event, count.as_mut_ptr().cast(), 8) };
     }
     let hung_up = |fd: &libc::pollfd| fd.revents & (libc::POLLHUP | libc::POLLERR) != 0;
     std::iter::zip(&fds[1..], ends).filter(|(fd, _)| hung_up(fd)).map(|(_, (_, file))| *file).collect()
 }
 
-/// How often a DREQ is sent when the process exits, and how long each waits for its DREP. The kernel would retransmit
-/// for a minute; that would delay the exit too much.
-const GOODBYES: u32 = 6;
-const GOODBYE_PAUSE: Duration = Duration::from_millis(50);
-const GOODBYE_STEP: Duration = Duration::from_millis(1);
+/// Transmissions of a DREQ when the process exits, and the timeout of each. The kernel retransmits for a minute, which
+/// would delay the exit too much.
+const DREQ_ROUNDS: u32 = 6;
+const DREP_TIMEOUT: Duration = Duration::from_millis(50);
+const DREP_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// At process exit: disconnects every connection. A peer that gets no DREQ may wait for ever.
-pub fn say_goodbye() {
+/// Disconnects every connection when the process exits. A peer that gets no DREQ may wait for ever.
+pub fn disconnect_all() {
     let mut act: fn(&mut Cm) = |cm| cm.destroy_all(now());
-    for _ in 0..GOODBYES {
-        let until = Instant::now() + GOODBYE_PAUSE;
+    for _ in 0..DREQ_ROUNDS {
+        let until = Instant::now() + DREP_TIMEOUT;
         while Instant::now() < until {
-            match farewell(act) {
+            match try_disconnect_step(act) {
                 Some(false) => return,
                 Some(true) => act = |_| (),
                 None => {}
             }
-            std::thread::sleep(GOODBYE_STEP);
+            std::thread::sleep(DREP_POLL_INTERVAL);
         }
-        act = Cm::repeat_goodbyes;
+        act = Cm::resend_dreqs;
     }
 }
 
-/// One step of it. Returns whether peers have yet to answer; `None` while another thread holds the lock: it may never
-/// run again.
-fn farewell(act: fn(&mut Cm)) -> Option<bool> {
+/// Runs `act` if the lock is free. Returns whether a DREQ is unanswered, or `None` while another thread holds the lock.
+/// That thread may never run again.
+fn try_disconnect_step(act: fn(&mut Cm)) -> Option<bool> {
     let mut service = SERVICE.try_lock().ok()?;
     let Some(service) = service.as_mut().filter(|service| service.device.is_some()) else {
         return Some(false);
     };
     act(&mut service.cm);
-    service.settle();
-    Some(service.cm.awaits_goodbyes())
+    service.drain_outputs();
+    Some(service.cm.has_unanswered_dreqs())
 }
 
 /// Holds the connection manager's locks while the process forks.
@@ -440,8 +442,8 @@ pub fn hold_for_fork() -> Hold {
     Hold { service: locked(), _descriptors: descriptor::hold_for_fork() }
 }
 
-/// In a forked child: forgets the manager without dropping it. The connections are the parent's, and a drop might
-/// notify peers.
+/// Forgets the manager in a forked child without dropping it. The connections are the parent's, and a drop might notify
+/// peers.
 pub fn forget_in_child(hold: Hold) {
     let Hold { mut service, _descriptors } = hold;
     std::mem::forget(service.take());

@@ -1,5 +1,5 @@
-//! Functions of the C library that take a descriptor, for channels to our connection manager (`rdma_cm`). For any other
-//! descriptor they cost one lookup in a bitmap.
+//! Functions of the C library that take a descriptor, for channels to the connection manager (`rdma_cm`). Other
+//! descriptors cost one lookup in a bitmap.
 
 use std::ffi::{c_int, c_void};
 
@@ -7,7 +7,7 @@ use super::real::call_real;
 use crate::rdma_cm;
 
 unsafe extern "C" {
-    /// The C library's `write` by its other name: it could not be looked up at every place that calls `write`.
+    /// The C library's `write` by its other name, because a lookup is not possible in every caller of `write`.
     fn __write(fd: c_int, data: *const c_void, len: usize) -> isize;
 }
 
@@ -27,11 +27,11 @@ pub unsafe extern "C" fn write(fd: c_int, data: *const c_void, len: usize) -> is
     unsafe { __write(fd, data, len) }
 }
 
-/// Makes a socket look like the character device that it replaces.
+/// Replaces a socket's status by that of the character device.
 ///
 /// # Safety
 /// `answer` is null or may be written, if the call before it has succeeded.
-unsafe fn disguise(fd: c_int, answer: *mut libc::stat) {
+unsafe fn replace_status(fd: c_int, answer: *mut libc::stat) {
     const READABLE_AND_WRITABLE_BY_ALL: libc::mode_t = 0o666;
     if rdma_cm::is_channel(fd) && rdma_cm::is_ours(fd) {
         // SAFETY: the C library has just written there.
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn fstat(fd: c_int, answer: *mut libc::stat) -> c_int {
     let failed = call_real!(fstat: fn(c_int, *mut libc::stat) -> c_int, fd, answer);
     if failed == 0 {
         // SAFETY: filled.
-        unsafe { disguise(fd, answer) };
+        unsafe { replace_status(fd, answer) };
     }
     failed
 }
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn fstat64(fd: c_int, answer: *mut libc::stat) -> c_int {
     let failed = call_real!(fstat64: fn(c_int, *mut libc::stat) -> c_int, fd, answer);
     if failed == 0 {
         // SAFETY: filled.
-        unsafe { disguise(fd, answer) };
+        unsafe { replace_status(fd, answer) };
     }
     failed
 }
@@ -80,12 +80,12 @@ pub unsafe extern "C" fn __fxstat(version: c_int, fd: c_int, answer: *mut libc::
     );
     if failed == 0 {
         // SAFETY: filled.
-        unsafe { disguise(fd, answer) };
+        unsafe { replace_status(fd, answer) };
     }
     failed
 }
 
-/// The same.
+/// As `__fxstat`.
 ///
 /// # Safety
 /// As for the C library's.
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn __fxstat64(version: c_int, fd: c_int, answer: *mut libc
     );
     if failed == 0 {
         // SAFETY: filled.
-        unsafe { disguise(fd, answer) };
+        unsafe { replace_status(fd, answer) };
     }
     failed
 }

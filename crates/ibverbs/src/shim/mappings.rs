@@ -1,8 +1,8 @@
-//! Functions that change mappings. Regions larger than memory (`paged`) depend on mappings of the program, and are
-//! notified before the program removes one.
+//! Functions that change mappings. Regions larger than memory (`paged`) depend on the program's mappings, and are
+//! notified before the program changes one.
 //!
-//! These functions do not look the C library's up but make the system calls themselves: allocators call them before
-//! anything can be looked up.
+//! These functions execute the system calls themselves instead of looking up the C library's functions: allocators call
+//! them before a lookup is possible.
 
 use std::ffi::{c_int, c_long, c_void};
 
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn mremap(
     unsafe { libc::syscall(libc::SYS_mremap, old, old_len, new_len, c_long::from(flags), new) as *mut c_void }
 }
 
-/// `mmap(2)`: replaces other mappings with `MAP_FIXED`.
+/// `mmap(2)`, which replaces other mappings with `MAP_FIXED`.
 ///
 /// # Safety
 /// As for the C library's.
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn mmap64(
     unsafe { libc::syscall(libc::SYS_mmap, addr, len, protection, flags, fd, offset) as *mut c_void }
 }
 
-/// The same; offsets have 64 bits in both.
+/// As `mmap64`; both have 64-bit offsets.
 ///
 /// # Safety
 /// As for the C library's.

@@ -1,14 +1,14 @@
 //! Functions of the C library that take a path.
 //!
-//! `open` and `openat` are variadic in C. Here they have the mode as a parameter: in every Linux calling convention a
-//! variadic argument of that type is passed as a named one is, and if a caller passes none, it is not used.
+//! `open` and `openat` are variadic in C. Here the mode is a parameter: in every Linux calling convention a variadic
+//! argument of that type is passed like a named one, and if a caller passes none, it is not used.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use libc::mode_t;
 
 use super::real::call_real;
-use super::redirect::{redirected, seen};
+use super::redirect::{redirected, without_root};
 use crate::errno::Errno;
 use crate::rdma_cm;
 
@@ -35,7 +35,7 @@ macro_rules! pass_on {
     };
 }
 
-/// `DIR *`, `FILE *`, `struct stat *` and similar: passed on, never dereferenced.
+/// `DIR *`, `FILE *`, `struct stat *` and similar pointers, which are never dereferenced.
 type Opaque = *mut c_void;
 
 /// Defines functions that open a path. This library opens the connection manager's device itself.
@@ -118,16 +118,16 @@ pass_on! {
     fn __readlinkat_chk(directory: c_int; path, target: *mut c_char, size: usize, room: usize) -> isize;
 }
 
-/// Removes the tree's root from a path that `realpath` or a similar function wrote; the path only gets shorter.
+/// Removes the tree's root from a path that `realpath` or a similar function wrote; the path never becomes longer.
 ///
 /// # Safety
 /// `found` is null or a C string that may be written.
-unsafe fn show(found: *mut c_char) -> *mut c_char {
+unsafe fn remove_root(found: *mut c_char) -> *mut c_char {
     if found.is_null() {
         return found;
     }
     // SAFETY: the caller's.
-    if let Some(shown) = seen(unsafe { CStr::from_ptr(found) }) {
+    if let Some(shown) = without_root(unsafe { CStr::from_ptr(found) }) {
         // SAFETY: `shown` is the end of `found`, terminator included; the two may overlap.
         unsafe { std::ptr::copy(shown.as_ptr(), found, shown.to_bytes_with_nul().len()) };
     }
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn realpath(path: *const c_char, answer: *mut c_char) -> *
     let path = unsafe { redirected(path) };
     let found = call_real!(realpath: fn(*const c_char, *mut c_char) -> *mut c_char, path.as_ptr(), answer);
     // SAFETY: null or the answer.
-    unsafe { show(found) }
+    unsafe { remove_root(found) }
 }
 
 /// `realpath(3)` of programs compiled with `_FORTIFY_SOURCE`.

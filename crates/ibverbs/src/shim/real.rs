@@ -10,7 +10,7 @@ const MISSING: *mut c_void = std::ptr::without_provenance_mut(1);
 /// A function of the C library.
 pub struct Real {
     name: &'static CStr,
-    /// Null until [`find_all`]; [`MISSING`] where this system has none.
+    /// Null until [`find_all`]; [`MISSING`] if the system has no such function.
     address: AtomicPtr<c_void>,
 }
 
@@ -19,10 +19,11 @@ impl Real {
         Real { name, address: AtomicPtr::new(null_mut()) }
     }
 
-    /// Its address in the next library that has it; null if there is none (old entry points on new systems).
+    /// The function's address in the next library that defines it; null if there is none (old entry points on new
+    /// systems).
     pub fn address(&self) -> *mut c_void {
         let known = self.address.load(Relaxed);
-        // Null before `find_all`: another library's constructor has run before ours.
+        // The address is null before `find_all`, if another library's constructor runs before this library's.
         let known = if known.is_null() { self.find() } else { known };
         if known == MISSING { null_mut() } else { known }
     }
@@ -69,7 +70,7 @@ functions! {
     statx
 }
 
-/// Looks all of them up, when the library is loaded. Not at the first call: that may be in a signal handler, or in a
+/// Looks up all functions when the library is loaded. A lookup at the first call could be in a signal handler, or in a
 /// thread for which the holder of the dynamic linker's lock waits.
 pub fn find_all() {
     for function in ALL {
@@ -77,7 +78,7 @@ pub fn find_all() {
     }
 }
 
-/// The result of a function that does not exist here, besides ENOSYS.
+/// The result of a missing function, besides ENOSYS.
 pub trait Failure {
     /// -1 or null.
     fn failure() -> Self;

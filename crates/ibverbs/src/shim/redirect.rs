@@ -7,10 +7,10 @@ use super::tree;
 use crate::device_list::{DEVICE_NAME, UVERBS_NAME};
 use crate::rdma_cm;
 
-/// The target of `/dev/infiniband/uverbs0`: a character device that may be opened, which is all that programs check.
+/// The target of `/dev/infiniband/uverbs0`: a character device that programs can open. They check nothing else.
 const CHARACTER_DEVICE: &CStr = c"/dev/null";
 
-/// Directories that are redirected as a whole. A path is inside if it goes on with a slash or ends there.
+/// Directories that are redirected as a whole. A path is inside if it ends there or continues with a slash.
 const DIRECTORIES: [&[u8]; 6] = [
     b"/sys/class/infiniband",
     b"/sys/class/infiniband_verbs",
@@ -29,7 +29,7 @@ pub enum Redirected {
 }
 
 impl Redirected {
-    /// For the C library.
+    /// The path for the C library.
     pub fn as_ptr(&self) -> *const c_char {
         match self {
             Redirected::Same(path) => *path,
@@ -41,7 +41,7 @@ impl Redirected {
 /// The path for the C library in place of a program's.
 ///
 /// # Safety
-/// `path` is null or a C string, and stays one while the answer is used.
+/// `path` is null or a C string, and remains one while the result is used.
 pub unsafe fn redirected(path: *const c_char) -> Redirected {
     if path.is_null() {
         return Redirected::Same(path);
@@ -81,7 +81,7 @@ fn is_device(path: &[u8]) -> bool {
 }
 
 /// The program's view of a path that the C library returned: without the tree's root.
-pub fn seen(path: &CStr) -> Option<&CStr> {
+pub fn without_root(path: &CStr) -> Option<&CStr> {
     let root = tree::existing_root()?;
     let rest = path.to_bytes_with_nul().strip_prefix(root.as_os_str().as_bytes())?;
     if rest[0] == b'/' { CStr::from_bytes_with_nul(rest).ok() } else { None }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_paths_stay() {
+    fn other_paths_are_not_redirected() {
         for path in
             [c"/etc/passwd", c"/sys/class/net", c"/sys/class/infiniband_mad", c"/dev/infinibandit", c""]
         {

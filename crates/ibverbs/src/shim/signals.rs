@@ -1,5 +1,5 @@
 //! Signal functions. Accesses to unmapped memory raise SIGSEGV or SIGBUS in this library's copies and must reach its
-//! handler first; the handler passes every other fault on to the program's.
+//! handler first. The handler passes every other fault to the program's handler.
 
 use std::ffi::c_int;
 
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const Action, old: *mut 
     call_real!(sigaction: fn(c_int, *const Action, *mut Action) -> c_int, signal, &raw const wanted, old)
 }
 
-/// The same under the C library's own name.
+/// As `sigaction`, under the C library's own name.
 ///
 /// # Safety
 /// As for the C library's.
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn __sigaction(signal: c_int, new: *const Action, old: *mu
     unsafe { sigaction(signal, new, old) }
 }
 
-/// The simple functions for SIGSEGV and SIGBUS, by `sigaction`: the previous handler, or `SIG_ERR`.
+/// Implements the simple functions for SIGSEGV and SIGBUS by `sigaction`. Returns the previous handler, or `SIG_ERR`.
 fn install(signal: c_int, handler: sighandler_t, flags: c_int) -> sighandler_t {
     // SAFETY: integers, and an optional function.
     let (mut new, mut old): (Action, Action) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
@@ -95,9 +95,9 @@ simple! {
     __sysv_signal: libc::SA_RESETHAND | libc::SA_NODEFER, __sysv_signal;
 }
 
-/// Calls `work` while this thread blocks the program's signals. A handler could otherwise call into the interrupted
-/// code, or fork; and threads that are started leave signals to the program's threads. Faults cannot be blocked (see
-/// above).
+/// Calls `work` while this thread blocks the program's signals. Otherwise a handler could call the interrupted code, or
+/// fork. Threads that `work` starts inherit the mask and leave signals to the program's threads. Faults cannot be
+/// blocked (see above).
 pub fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: sets of signals are plain data, written before they are read.
     let (mut all, mut before): (sigset_t, sigset_t) = unsafe { std::mem::zeroed() };

@@ -1,8 +1,8 @@
-//! A directory tree that looks like sysfs and `/dev` on a machine with the device.
+//! A directory tree with the contents of sysfs and `/dev` on a machine with the device.
 //!
-//! It consists of real files, so that the kernel handles all that a program does with a path or a descriptor there. It
-//! is made at the first lookup, belongs to the process and is removed at its end; the next process removes those of
-//! processes that were killed.
+//! The tree consists of real files, so that the kernel implements all operations on its paths and descriptors. It is
+//! created at the first lookup, belongs to the process and is removed at exit. The next process removes the trees of
+//! killed processes.
 
 use std::fs;
 use std::io;
@@ -21,28 +21,28 @@ use crate::device_list::{DEVICE_NAME, UVERBS_NAME};
 use crate::identity::{self, Identity};
 use crate::query::{FIRMWARE, GID_ENTRIES, PKEY};
 
-/// Directories for trees: in memory, or else the directory for temporary files.
-const PLACES: [&str; 2] = ["/dev/shm", "/tmp"];
+/// Parent directories of trees, in order of preference: one in memory, the one for temporary files.
+const PARENTS: [&str; 2] = ["/dev/shm", "/tmp"];
 
-/// Beginning of their names; the process id follows.
+/// Prefix of a tree's name; the process id follows.
 const PREFIX: &str = "terrace-sysfs.";
 
 struct Tree {
     root: PathBuf,
-    /// The process that made it and removes it; after a fork, not this process.
+    /// The process that created the tree and removes it. In a forked child it is the parent.
     owner: u32,
 }
 
-/// The tree, or null. Trees are never freed: a process makes one, and another one only when that has been removed. So
-/// a lookup takes no lock, which could be locked for ever in a forked child, or held by the thread that a signal
-/// handler interrupts.
+/// The tree, or null. The structures are never freed: a process creates one tree, and another one only if the first has
+/// been removed. So a lookup takes no lock, which could stay locked in a forked child, or be held by the thread that a
+/// signal handler interrupts.
 static TREE: AtomicPtr<Tree> = AtomicPtr::new(null_mut());
 
-/// Held while a tree is made.
-static MAKING: Mutex<()> = Mutex::new(());
+/// Held while a tree is created.
+static CREATION: Mutex<()> = Mutex::new(());
 
-/// The thread that is making the tree: it opens files itself and must not wait for itself.
-static MAKER: AtomicU32 = AtomicU32::new(0);
+/// The thread that creates the tree. It opens files itself and must not wait for itself.
+static CREATOR: AtomicU32 = AtomicU32::new(0);
 
 fn thread_id() -> u32 {
     // SAFETY: no preconditions.
@@ -54,28 +54,28 @@ fn tree() -> Option<&'static Tree> {
     unsafe { TREE.load(Acquire).as_ref() }
 }
 
-/// The root if there is one.
+/// The root, if the tree exists.
 pub fn existing_root() -> Option<&'static Path> {
     Some(&tree()?.root)
 }
 
-/// The tree's root, made if need be. `None` if that is not possible: then paths are not redirected.
+/// The tree's root. Creates the tree if necessary. `None` if that fails: then paths are not redirected.
 pub fn root() -> Option<&'static Path> {
     let usable = || existing_root().filter(|root| root.exists());
     if let Some(root) = usable() {
         return Some(root);
     }
-    if MAKER.load(Relaxed) == thread_id() {
+    if CREATOR.load(Relaxed) == thread_id() {
         return None;
     }
-    // A signal handler that looks the tree up would wait for its own thread.
+    // A signal handler that looks up the tree would wait for its own thread.
     without_signals(|| {
-        let _making = making();
-        // Another thread may have made it meanwhile.
+        let _making = lock_creation();
+        // Another thread may have created it meanwhile.
         usable().or_else(|| {
-            MAKER.store(thread_id(), Relaxed);
-            let made = make();
-            MAKER.store(0, Relaxed);
+            CREATOR.store(thread_id(), Relaxed);
+            let made = create();
+            CREATOR.store(0, Relaxed);
             match made {
                 Ok(root) => {
                     let tree = Box::new(Tree { root, owner: std::process::id() });
@@ -91,27 +91,27 @@ pub fn root() -> Option<&'static Path> {
     })
 }
 
-fn making() -> MutexGuard<'static, ()> {
-    MAKING.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_creation() -> MutexGuard<'static, ()> {
+    CREATION.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps a tree from being half made while the process forks. A child uses its parent's.
+/// Prevents a fork during the creation of a tree. A child uses its parent's tree.
 pub struct Hold {
     _making: MutexGuard<'static, ()>,
 }
 
 /// See [`Hold`].
 pub fn hold_for_fork() -> Hold {
-    Hold { _making: making() }
+    Hold { _making: lock_creation() }
 }
 
-fn make() -> io::Result<PathBuf> {
+fn create() -> io::Result<PathBuf> {
     let identity = identity::get().map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
     remove_at_exit();
     let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for place in PLACES.map(Path::new) {
+    for place in PARENTS.map(Path::new) {
         remove_stale(place);
-        match make_in(place, identity) {
+        match create_in(place, identity) {
             Ok(root) => return Ok(root),
             Err(error) => last = error,
         }
@@ -119,9 +119,9 @@ fn make() -> io::Result<PathBuf> {
     Err(last)
 }
 
-fn make_in(place: &Path, identity: &Identity) -> io::Result<PathBuf> {
+fn create_in(place: &Path, identity: &Identity) -> io::Result<PathBuf> {
     let pid = std::process::id();
-    // A new directory: creation fails if the name exists, also as a link.
+    // Creation of the directory fails if the name exists, also as a link.
     let root = (0..64).map(|attempt| place.join(format!("{PREFIX}{pid}.{attempt}"))).find_map(|root| {
         match fs::DirBuilder::new().mode(0o700).create(&root) {
             Ok(()) => Some(Ok(root)),
@@ -152,7 +152,7 @@ fn fill(root: &Path, identity: &Identity) -> io::Result<()> {
     let device = directory(&virtual_devices, &format!("infiniband/{DEVICE_NAME}"))?;
     fill_device(&device, identity)?;
     fill_port(&directory(&device, "ports/1")?, identity)?;
-    // Programs look here for the network interface that has the device's addresses.
+    // Programs look up the network interface with the device's addresses here.
     if let Some(first) = identity.gids.first() {
         directory(&device, &format!("device/net/{}", first.interface))?;
     }
@@ -212,7 +212,7 @@ fn fill_port(port: &Path, identity: &Identity) -> io::Result<()> {
         let name = index.to_string();
         let entry = identity.gids.get(index);
         line(&gids, &name, gid(&entry.map_or([0; 16], |entry| entry.raw)))?;
-        // Reading the attributes of an empty entry fails in sysfs; here the files do not exist.
+        // In sysfs, reading the attributes of an empty entry fails; in this tree the files do not exist.
         if let Some(entry) = entry {
             line(&types, &name, "RoCE v2")?;
             line(&interfaces, &name, &entry.interface)?;
@@ -221,14 +221,15 @@ fn fill_port(port: &Path, identity: &Identity) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the trees of processes that no longer exist. Only the user's own: the directory is shared by all users.
+/// Removes the trees of processes that no longer exist. Removes only the user's own trees, because all users share the
+/// directory.
 fn remove_stale(place: &Path) {
     let Ok(entries) = fs::read_dir(place) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
         let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('.').next()?.parse().ok());
         let Some(owner): Option<i32> = owner else { continue };
-        // SAFETY: signal 0 only asks whether the process exists.
+        // SAFETY: signal 0 only checks whether the process exists.
         let gone = unsafe { libc::kill(owner, 0) } != 0
             && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         // SAFETY: no preconditions.
@@ -245,13 +246,13 @@ fn remove_at_exit() {
         // SAFETY: a function without preconditions, in a library that stays loaded.
         let failed = unsafe { libc::atexit(remove_own) } != 0;
         if failed {
-            tracing::debug!("no room for an exit handler; the next process will remove the tree");
+            tracing::debug!("cannot register an exit handler; the next process will remove the tree");
         }
     });
 }
 
 extern "C" fn remove_own() {
-    // Another thread may be making a tree while the process exits; the next process will remove that.
+    // Another thread may be creating a tree while the process exits. The next process removes it.
     if let Some(tree) = tree().filter(|tree| tree.owner == std::process::id()) {
         TREE.store(null_mut(), Release);
         drop(fs::remove_dir_all(&tree.root));
@@ -263,17 +264,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_look_as_in_sysfs() {
+    fn numbers_have_the_format_of_sysfs() {
         assert_eq!(guid(0x0200_5eff_fe00_0001), "0200:5eff:fe00:0001");
         let raw = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
         assert_eq!(gid(&raw), "0000:0000:0000:0000:0000:ffff:7f00:0001");
     }
 
     #[test]
-    fn a_tree_has_what_programs_read() {
+    fn a_tree_has_the_files_that_programs_read() {
         let identity =
             Identity { node_guid: 1, gids: vec![terrace_nic::Gid::new([127, 0, 0, 1].into(), "lo", 1)] };
-        let root = make_in(&std::env::temp_dir(), &identity).expect("a tree");
+        let root = create_in(&std::env::temp_dir(), &identity).expect("a tree");
         let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
         assert_eq!(read("sys/class/infiniband/terrace0/ports/1/gid_attrs/types/0"), "RoCE v2\n");
         assert_eq!(read("sys/class/infiniband/terrace0/ports/1/gid_attrs/types/1"), "");

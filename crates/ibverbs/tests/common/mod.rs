@@ -1,12 +1,12 @@
 //! The verbs as a C program calls them, on an open device of the loopback address.
 
-// Not every test file uses all of it.
+// Each test file uses a part of this module.
 #![allow(dead_code, clippy::missing_safety_doc)]
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
-// The symbols below are this library's; naming it links it.
+// The symbols below are this library's. Its name makes the linker include it.
 use terrace_ibverbs as _;
 use terrace_ibverbs::abi::*;
 
@@ -75,7 +75,7 @@ unsafe extern "C" {
     ) -> isize;
 }
 
-/// A structure of C with every byte zero.
+/// A C structure with every byte zero.
 pub fn zero<T>() -> T {
     // SAFETY: used for C structures only.
     unsafe { std::mem::zeroed() }
@@ -91,7 +91,7 @@ pub fn open() -> *mut ibv_context {
     static ADDRESS: std::sync::Once = std::sync::Once::new();
     // SAFETY: every test calls this first, so no thread reads the environment at the same time.
     ADDRESS.call_once(|| unsafe { std::env::set_var("TERRACE_ADDR", "127.0.0.1") });
-    // SAFETY: as the man pages say.
+    // SAFETY: as in the man pages.
     unsafe {
         let list = ibv_get_device_list(null_mut());
         let context = ibv_open_device(*list);
@@ -114,7 +114,7 @@ pub fn ops(context: *mut ibv_context) -> ibv_context_ops {
     unsafe { (*context).ops }
 }
 
-/// Attributes of a queue pair of that kind with ten work requests each way.
+/// Attributes of a queue pair of this type with ten work requests in each queue.
 pub fn qp_init(cq: *mut ibv_cq, qp_type: ibv_qp_type) -> ibv_qp_init_attr {
     let cap = ibv_qp_cap {
         max_send_wr: 10,
@@ -127,7 +127,7 @@ pub fn qp_init(cq: *mut ibv_cq, qp_type: ibv_qp_type) -> ibv_qp_init_attr {
     ibv_qp_init_attr { qp_context, send_cq: cq, recv_cq: cq, srq, cap, qp_type, sq_sig_all: 1 }
 }
 
-/// Brings a queue pair to RTS, connected to the number given (itself, for loopback).
+/// Brings a queue pair to RTS, connected to the given queue pair number (its own for loopback).
 ///
 /// # Safety
 /// `qp` is an RC queue pair.

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use terrace_fabric::TxBatch;
 use terrace_sync::Mutex;
-use terrace_wire::{Packet, Path, Psn, QPN_SLOT_SHIFT, ROCE_PORT, RxMeta};
+use terrace_wire::{Packet, Path, Psn, QPN_INSTANCE_SHIFT, ROCE_PORT, RxMeta};
 
 use super::{Inbound, PREFIX_BYTES, SERVICE, Sender};
 use crate::address::socket_address;
@@ -114,19 +114,19 @@ impl Device {
 
     /// Whether this device forwards packets of other instances.
     fn is_demultiplexer(&self) -> bool {
-        self.port.slot() == 0 && self.is_colocated()
+        self.port.instance() == 0 && self.is_colocated()
     }
 
     /// Whether a number is another instance's, and this device forwards to that instance.
     pub(crate) fn is_for_other_instance(&self, qpn: u32) -> bool {
-        qpn >> QPN_SLOT_SHIFT != 0 && self.is_demultiplexer()
+        qpn >> QPN_INSTANCE_SHIFT != 0 && self.is_demultiplexer()
     }
 
     /// Forwards a packet to the process that has its queue pair number's instance. False if this device does not
     /// forward to it.
     #[cold]
     pub(crate) fn forward_to_process(&self, meta: &RxMeta, bytes: &[u8], qpn: u32) -> bool {
-        let instance = (qpn >> QPN_SLOT_SHIFT) as u8;
+        let instance = (qpn >> QPN_INSTANCE_SHIFT) as u8;
         if instance == 0 || !self.is_demultiplexer() {
             return false;
         }
@@ -167,7 +167,7 @@ impl Device {
     /// Asks the process that has instance 0 of this device's addresses to listen at all of its own: peers may use any of
     /// them.
     pub fn ask_demultiplexer_to_listen(&self) {
-        if self.port.slot() == 0 || !self.is_colocated() {
+        if self.port.instance() == 0 || !self.is_colocated() {
             return;
         }
         for (gid_index, gid) in (0u8..).zip(self.gids()) {
@@ -198,7 +198,7 @@ impl Device {
         let [kind, traffic_class, port_high, port_low, address @ ..] = *prefix;
         match (kind, self.gids().get(usize::from(gid_index))) {
             (LISTEN_EVERYWHERE, _) if self.is_demultiplexer() => self.activate_all_gids(),
-            (A_PACKET, Some(gid)) if self.port.slot() != 0 => {
+            (A_PACKET, Some(gid)) if self.port.instance() != 0 => {
                 let ip = IpAddr::V6(Ipv6Addr::from(address)).to_canonical();
                 let port = u16::from_be_bytes([port_high, port_low]);
                 let source = socket_address(ip, port, gid.ifindex);
@@ -214,7 +214,7 @@ impl Device {
             return;
         }
         if is_management(packet.bth.qpn) {
-            self.management.take(self.clock.now(), self.port.slot(), meta, &packet);
+            self.management.take(self.clock.now(), self.port.instance(), meta, &packet);
         } else if !self.handle_forwarded(meta, &packet) {
             self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
         }

@@ -14,7 +14,7 @@ use terrace_fabric::TxBatch;
 use terrace_sync::{Mutex, RwLock};
 use terrace_transport::Time;
 use terrace_wire::{
-    Bth, Deth, Extensions, Opcode, Packet, Path, Psn, QPN_SLOT_SHIFT, ROCE_PORT, RxMeta, emit_headers,
+    Bth, Deth, Extensions, Opcode, Packet, Path, Psn, QPN_INSTANCE_SHIFT, ROCE_PORT, RxMeta, emit_headers,
     port_of,
 };
 
@@ -25,7 +25,7 @@ pub const MANAGEMENT_BYTES_MAX: usize = 256;
 
 /// Index of the management queue pair, within its process's instance.
 const MANAGEMENT_INDEX: u32 = 1;
-pub(crate) const INDEX_MASK: u32 = (1 << QPN_SLOT_SHIFT) - 1;
+pub(crate) const INDEX_MASK: u32 = (1 << QPN_INSTANCE_SHIFT) - 1;
 pub(crate) const MANAGEMENT_QKEY: u32 = 0x8001_0000;
 const FULL_MEMBER_OF_DEFAULT_PARTITION: u16 = 0xffff;
 
@@ -251,7 +251,7 @@ pub(crate) fn write(
 }
 
 pub(crate) fn headers(payload_len: usize, psn: Psn, to_instance: u8, own_instance: u8) -> (Bth, Extensions) {
-    let qpn = |instance: u8| u32::from(instance) << QPN_SLOT_SHIFT | MANAGEMENT_INDEX;
+    let qpn = |instance: u8| u32::from(instance) << QPN_INSTANCE_SHIFT | MANAGEMENT_INDEX;
     let bth = Bth {
         opcode: Opcode::UdSendOnly,
         solicited: false,
@@ -270,7 +270,7 @@ pub(crate) fn headers(payload_len: usize, psn: Psn, to_instance: u8, own_instanc
 
 /// The number of the sender's management queue pair, if the packet is a management datagram to this instance.
 fn sender(instance: u8, packet: &Packet<'_>) -> Option<u32> {
-    let to_instance = packet.bth.qpn >> QPN_SLOT_SHIFT;
+    let to_instance = packet.bth.qpn >> QPN_INSTANCE_SHIFT;
     let deth = packet.ext.deth.filter(|_| packet.bth.opcode == Opcode::UdSendOnly)?;
     let good = (to_instance == u32::from(instance))
         && deth.qkey == MANAGEMENT_QKEY

@@ -42,7 +42,7 @@ impl Device {
         let instance = instance_of(path.remote.port())?;
         let psn = Psn::new(self.management.next_psn.fetch_add(1, Ordering::Relaxed));
         let mut unit = self.tx.take();
-        write(&mut unit.batch, path, psn, [instance, self.port.slot()], payload)
+        write(&mut unit.batch, path, psn, [instance, self.port.instance()], payload)
             .inspect_err(|_| unit.batch.clear())?;
         self.activate_gid(path.source_gid_index);
         self.flush(unit, &LazyTimestamp::new(&*self.clock, None));
@@ -61,7 +61,7 @@ impl Device {
         let gid = self.gids().get(usize::from(path.source_gid_index));
         let gid = gid.ok_or(Error::Invalid("no GID at source_gid_index"))?;
         let mut batch = TxBatch::new(0);
-        write(&mut batch, path, psn, [instance, self.port.slot()], payload)?;
+        write(&mut batch, path, psn, [instance, self.port.instance()], payload)?;
         self.activate_gid(path.source_gid_index);
         Probe::send(gid, &mut batch).map_err(|error| Error::System(error.raw_os_error().unwrap_or(0)))
     }

@@ -304,5 +304,5 @@ fn path_to(device: &Device, config: &ClientConfig) -> Result<Path, ClientError> 
         port_num: 1,
         ..AddressVector::default()
     };
-    Ok(device.resolve(&av, u32::from(config.instance) << terrace_nic::QPN_SLOT_SHIFT)?)
+    Ok(device.resolve(&av, u32::from(config.instance) << terrace_nic::QPN_INSTANCE_SHIFT)?)
 }

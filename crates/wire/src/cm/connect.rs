@@ -28,7 +28,7 @@ impl Transport {
     }
 }
 
-/// A path between the two ends, as the active side sees it.
+/// A path between the two ends, from the active side's perspective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReqPath {
     /// LID of the active side; not used in RoCE.
@@ -68,9 +68,9 @@ pub struct Req {
     pub local_qkey: u32,
     /// The active side's queue pair, 24 bits.
     pub local_qpn: u32,
-    /// READs and atomics that the active side can answer at a time.
+    /// Outstanding READs and atomics that the active side can serve as responder.
     pub responder_resources: u8,
-    /// READs and atomics that it wants in flight at a time.
+    /// Outstanding READs and atomics that the active side requests as initiator.
     pub initiator_depth: u8,
     /// CM response timeout of the passive side: 4.096 µs · 2^n, 5 bits.
     pub remote_cm_response_timeout: u8,
@@ -90,7 +90,7 @@ pub struct Req {
     pub path_mtu: u8,
     /// RNR retries of the passive side's queue pair, 3 bits; 7 is infinite.
     pub rnr_retry_count: u8,
-    /// How often the active side repeats an unanswered CM message, 4 bits.
+    /// The active side's retries of an unanswered CM message, 4 bits.
     pub max_cm_retries: u8,
     /// Whether the active side has a shared receive queue.
     pub srq: bool,
@@ -203,11 +203,11 @@ pub struct Rep {
     pub local_qpn: u32,
     /// The first PSN that the passive side expects, 24 bits.
     pub starting_psn: u32,
-    /// READs and atomics that the passive side can answer at a time.
+    /// Outstanding READs and atomics that the passive side can serve as responder.
     pub responder_resources: u8,
-    /// READs and atomics that it will have in flight at a time.
+    /// Outstanding READs and atomics that the passive side will have as initiator.
     pub initiator_depth: u8,
-    /// Its delay before acknowledging: 4.096 µs · 2^n, 5 bits.
+    /// The passive side's delay before acknowledging: 4.096 µs · 2^n, 5 bits.
     pub target_ack_delay: u8,
     /// Whether end-to-end credits are requested.
     pub flow_control: bool,
@@ -289,14 +289,14 @@ impl Rtu {
     }
 }
 
-/// MRA: the answer will take longer (12.6.6).
+/// MRA: the answer will be delayed (12.6.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mra {
     /// The sender's communication ID.
     pub local_comm_id: u32,
     /// The receiver's communication ID.
     pub remote_comm_id: u32,
-    /// The message that it answers.
+    /// The answered message.
     pub answered: Answered,
     /// Additional time: 4.096 µs · 2^n, 5 bits.
     pub service_timeout: u8,

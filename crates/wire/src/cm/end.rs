@@ -26,7 +26,7 @@ impl Answered {
     }
 }
 
-/// Why a REJ rejects (table 109). Every value is legal: programs see it as a number.
+/// The reason of a REJ (table 109). Every value is legal: programs see it as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RejReason(pub u16);
 
@@ -39,11 +39,11 @@ impl RejReason {
     pub const INVALID_SERVICE_ID: RejReason = RejReason(8);
     /// The transport service is not supported.
     pub const INVALID_TRANSPORT: RejReason = RejReason(9);
-    /// The queue pair is in use by an older connection, as far as this side knows.
+    /// The sender of the REJ has an older connection with the queue pair.
     pub const STALE_CONNECTION: RejReason = RejReason(10);
     /// The connection must be requested at another queue pair 1, named in the additional information.
     pub const PORT_AND_CM_REDIRECT: RejReason = RejReason(24);
-    /// The program rejects.
+    /// The program rejected the request.
     pub const CONSUMER_DEFINED: RejReason = RejReason(28);
 }
 

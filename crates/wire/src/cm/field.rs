@@ -1,5 +1,5 @@
-//! Fields by their offset, as chapter 12 of the standard counts: bytes from the end of the common header, bits from the
-//! most significant one.
+//! Fields by their offset as in chapter 12 of the standard: bytes count from the end of the common header, bits from
+//! the most significant one.
 
 use super::MAD_BYTES;
 

@@ -1,5 +1,5 @@
-//! IP addressing (IBTA annex A11, "RDMA IP CM service"): service IDs that hold a port, and the
-//! addresses at the front of the private data.
+//! IP addressing (IBTA annex A11, "RDMA IP CM service"): service IDs that contain a port, and the addresses at the
+//! beginning of the private data.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -30,27 +30,27 @@ pub fn service_id(space: PortSpace, port: u16) -> u64 {
     (space as u64) << 16 | u64::from(port)
 }
 
-/// The port of a service ID, if it is one of these.
+/// The namespace and port of a service ID; `None` if it contains no port.
 pub fn service_of(service_id: u64) -> Option<(PortSpace, u16)> {
     let space = u16::try_from(service_id >> 16).ok()?;
     Some((PortSpace::from_number(space)?, service_id as u16))
 }
 
-/// The addresses at the front of the private data.
+/// The addresses at the beginning of the private data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpHeader {
     /// The active side's port.
     pub source_port: u16,
     /// The active side's address.
     pub source: IpAddr,
-    /// The address that it connects to, of the same family.
+    /// The address to which the active side connects, of the same family.
     pub destination: IpAddr,
 }
 
-/// Why private data does not begin with valid addresses.
+/// The reason why private data does not begin with valid addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IpHeaderError {
-    /// It is too short.
+    /// The private data is too short.
     #[error("{0} bytes are too few")]
     Length(usize),
     /// Not version 0 of the annex.
@@ -62,7 +62,7 @@ pub enum IpHeaderError {
 }
 
 impl IpHeader {
-    /// Reads the front of private data.
+    /// Reads the addresses from the beginning of private data.
     ///
     /// # Errors
     /// See [`IpHeaderError`].

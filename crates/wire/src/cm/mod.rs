@@ -6,12 +6,12 @@
 //!     | <---------------- MRA      |  extends the timeout    | <---------- SIDR_REP   |
 //!     | <---------------- REP      |  accepts, or REJ
 //!     | RTU  ------------------->  |  ready
-//!     | DREQ ------------------->  |  either side ends it
+//!     | DREQ ------------------->  |  either side disconnects
 //!     | <---------------- DREP     |
 //! ```
 //!
-//! Every datagram has 256 bytes. Alternate paths (a REQ's second path, LAP and APR) are for failover between ports of
-//! an InfiniBand fabric: they are not read.
+//! Every datagram has 256 bytes. Alternate paths (a REQ's second path, LAP and APR) serve failover between ports of an
+//! InfiniBand fabric and are ignored.
 
 mod connect;
 mod end;
@@ -69,11 +69,11 @@ pub enum Message {
     Drep(Drep),
     /// Requests the queue pair for unreliable datagrams of a service.
     SidrReq(SidrReq),
-    /// Returns it.
+    /// Returns that queue pair.
     SidrRep(SidrRep),
 }
 
-/// Why bytes are not a datagram of the class.
+/// The reason why bytes are not a datagram of the class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MadError {
     /// Every datagram has 256 bytes.

@@ -6,13 +6,13 @@ pub const REDIRECT_BYTES: usize = 72;
 /// Another queue pair 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Redirect {
-    /// The GID of its port.
+    /// The GID of the queue pair's port.
     pub gid: [u8; 16],
     /// Partition.
     pub pkey: u16,
-    /// Its number, 24 bits; of a Terrace process, the upper bits are its instance index.
+    /// The queue pair's number, 24 bits. The upper bits of a Terrace process's number are the process's instance index.
     pub qpn: u32,
-    /// The Q_Key for datagrams to it.
+    /// The Q_Key for datagrams to the queue pair.
     pub qkey: u32,
 }
 

@@ -47,7 +47,7 @@ impl SidrStatus {
     pub const VALID: SidrStatus = SidrStatus(0);
     /// No listener.
     pub const UNSUPPORTED: SidrStatus = SidrStatus(1);
-    /// The program rejects.
+    /// The program rejected the request.
     pub const REJECTED: SidrStatus = SidrStatus(2);
     /// The request must go to another queue pair 1, named in the additional information.
     pub const REDIRECT: SidrStatus = SidrStatus(4);

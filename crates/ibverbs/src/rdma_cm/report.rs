@@ -1,4 +1,4 @@
-//! Turns the connection manager's events into those of programs.
+//! Translates the connection manager's events into those of programs.
 
 use terrace_cm::{ConnId, Event, EventKind, ListenerId};
 use terrace_wire::Path;
@@ -13,7 +13,7 @@ use crate::abi::{IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, ibv_qp_type};
 
 impl Service {
     /// Queues an event of the connection manager for the program.
-    pub fn tell(&mut self, event: Event) {
+    pub fn report(&mut self, event: Event) {
         let Event { conn, owner, kind } = event;
         let owner = owner.and_then(|owner| u32::try_from(owner).ok());
         match kind {
@@ -27,7 +27,7 @@ impl Service {
                     qkey: 0,
                     private_data: req.private_data[IP_HEADER_BYTES..].to_vec(),
                     srq: req.srq,
-                    // The peer's initiator depth is our responder resources, and the other way round.
+                    // The peer's initiator depth is our responder resources, and vice versa.
                     responder_resources: req.initiator_depth,
                     initiator_depth: req.responder_resources,
                     flow_control: req.flow_control,
@@ -35,25 +35,25 @@ impl Service {
                     rnr_retry_count: req.rnr_retry_count,
                     valid: false,
                 });
-                self.offer(conn, listener, qp_type, &header, answer);
+                self.queue_request(conn, listener, qp_type, &header, answer);
             }
-            EventKind::Question { listener, header, private_data } => {
+            EventKind::SidrRequest { listener, header, private_data } => {
                 let param = UdParam { qp_num: 0, qkey: 0, private_data: &private_data, peer: None };
                 let answer = Answer::event(EventCode::ConnectRequest, 0).with_datagrams(&param);
-                self.offer(conn, listener, IBV_QPT_UD, &header, answer);
+                self.queue_request(conn, listener, IBV_QPT_UD, &header, answer);
             }
             kind => {
                 let path = self.cm.agreed(conn).map(|(_, path)| path);
-                if let (Some(owner), Some(answer)) = (owner, describe(kind, path)) {
+                if let (Some(owner), Some(answer)) = (owner, translate(kind, path)) {
                     self.ids.queue(owner, answer, None);
                 }
             }
         }
     }
 
-    /// Queues a request at its listener; a request that cannot be queued, or is for another queue pair type, is
-    /// refused.
-    fn offer(
+    /// Queues a request at its listener. A request that cannot be queued, or is for another queue pair type, is
+    /// rejected.
+    fn queue_request(
         &mut self,
         conn: ConnId,
         listener: ListenerId,
@@ -61,19 +61,19 @@ impl Service {
         header: &IpHeader,
         answer: Answer<EVENT_BYTES>,
     ) {
-        let number = self.ids.of_listener(listener);
+        let number = self.ids.number_of_listener(listener);
         let number = number.filter(|number| self.ids.find(*number).is_some_and(|id| id.qp_type == qp_type));
-        let request = number.and_then(|number| self.request(conn, number, header));
-        let told = match (number, request) {
+        let request = number.and_then(|number| self.describe_request(conn, number, header));
+        let is_queued = match (number, request) {
             (Some(number), Some(request)) => self.ids.queue(number, answer, Some(request)),
             _ => false,
         };
-        if !told {
+        if !is_queued {
             self.cm.destroy(conn, now());
         }
     }
 
-    fn request(&mut self, conn: ConnId, number: u32, header: &IpHeader) -> Option<Request> {
+    fn describe_request(&mut self, conn: ConnId, number: u32, header: &IpHeader) -> Option<Request> {
         let (_, path) = self.cm.agreed(conn)?;
         let device = self.device.clone()?;
         let port = self.ids.find(number)?.local?.port();
@@ -87,11 +87,11 @@ impl Service {
     }
 }
 
-/// The program's event for what happened.
-fn describe(kind: EventKind, path: Option<Path>) -> Option<Answer<EVENT_BYTES>> {
+/// The program's event for an event of the connection manager.
+fn translate(kind: EventKind, path: Option<Path>) -> Option<Answer<EVENT_BYTES>> {
     let timed_out = -libc::ETIMEDOUT;
     Some(match kind {
-        EventKind::Request { .. } | EventKind::Question { .. } => return None,
+        EventKind::Request { .. } | EventKind::SidrRequest { .. } => return None,
         EventKind::Response(rep) => {
             Answer::event(EventCode::ConnectResponse, 0).with_connection(&ConnParam {
                 qp_num: rep.local_qpn,
@@ -115,10 +115,10 @@ fn describe(kind: EventKind, path: Option<Path>) -> Option<Answer<EVENT_BYTES>> 
             Answer::event(EventCode::Disconnected, if late { timed_out } else { 0 })
         }
         EventKind::TimeWaitExit => Answer::event(EventCode::TimeWaitExit, 0),
-        EventKind::Answered(rep) if rep.status != SidrStatus::VALID => {
+        EventKind::SidrResponse(rep) if rep.status != SidrStatus::VALID => {
             Answer::event(EventCode::Unreachable, rep.status.0.into())
         }
-        EventKind::Answered(rep) => {
+        EventKind::SidrResponse(rep) => {
             let path = path?;
             Answer::event(EventCode::Established, 0).with_datagrams(&UdParam {
                 qp_num: rep.qpn,

@@ -13,15 +13,15 @@ use terrace_sync::Mutex;
 use crate::counts::{Counts, Injected};
 use crate::error::FaultPlanError;
 use crate::plan::FaultPlan;
-use crate::rule::{Kind, Operations, Rule, StorageError, Ways};
+use crate::rule::{Directions, Kind, Operations, Rule, StorageError};
 use crate::schedule::Window;
 
-/// Direction of a packet.
+/// The direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// To be sent.
+    /// A packet to send.
     Out,
-    /// Received.
+    /// A received packet.
     In,
 }
 
@@ -32,14 +32,14 @@ pub struct PacketFate {
     pub lost: bool,
     /// Number of duplicates.
     pub extra_copies: u32,
-    /// Which bit to flip, modulo the packet's length.
-    pub spoil: Option<u32>,
-    /// It is marked "congestion experienced".
+    /// The bit to flip, modulo the packet's length.
+    pub corrupt_bit: Option<u32>,
+    /// The packet is marked "congestion experienced".
     pub mark: bool,
-    /// Its delay; later packets wait, too.
+    /// The packet's delay, which also delays later packets.
     pub delay_ns: u64,
-    /// Further delay of this packet alone, so that others overtake it.
-    pub held_back_ns: u64,
+    /// Further delay of only this packet, so that later packets overtake it.
+    pub reorder_ns: u64,
 }
 
 /// Kind of a storage request.
@@ -49,9 +49,9 @@ pub enum StorageOperation {
     Read,
     /// Write.
     Write,
-    /// Make durable.
+    /// Sync: makes writes durable.
     Sync,
-    /// Write-back, or its retry: the tier does it on its own, at its own times.
+    /// Write-back or its retry, which the tier starts by itself.
     WriteBack,
 }
 
@@ -60,7 +60,7 @@ pub enum StorageOperation {
 pub struct StorageFate {
     /// Additional latency.
     pub delay: Duration,
-    /// The errno with which it fails instead of being executed.
+    /// The errno of the request, which is then not executed.
     pub error: Option<i32>,
 }
 
@@ -70,32 +70,32 @@ const ENOSPC: i32 = 28;
 
 /// A plan in force: draws faults, counts them, and logs the begin and end of scheduled faults.
 ///
-/// Any thread may call it. Each fault has its own random source, so its draws do not depend on the others.
+/// Any thread may call it. Each fault has its own random number generator, so its draws do not depend on other faults.
 #[derive(Debug)]
 pub struct Faults {
     plan: FaultPlan,
-    /// For messages.
+    /// The plan's name in messages.
     name: String,
-    /// The process in which it is in force: a forked child has a copy that logs nothing.
+    /// The process in which the plan is in force. A forked child has a copy that logs nothing.
     pid: u32,
     since: Instant,
     counts: Counts,
-    packets: Strikes,
-    receives: Strikes,
-    storage: Strikes,
-    /// Whether any fault strikes received packets.
-    is_for_arrivals: bool,
+    packets: ActiveFaults,
+    receives: ActiveFaults,
+    storage: ActiveFaults,
+    /// Whether any fault applies to received packets.
+    has_receive_faults: bool,
 }
 
 /// Faults of the same kind of event.
 #[derive(Debug)]
-struct Strikes {
+struct ActiveFaults {
     any: bool,
-    list: Mutex<Vec<Strike>>,
+    list: Mutex<Vec<ActiveFault>>,
 }
 
 #[derive(Debug)]
-struct Strike {
+struct ActiveFault {
     rule: Rule,
     /// Counted from 1, as in messages about the plan.
     number: usize,
@@ -109,20 +109,19 @@ static IN_FORCE: Mutex<Vec<(u32, PathBuf, Weak<Faults>)>> = Mutex::new(Vec::new(
 impl Faults {
     /// Puts a plan into force.
     pub fn new(plan: FaultPlan, name: impl Into<String>) -> Faults {
-        let strikes = |concerns: fn(&Kind) -> bool| {
-            let list: Vec<Strike> = (plan.rules.iter().zip(1..))
-                .filter(|(rule, _)| concerns(&rule.kind))
-                .map(|(rule, number)| Strike::new(rule.clone(), number, plan.seed))
+        let active_faults = |selects: fn(&Kind) -> bool| {
+            let list: Vec<ActiveFault> = (plan.rules.iter().zip(1..))
+                .filter(|(rule, _)| selects(&rule.kind))
+                .map(|(rule, number)| ActiveFault::new(rule.clone(), number, plan.seed))
                 .collect();
-            Strikes { any: !list.is_empty(), list: Mutex::new(list) }
+            ActiveFaults { any: !list.is_empty(), list: Mutex::new(list) }
         };
-        let arrives =
-            |rule: &Rule| matches!(rule.kind, Kind::Loss(ways) | Kind::Blackhole(ways) if ways != Ways::Out);
+        let is_receive_fault = |rule: &Rule| matches!(rule.kind, Kind::Loss(directions) | Kind::Blackhole(directions) if directions != Directions::Out);
         Faults {
-            packets: strikes(Kind::is_of_packets),
-            receives: strikes(|kind| *kind == Kind::Rnr),
-            storage: strikes(Kind::is_of_storage),
-            is_for_arrivals: plan.rules.iter().any(arrives),
+            packets: active_faults(Kind::is_packet_fault),
+            receives: active_faults(|kind| *kind == Kind::Rnr),
+            storage: active_faults(Kind::is_storage_fault),
+            has_receive_faults: plan.rules.iter().any(is_receive_fault),
             name: name.into(),
             pid: std::process::id(),
             since: Instant::now(),
@@ -139,8 +138,8 @@ impl Faults {
     pub fn of_process(path: &Path) -> Result<Arc<Faults>, FaultPlanError> {
         let pid = std::process::id();
         let mut in_force = IN_FORCE.lock();
-        // A parent's entries are not this process's.
-        in_force.retain(|(of, _, faults)| *of == pid && faults.strong_count() > 0);
+        // Entries of the parent process are removed.
+        in_force.retain(|(owner, _, faults)| *owner == pid && faults.strong_count() > 0);
         let known = in_force.iter().find(|(_, known, _)| known == path);
         if let Some(faults) = known.and_then(|(_, _, faults)| faults.upgrade()) {
             return Ok(faults);
@@ -156,7 +155,7 @@ impl Faults {
         let in_force = IN_FORCE.lock();
         in_force
             .iter()
-            .filter(|(of, _, _)| *of == pid)
+            .filter(|(owner, _, _)| *owner == pid)
             .filter_map(|(_, _, faults)| faults.upgrade())
             .collect()
     }
@@ -177,8 +176,8 @@ impl Faults {
     }
 
     /// Whether received packets must be checked.
-    pub fn is_for_arrivals(&self) -> bool {
-        self.is_for_arrivals
+    pub fn has_receive_faults(&self) -> bool {
+        self.has_receive_faults
     }
 
     fn now_ns(&self) -> u64 {
@@ -193,23 +192,23 @@ impl Faults {
 
     fn packet_at(&self, direction: Direction, peer: IpAddr, now_ns: u64) -> PacketFate {
         let mut fate = PacketFate::default();
-        for strike in self.packets.list.lock().iter_mut() {
-            if strike.goes(direction) && strike.concerns(peer) && strike.strikes(now_ns) {
-                strike.spoil(&mut fate, &self.counts);
+        for fault in self.packets.list.lock().iter_mut() {
+            if fault.matches_direction(direction) && fault.matches_peer(peer) && fault.is_drawn(now_ns) {
+                fault.apply(&mut fate, &self.counts);
             }
         }
         fate
     }
 
-    /// Whether a peer's request that would consume a receive is refused as if none were posted.
+    /// Whether a peer's request that would consume a receive is answered as if none were posted.
     pub fn withholds_receive(&self, peer: IpAddr) -> bool {
         self.receives.any && self.withholds_receive_at(peer, self.now_ns())
     }
 
     fn withholds_receive_at(&self, peer: IpAddr, now_ns: u64) -> bool {
         let mut withheld = false;
-        for strike in self.receives.list.lock().iter_mut() {
-            withheld |= strike.concerns(peer) && strike.strikes(now_ns);
+        for fault in self.receives.list.lock().iter_mut() {
+            withheld |= fault.matches_peer(peer) && fault.is_drawn(now_ns);
         }
         if withheld {
             self.counts.add(Injected::RnrNak);
@@ -224,13 +223,13 @@ impl Faults {
 
     fn storage_at(&self, operation: StorageOperation, now_ns: u64) -> StorageFate {
         let mut fate = StorageFate::default();
-        for strike in self.storage.list.lock().iter_mut() {
-            if !strike.is_for(operation) || !strike.strikes(now_ns) {
+        for fault in self.storage.list.lock().iter_mut() {
+            if !fault.matches_operation(operation) || !fault.is_drawn(now_ns) {
                 continue;
             }
-            match &strike.rule.kind {
+            match &fault.rule.kind {
                 Kind::SlowStorage { ns, .. } => {
-                    fate.delay += Duration::from_nanos(draw(&mut strike.rng, ns.clone()));
+                    fate.delay += Duration::from_nanos(draw(&mut fault.rng, ns.clone()));
                 }
                 Kind::FailingStorage { error: StorageError::NoSpace, .. } => fate.error = Some(ENOSPC),
                 _ => fate.error = Some(EIO),
@@ -255,37 +254,37 @@ impl Drop for Faults {
     }
 }
 
-impl Strike {
-    fn new(rule: Rule, number: usize, seed: u64) -> Strike {
-        // Other seeds than that of the unscheduled faults, which is the plan's seed itself.
+impl ActiveFault {
+    fn new(rule: Rule, number: usize, seed: u64) -> ActiveFault {
+        // The seed differs from that of the unscheduled faults, which is the plan's seed.
         let seed = seed.wrapping_add((number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        Strike { window: Window::new(rule.schedule), rng: StdRng::seed_from_u64(seed), number, rule }
+        ActiveFault { window: Window::new(rule.schedule), rng: StdRng::seed_from_u64(seed), number, rule }
     }
 
-    /// Whether it strikes packets of this direction.
-    fn goes(&self, direction: Direction) -> bool {
+    /// Whether the fault applies to packets of this direction.
+    fn matches_direction(&self, direction: Direction) -> bool {
         match self.rule.kind {
-            Kind::Loss(ways) | Kind::Blackhole(ways) => match ways {
-                Ways::Both => true,
-                Ways::Out => direction == Direction::Out,
-                Ways::In => direction == Direction::In,
+            Kind::Loss(directions) | Kind::Blackhole(directions) => match directions {
+                Directions::Both => true,
+                Directions::Out => direction == Direction::Out,
+                Directions::In => direction == Direction::In,
             },
             _ => direction == Direction::Out,
         }
     }
 
-    fn concerns(&self, peer: IpAddr) -> bool {
-        self.rule.peer.is_none_or(|concerned| concerned.to_canonical() == peer.to_canonical())
+    fn matches_peer(&self, peer: IpAddr) -> bool {
+        self.rule.peer.is_none_or(|matching| matching.to_canonical() == peer.to_canonical())
     }
 
-    fn is_for(&self, operation: StorageOperation) -> bool {
+    fn matches_operation(&self, operation: StorageOperation) -> bool {
         let operations = match &self.rule.kind {
             Kind::FailingStorage { error: StorageError::NoSpace, .. } => Operations::Write,
             Kind::FailingStorage { operations, .. } | Kind::SlowStorage { operations, .. } => *operations,
             _ => return false,
         };
         match operations {
-            // Otherwise the counts would include more than the peers' requests.
+            // Write-back is excluded, so that counts include only the peers' requests.
             Operations::Any => operation != StorageOperation::WriteBack,
             Operations::Read => operation == StorageOperation::Read,
             Operations::Write => operation == StorageOperation::Write,
@@ -294,18 +293,18 @@ impl Strike {
         }
     }
 
-    /// Counts an event in its scope, and returns whether the fault strikes it.
-    fn strikes(&mut self, now_ns: u64) -> bool {
+    /// Counts an event in the fault's scope, and returns whether the fault applies to it.
+    fn is_drawn(&mut self, now_ns: u64) -> bool {
         let admission = self.window.admit(now_ns);
         if admission.changed {
-            let what = if admission.open { "begins" } else { "ends" };
-            tracing::info!("fault {} ({}) {what}", self.number, self.rule.name);
+            let change = if admission.open { "begins" } else { "ends" };
+            tracing::info!("fault {} ({}) {change}", self.number, self.rule.name);
         }
-        let certain = self.rule.probability >= 1.0;
-        admission.open && (certain || self.rng.random::<f64>() < self.rule.probability)
+        let is_certain = self.rule.probability >= 1.0;
+        admission.open && (is_certain || self.rng.random::<f64>() < self.rule.probability)
     }
 
-    fn spoil(&mut self, fate: &mut PacketFate, counts: &Counts) {
+    fn apply(&mut self, fate: &mut PacketFate, counts: &Counts) {
         counts.add(match &self.rule.kind {
             Kind::Loss(_) => {
                 fate.lost = true;
@@ -320,11 +319,11 @@ impl Strike {
                 Injected::PacketDuplicated
             }
             Kind::Corrupt => {
-                fate.spoil = Some(self.rng.random());
+                fate.corrupt_bit = Some(self.rng.random());
                 Injected::PacketCorrupted
             }
             Kind::Reorder { hold_ns_max } => {
-                fate.held_back_ns += draw(&mut self.rng, 1..*hold_ns_max + 1);
+                fate.reorder_ns += draw(&mut self.rng, 1..*hold_ns_max + 1);
                 Injected::PacketReordered
             }
             Kind::Delay { ns } => {

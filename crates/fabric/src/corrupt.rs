@@ -2,9 +2,9 @@
 
 use terrace_wire::icrc::{self, Flow, Verdict};
 
-/// Flips the given bit (modulo the packet's length), and further ones until a receiver can detect the corruption:
-/// some bits are not covered by the ICRC, and with IPv4 some corruption looks like another identification.
-pub(crate) fn spoil(flow: &Flow, packet: &mut [u8], bit: u32) {
+/// Flips the given bit (modulo the packet's length), and further bits until a receiver can detect the corruption. The
+/// ICRC does not cover some bits, and with IPv4 some corruption looks like another identification.
+pub(crate) fn corrupt(flow: &Flow, packet: &mut [u8], bit: u32) {
     let bits = packet.len() * 8;
     for bit in (0..bits).map(|step| (bit as usize + step) % bits) {
         packet[bit / 8] ^= 1 << (bit % 8);

@@ -1,4 +1,4 @@
-//! Every verb refuses invalid input with the errno of its man page, and refusals disturb nothing.
+//! Every verb returns the errno of its man page for invalid input, and such errors have no side effects.
 
 mod common;
 
@@ -10,26 +10,26 @@ use libc::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP};
 use terrace_ibverbs::abi::*;
 
 /// The errno of a verb that returned null.
-fn refused<T>(object: *mut T) -> c_int {
+fn errno_of_null<T>(object: *mut T) -> c_int {
     assert!(object.is_null());
     errno()
 }
 
 /// A device with a protection domain and a completion queue.
-struct Bench {
+struct Fixture {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
     cq: *mut ibv_cq,
 }
 
-impl Bench {
-    fn new() -> Bench {
+impl Fixture {
+    fn new() -> Fixture {
         let context = open();
         // SAFETY: an open device.
         unsafe {
             let (pd, cq) = (ibv_alloc_pd(context), ibv_create_cq(context, 100, null_mut(), null_mut(), 0));
             assert!(!pd.is_null() && !cq.is_null());
-            Bench { context, pd, cq }
+            Fixture { context, pd, cq }
         }
     }
 
@@ -52,33 +52,33 @@ impl Bench {
 }
 
 #[test]
-fn null_is_no_object() {
+fn null_objects_are_errors() {
     // SAFETY: null is the tested input.
     unsafe {
-        assert_eq!(refused(ibv_open_device(null_mut())), EINVAL);
+        assert_eq!(errno_of_null(ibv_open_device(null_mut())), EINVAL);
         assert_eq!((ibv_close_device(null_mut()), errno()), (-1, EINVAL));
         assert_eq!(ibv_get_device_guid(null_mut()), 0);
         assert_eq!(ibv_query_device(null_mut(), null_mut()), EINVAL);
-        assert_eq!(refused(ibv_alloc_pd(null_mut())), EINVAL);
+        assert_eq!(errno_of_null(ibv_alloc_pd(null_mut())), EINVAL);
         assert_eq!(ibv_dealloc_pd(null_mut()), EINVAL);
-        assert_eq!(refused(ibv_reg_mr(null_mut(), null_mut(), 1, 0)), EINVAL);
+        assert_eq!(errno_of_null(ibv_reg_mr(null_mut(), null_mut(), 1, 0)), EINVAL);
         assert_eq!(ibv_dereg_mr(null_mut()), EINVAL);
-        assert_eq!(refused(ibv_create_comp_channel(null_mut())), EINVAL);
+        assert_eq!(errno_of_null(ibv_create_comp_channel(null_mut())), EINVAL);
         assert_eq!(ibv_destroy_comp_channel(null_mut()), EINVAL);
         assert_eq!((ibv_get_cq_event(null_mut(), null_mut(), null_mut()), errno()), (-1, EINVAL));
-        assert_eq!(refused(ibv_create_cq(null_mut(), 1, null_mut(), null_mut(), 0)), EINVAL);
+        assert_eq!(errno_of_null(ibv_create_cq(null_mut(), 1, null_mut(), null_mut(), 0)), EINVAL);
         assert_eq!(ibv_resize_cq(null_mut(), 1), EINVAL);
         assert_eq!(ibv_destroy_cq(null_mut()), EINVAL);
-        assert_eq!(refused(ibv_create_srq(null_mut(), null_mut())), EINVAL);
+        assert_eq!(errno_of_null(ibv_create_srq(null_mut(), null_mut())), EINVAL);
         assert_eq!(ibv_modify_srq(null_mut(), null_mut(), 0), EINVAL);
         assert_eq!(ibv_query_srq(null_mut(), null_mut()), EINVAL);
         assert_eq!(ibv_destroy_srq(null_mut()), EINVAL);
-        assert_eq!(refused(ibv_create_qp(null_mut(), null_mut())), EINVAL);
+        assert_eq!(errno_of_null(ibv_create_qp(null_mut(), null_mut())), EINVAL);
         assert_eq!(ibv_modify_qp(null_mut(), null_mut(), 0), EINVAL);
         assert_eq!(ibv_query_qp(null_mut(), null_mut(), 0, null_mut()), EINVAL);
         assert_eq!(ibv_destroy_qp(null_mut()), EINVAL);
         assert!(ibv_qp_to_qp_ex(null_mut()).is_null());
-        assert_eq!(refused(ibv_create_ah(null_mut(), null_mut())), EINVAL);
+        assert_eq!(errno_of_null(ibv_create_ah(null_mut(), null_mut())), EINVAL);
         assert_eq!(ibv_destroy_ah(null_mut()), EINVAL);
         assert_eq!((ibv_get_async_event(null_mut(), null_mut()), errno()), (-1, EINVAL));
         ibv_ack_async_event(null_mut());
@@ -87,30 +87,30 @@ fn null_is_no_object() {
 }
 
 #[test]
-fn null_is_no_attribute() {
-    let bench = Bench::new();
-    let qp = bench.qp(IBV_QPT_RC);
-    let (ops, verbs) = (ops(bench.context), verbs(bench.context));
-    // SAFETY: objects of this device; null for all else.
+fn null_attributes_are_errors() {
+    let fixture = Fixture::new();
+    let qp = fixture.qp(IBV_QPT_RC);
+    let (ops, verbs) = (ops(fixture.context), verbs(fixture.context));
+    // SAFETY: objects of this device; the other pointers are null.
     unsafe {
-        assert_eq!(ibv_query_device(bench.context, null_mut()), EINVAL);
-        assert_eq!(refused(ibv_create_srq(bench.pd, null_mut())), EINVAL);
-        assert_eq!(refused(ibv_create_qp(bench.pd, null_mut())), EINVAL);
-        assert_eq!(refused(ibv_create_ah(bench.pd, null_mut())), EINVAL);
+        assert_eq!(ibv_query_device(fixture.context, null_mut()), EINVAL);
+        assert_eq!(errno_of_null(ibv_create_srq(fixture.pd, null_mut())), EINVAL);
+        assert_eq!(errno_of_null(ibv_create_qp(fixture.pd, null_mut())), EINVAL);
+        assert_eq!(errno_of_null(ibv_create_ah(fixture.pd, null_mut())), EINVAL);
         assert_eq!(ibv_modify_qp(qp, null_mut(), 0), EINVAL);
         assert_eq!(ibv_query_qp(qp, null_mut(), 0, null_mut()), EINVAL);
-        assert_eq!(verbs.query_port.unwrap()(bench.context, 1, null_mut(), 64), EINVAL);
-        assert_eq!(verbs.query_device_ex.unwrap()(bench.context, null(), null_mut(), 1000), EINVAL);
-        assert_eq!(refused(verbs.create_cq_ex.unwrap()(bench.context, null_mut())), EINVAL);
-        assert_eq!(refused(verbs.create_qp_ex.unwrap()(bench.context, null_mut())), EINVAL);
-        assert_eq!(refused(verbs.create_srq_ex.unwrap()(bench.context, null_mut())), EINVAL);
-        assert_eq!(refused(verbs.alloc_td.unwrap()(bench.context, null_mut())), EINVAL);
-        assert_eq!(refused(verbs.alloc_parent_domain.unwrap()(bench.context, null_mut())), EINVAL);
-        assert_eq!(refused(verbs.alloc_dm.unwrap()(bench.context, null_mut())), EINVAL);
-        assert_eq!(verbs.advise_mr.unwrap()(bench.pd, 0, 0, null_mut(), 3), EINVAL);
+        assert_eq!(verbs.query_port.unwrap()(fixture.context, 1, null_mut(), 64), EINVAL);
+        assert_eq!(verbs.query_device_ex.unwrap()(fixture.context, null(), null_mut(), 1000), EINVAL);
+        assert_eq!(errno_of_null(verbs.create_cq_ex.unwrap()(fixture.context, null_mut())), EINVAL);
+        assert_eq!(errno_of_null(verbs.create_qp_ex.unwrap()(fixture.context, null_mut())), EINVAL);
+        assert_eq!(errno_of_null(verbs.create_srq_ex.unwrap()(fixture.context, null_mut())), EINVAL);
+        assert_eq!(errno_of_null(verbs.alloc_td.unwrap()(fixture.context, null_mut())), EINVAL);
+        assert_eq!(errno_of_null(verbs.alloc_parent_domain.unwrap()(fixture.context, null_mut())), EINVAL);
+        assert_eq!(errno_of_null(verbs.alloc_dm.unwrap()(fixture.context, null_mut())), EINVAL);
+        assert_eq!(verbs.advise_mr.unwrap()(fixture.pd, 0, 0, null_mut(), 3), EINVAL);
         assert_eq!(ops.bind_mw.unwrap()(qp, null_mut(), null_mut()), EINVAL);
-        assert_eq!(ops.poll_cq.unwrap()(bench.cq, 1, null_mut()), -1);
-        assert_eq!(ops.poll_cq.unwrap()(bench.cq, -1, null_mut()), -1);
+        assert_eq!(ops.poll_cq.unwrap()(fixture.cq, 1, null_mut()), -1);
+        assert_eq!(ops.poll_cq.unwrap()(fixture.cq, -1, null_mut()), -1);
         assert_eq!(ops.poll_cq.unwrap()(null_mut(), 1, null_mut()), -1);
         assert_eq!(ops.req_notify_cq.unwrap()(null_mut(), 0), EINVAL);
         assert_eq!(ops.post_send.unwrap()(null_mut(), null_mut(), null_mut()), EINVAL);
@@ -118,15 +118,15 @@ fn null_is_no_attribute() {
         assert_eq!(ops.post_srq_recv.unwrap()(null_mut(), null_mut(), null_mut()), EINVAL);
         assert_eq!(ibv_destroy_qp(qp), 0);
     }
-    bench.close();
+    fixture.close();
 }
 
 #[test]
-fn tables_end_where_the_attributes_say() {
+fn table_indexes_beyond_the_attributes_are_errors() {
     let context = open();
     let (mut gid, mut pkey) = (zero::<ibv_gid>(), 0);
     let mut entries: [ibv_gid_entry; 32] = zero();
-    // SAFETY: an open device and room for the answers.
+    // SAFETY: an open device and space for the answers.
     unsafe {
         assert_eq!(ibv_query_gid(context, 1, 15, &raw mut gid), 0);
         assert_eq!(gid.raw, [0; 16], "an empty entry");
@@ -146,20 +146,20 @@ fn tables_end_where_the_attributes_say() {
 }
 
 #[test]
-fn sizes_out_of_range_are_refused() {
-    let bench = Bench::new();
+fn sizes_out_of_range_are_errors() {
+    let fixture = Fixture::new();
     let mut attr: ibv_device_attr = zero();
     // SAFETY: objects of this device.
     unsafe {
-        assert_eq!(ibv_query_device(bench.context, &raw mut attr), 0);
+        assert_eq!(ibv_query_device(fixture.context, &raw mut attr), 0);
         for entries in [0, -1, attr.max_cqe + 1, c_int::MAX, c_int::MIN] {
-            let cq = ibv_create_cq(bench.context, entries, null_mut(), null_mut(), 0);
-            assert_eq!(refused(cq), EINVAL, "{entries} entries");
-            assert_eq!(ibv_resize_cq(bench.cq, entries), EINVAL, "{entries} entries");
+            let cq = ibv_create_cq(fixture.context, entries, null_mut(), null_mut(), 0);
+            assert_eq!(errno_of_null(cq), EINVAL, "{entries} entries");
+            assert_eq!(ibv_resize_cq(fixture.cq, entries), EINVAL, "{entries} entries");
         }
-        for vector in [-1, (*bench.context).num_comp_vectors] {
-            let cq = ibv_create_cq(bench.context, 1, null_mut(), null_mut(), vector);
-            assert_eq!(refused(cq), EINVAL, "vector {vector}");
+        for vector in [-1, (*fixture.context).num_comp_vectors] {
+            let cq = ibv_create_cq(fixture.context, 1, null_mut(), null_mut(), vector);
+            assert_eq!(errno_of_null(cq), EINVAL, "vector {vector}");
         }
         let changes: [fn(&mut ibv_qp_cap); 5] = [
             |cap| cap.max_send_wr = u32::MAX,
@@ -169,22 +169,26 @@ fn sizes_out_of_range_are_refused() {
             |cap| cap.max_inline_data = u32::MAX,
         ];
         for change in changes {
-            let mut init = qp_init(bench.cq, IBV_QPT_RC);
+            let mut init = qp_init(fixture.cq, IBV_QPT_RC);
             change(&mut init.cap);
-            assert_eq!(refused(ibv_create_qp(bench.pd, &raw mut init)), EINVAL, "{:?}", init.cap);
+            assert_eq!(errno_of_null(ibv_create_qp(fixture.pd, &raw mut init)), EINVAL, "{:?}", init.cap);
         }
         for (max_wr, max_sge) in [(u32::MAX, 1), (0, 1), (1, u32::MAX)] {
             let mut init: ibv_srq_init_attr = zero();
             (init.attr.max_wr, init.attr.max_sge) = (max_wr, max_sge);
-            assert_eq!(refused(ibv_create_srq(bench.pd, &raw mut init)), EINVAL, "{max_wr} x {max_sge}");
+            assert_eq!(
+                errno_of_null(ibv_create_srq(fixture.pd, &raw mut init)),
+                EINVAL,
+                "{max_wr} x {max_sge}"
+            );
         }
     }
-    bench.close();
+    fixture.close();
 }
 
 #[test]
-fn kinds_of_queue_pair_that_are_not_there() {
-    let bench = Bench::new();
+fn unsupported_queue_pair_types_are_errors() {
+    let fixture = Fixture::new();
     let kinds = [
         (IBV_QPT_RAW_PACKET, EOPNOTSUPP),
         // An XRC target is created in an XRC domain, for which this verb has no argument.
@@ -195,44 +199,52 @@ fn kinds_of_queue_pair_that_are_not_there() {
     // SAFETY: objects of this device.
     unsafe {
         for (kind, why) in kinds {
-            let mut init = qp_init(bench.cq, kind);
-            assert_eq!(refused(ibv_create_qp(bench.pd, &raw mut init)), why, "kind {kind}");
+            let mut init = qp_init(fixture.cq, kind);
+            assert_eq!(errno_of_null(ibv_create_qp(fixture.pd, &raw mut init)), why, "kind {kind}");
         }
         let mut without_cq = qp_init(null_mut(), IBV_QPT_RC);
-        assert_eq!(refused(ibv_create_qp(bench.pd, &raw mut without_cq)), EINVAL);
+        assert_eq!(errno_of_null(ibv_create_qp(fixture.pd, &raw mut without_cq)), EINVAL);
     }
-    bench.close();
+    fixture.close();
 }
 
 #[test]
-fn regions_that_cannot_be() {
-    let bench = Bench::new();
+fn invalid_regions_are_errors() {
+    let fixture = Fixture::new();
     let mut bytes = [0_u8; 64];
     let addr = bytes.as_mut_ptr().cast();
     // SAFETY: objects of this device; no work request uses the memory.
     unsafe {
         let remote_only = [IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_ATOMIC];
         for access in remote_only {
-            assert_eq!(refused(ibv_reg_mr(bench.pd, addr, 64, access as c_int)), EINVAL);
+            assert_eq!(errno_of_null(ibv_reg_mr(fixture.pd, addr, 64, access as c_int)), EINVAL);
         }
-        assert_eq!(refused(ibv_reg_mr(bench.pd, addr, 64, 1 << 15)), EINVAL, "an unknown flag");
-        assert_eq!(refused(ibv_reg_mr(bench.pd, addr, usize::MAX, 0)), EINVAL, "past the end of memory");
-        let mr = ibv_reg_mr(bench.pd, addr, 64, IBV_ACCESS_LOCAL_WRITE as c_int);
+        assert_eq!(errno_of_null(ibv_reg_mr(fixture.pd, addr, 64, 1 << 15)), EINVAL, "an unknown flag");
+        assert_eq!(
+            errno_of_null(ibv_reg_mr(fixture.pd, addr, usize::MAX, 0)),
+            EINVAL,
+            "past the end of memory"
+        );
+        let mr = ibv_reg_mr(fixture.pd, addr, 64, IBV_ACCESS_LOCAL_WRITE as c_int);
         assert!(!mr.is_null());
         assert_eq!((ibv_rereg_mr(mr, 8, null_mut(), null_mut(), 0, 0), errno()), (-1, EINVAL));
         assert_eq!((ibv_rereg_mr(mr, 1, null_mut(), null_mut(), 0, 0), errno()), (-1, EINVAL));
         assert_eq!((ibv_rereg_mr(mr, 2, null_mut(), null_mut(), 0, 0), errno()), (-1, EINVAL));
         assert_eq!((ibv_rereg_mr(mr, 0, null_mut(), null_mut(), 0, 1), errno()), (-1, EINVAL));
-        assert_eq!(ibv_dealloc_pd(bench.pd), EBUSY);
+        assert_eq!(ibv_dealloc_pd(fixture.pd), EBUSY);
         assert_eq!(ibv_dereg_mr(mr), 0);
-        assert_eq!(refused(ops(bench.context).alloc_mw.unwrap()(bench.pd, 3)), EINVAL, "a kind of window");
+        assert_eq!(
+            errno_of_null(ops(fixture.context).alloc_mw.unwrap()(fixture.pd, 3)),
+            EINVAL,
+            "unknown window type"
+        );
     }
-    bench.close();
+    fixture.close();
 }
 
 #[test]
-fn addresses_that_lead_nowhere() {
-    let bench = Bench::new();
+fn invalid_addresses_are_errors() {
+    let fixture = Fixture::new();
     let good = || {
         let mut attr: ibv_ah_attr = zero();
         (attr.is_global, attr.port_num) = (1, 1);
@@ -250,20 +262,20 @@ fn addresses_that_lead_nowhere() {
         for change in changes {
             let mut attr = good();
             change(&mut attr);
-            assert_eq!(refused(ibv_create_ah(bench.pd, &raw mut attr)), EINVAL);
+            assert_eq!(errno_of_null(ibv_create_ah(fixture.pd, &raw mut attr)), EINVAL);
         }
-        let ah = ibv_create_ah(bench.pd, &mut good());
+        let ah = ibv_create_ah(fixture.pd, &mut good());
         assert!(!ah.is_null());
-        assert_eq!(ibv_dealloc_pd(bench.pd), EBUSY);
+        assert_eq!(ibv_dealloc_pd(fixture.pd), EBUSY);
         assert_eq!(ibv_destroy_ah(ah), 0);
     }
-    bench.close();
+    fixture.close();
 }
 
 #[test]
-fn transitions_that_do_not_exist() {
-    let bench = Bench::new();
-    let qp = bench.qp(IBV_QPT_RC);
+fn invalid_transitions_are_errors() {
+    let fixture = Fixture::new();
+    let qp = fixture.qp(IBV_QPT_RC);
     let mut attr: ibv_qp_attr = zero();
     // SAFETY: objects of this device.
     unsafe {
@@ -273,23 +285,23 @@ fn transitions_that_do_not_exist() {
         }
         attr.qp_state = IBV_QPS_INIT;
         assert_eq!(ibv_modify_qp(qp, &raw mut attr, IBV_QP_STATE as c_int), EINVAL, "attributes are missing");
-        assert_eq!(ibv_modify_qp(qp, &raw mut attr, -1), EINVAL, "attributes that do not exist");
+        assert_eq!(ibv_modify_qp(qp, &raw mut attr, -1), EINVAL, "unknown attributes");
         let init = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
         attr.port_num = 2;
-        assert_eq!(ibv_modify_qp(qp, &raw mut attr, init as c_int), EINVAL, "a port that is not there");
+        assert_eq!(ibv_modify_qp(qp, &raw mut attr, init as c_int), EINVAL, "unknown port");
         (attr.port_num, attr.pkey_index) = (1, 1);
-        assert_eq!(ibv_modify_qp(qp, &raw mut attr, init as c_int), EINVAL, "a partition that is not there");
+        assert_eq!(ibv_modify_qp(qp, &raw mut attr, init as c_int), EINVAL, "unknown partition");
         assert_eq!((*qp).state, IBV_QPS_RESET);
         assert_eq!(ibv_destroy_qp(qp), 0);
     }
-    bench.close();
+    fixture.close();
 }
 
 #[test]
-fn work_requests_that_make_no_sense() {
-    let bench = Bench::new();
-    let qp = bench.qp(IBV_QPT_RC);
-    let ops = ops(bench.context);
+fn invalid_work_requests_are_errors() {
+    let fixture = Fixture::new();
+    let qp = fixture.qp(IBV_QPT_RC);
+    let ops = ops(fixture.context);
     let (post_send, post_recv) = (ops.post_send.unwrap(), ops.post_recv.unwrap());
     let mut sge = ibv_sge { addr: 0, length: 17, lkey: 0 };
     let good = |sge: &mut ibv_sge| {
@@ -307,7 +319,7 @@ fn work_requests_that_make_no_sense() {
         |wr| wr.opcode = IBV_WR_BIND_MW,
         |wr| wr.send_flags = IBV_SEND_IP_CSUM,
     ];
-    // SAFETY: objects of this device, and work requests that are refused before their memory is accessed.
+    // SAFETY: objects of this device, and work requests that fail before their memory is accessed.
     unsafe {
         let mut bad = null_mut();
         let mut wr = good(&mut sge);
@@ -333,29 +345,29 @@ fn work_requests_that_make_no_sense() {
             assert_eq!(post_recv(qp, &raw mut recv, &mut null_mut()), 0);
         }
         assert_eq!(post_recv(qp, &raw mut recv, &mut null_mut()), ENOMEM, "the queue is full");
-        assert_eq!(ibv_destroy_cq(bench.cq), EBUSY);
-        assert_eq!(ibv_dealloc_pd(bench.pd), EBUSY);
+        assert_eq!(ibv_destroy_cq(fixture.cq), EBUSY);
+        assert_eq!(ibv_dealloc_pd(fixture.pd), EBUSY);
         assert_eq!(ibv_destroy_qp(qp), 0);
     }
-    bench.close();
+    fixture.close();
 }
 
 #[test]
-fn the_builder_reports_at_the_end() {
-    let bench = Bench::new();
-    let create = verbs(bench.context).create_qp_ex.unwrap();
+fn the_builder_reports_errors_at_the_end() {
+    let fixture = Fixture::new();
+    let create = verbs(fixture.context).create_qp_ex.unwrap();
     let mut init: ibv_qp_init_attr_ex = zero();
-    let plain = qp_init(bench.cq, IBV_QPT_RC);
+    let plain = qp_init(fixture.cq, IBV_QPT_RC);
     (init.send_cq, init.recv_cq, init.cap, init.qp_type) =
         (plain.send_cq, plain.recv_cq, plain.cap, plain.qp_type);
-    init.pd = bench.pd;
+    init.pd = fixture.pd;
     init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    // SAFETY: objects of this device; refused steps access nothing.
+    // SAFETY: objects of this device; failed steps access no memory.
     unsafe {
         init.send_ops_flags = u64::from(IBV_QP_EX_WITH_TSO);
-        assert_eq!(refused(create(bench.context, &raw mut init)), EOPNOTSUPP);
+        assert_eq!(errno_of_null(create(fixture.context, &raw mut init)), EOPNOTSUPP);
         init.send_ops_flags = u64::from(IBV_QP_EX_WITH_SEND);
-        let qp = create(bench.context, &raw mut init);
+        let qp = create(fixture.context, &raw mut init);
         connect(qp, (*qp).qp_num);
         let ex = ibv_qp_to_qp_ex(qp);
         let steps: [fn(*mut ibv_qp_ex); 7] = [
@@ -384,21 +396,21 @@ fn the_builder_reports_at_the_end() {
         (*ex).wr_start.unwrap()(ex);
         (*ex).wr_rdma_write.unwrap()(ex, 1, 2);
         (*ex).wr_abort.unwrap()(ex);
-        assert_eq!((*ex).wr_complete.unwrap()(ex), EINVAL, "nothing was begun");
+        assert_eq!((*ex).wr_complete.unwrap()(ex), EINVAL, "no work request was begun");
         assert_eq!(ibv_destroy_qp(qp), 0);
     }
-    bench.close();
+    fixture.close();
 }
 
 #[test]
-fn objects_left_behind_outlive_the_device() {
-    let bench = Bench::new();
-    let qp = bench.qp(IBV_QPT_UD);
+fn undestroyed_objects_outlive_the_device() {
+    let fixture = Fixture::new();
+    let qp = fixture.qp(IBV_QPT_UD);
     // SAFETY: the wrong order is the tested input.
     unsafe {
-        assert_eq!(ibv_close_device(bench.context), 0);
+        assert_eq!(ibv_close_device(fixture.context), 0);
         assert_eq!(ibv_destroy_qp(qp), 0);
-        assert_eq!(ibv_destroy_cq(bench.cq), 0);
-        assert_eq!(ibv_dealloc_pd(bench.pd), 0);
+        assert_eq!(ibv_destroy_cq(fixture.cq), 0);
+        assert_eq!(ibv_dealloc_pd(fixture.pd), 0);
     }
 }

@@ -1,7 +1,7 @@
 use super::*;
 
-const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
-const THERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
+const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+const OTHER_PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 const MS: u64 = 1_000_000;
 
 fn faults(plan: &str) -> Faults {
@@ -9,58 +9,58 @@ fn faults(plan: &str) -> Faults {
 }
 
 /// The times, in milliseconds, at which a packet of this direction is lost.
-fn lost_at(faults: &Faults, direction: Direction, moments: Range<u64>) -> Vec<u64> {
-    moments.filter(|ms| faults.packet_at(direction, HERE, ms * MS).lost).collect()
+fn lost_at(faults: &Faults, direction: Direction, times_ms: Range<u64>) -> Vec<u64> {
+    times_ms.filter(|ms| faults.packet_at(direction, PEER, ms * MS).lost).collect()
 }
 
 #[test]
-fn a_plan_without_scheduled_faults_lets_everything_pass() {
+fn a_plan_without_scheduled_faults_has_no_effect() {
     let faults = faults("loss = 1.0");
-    assert_eq!(faults.packet(Direction::Out, HERE), PacketFate::default());
-    assert!(!faults.withholds_receive(HERE));
+    assert_eq!(faults.packet(Direction::Out, PEER), PacketFate::default());
+    assert!(!faults.withholds_receive(PEER));
     assert_eq!(faults.storage(StorageOperation::Read), StorageFate::default());
     assert_eq!(faults.summary(), "fault plan test has injected: nothing");
 }
 
 #[test]
-fn a_blackhole_swallows_both_ways_for_its_time() {
+fn a_blackhole_drops_both_directions_for_its_duration() {
     let faults = faults("[[fault]]\nkind = \"blackhole\"\nafter_ms = 10\nfor_ms = 5");
-    assert!(faults.is_for_arrivals());
+    assert!(faults.has_receive_faults());
     assert_eq!(lost_at(&faults, Direction::Out, 0..13), [10, 11, 12]);
     assert_eq!(lost_at(&faults, Direction::In, 13..30), [13, 14]);
     assert_eq!(faults.counts().get(Injected::PacketBlackholed), 5);
 }
 
 #[test]
-fn a_blackhole_of_one_direction_lets_the_other_pass() {
+fn a_blackhole_of_one_direction_does_not_affect_the_other() {
     let faults = faults("[[fault]]\nkind = \"blackhole\"\ndirection = \"in\"");
-    assert!(!faults.packet_at(Direction::Out, HERE, 0).lost);
-    assert!(faults.packet_at(Direction::In, HERE, 0).lost);
+    assert!(!faults.packet_at(Direction::Out, PEER, 0).lost);
+    assert!(faults.packet_at(Direction::In, PEER, 0).lost);
 }
 
 #[test]
-fn loss_is_of_what_is_sent_unless_it_says_otherwise() {
+fn loss_applies_to_sent_packets_by_default() {
     let outward = faults("[[fault]]\nkind = \"loss\"");
-    assert!(outward.packet_at(Direction::Out, HERE, 0).lost && !outward.is_for_arrivals());
-    assert!(!outward.packet_at(Direction::In, HERE, 0).lost);
+    assert!(outward.packet_at(Direction::Out, PEER, 0).lost && !outward.has_receive_faults());
+    assert!(!outward.packet_at(Direction::In, PEER, 0).lost);
     let inward = faults("[[fault]]\nkind = \"loss\"\ndirection = \"in\"");
-    assert!(inward.packet_at(Direction::In, HERE, 0).lost && inward.is_for_arrivals());
+    assert!(inward.packet_at(Direction::In, PEER, 0).lost && inward.has_receive_faults());
 }
 
 #[test]
-fn a_peer_can_be_singled_out_and_only_its_packets_count() {
+fn a_fault_of_one_peer_counts_only_its_packets() {
     let plan = "[[fault]]\nkind = \"loss\"\npeer = \"192.0.2.2\"\nafter_packets = 1\nfor_packets = 1";
     let faults = faults(plan);
     let lost = |peer| faults.packet_at(Direction::Out, peer, 0).lost;
     let mapped = IpAddr::V6("::ffff:192.0.2.2".parse().unwrap());
     assert_eq!(
-        [lost(HERE), lost(THERE), lost(HERE), lost(mapped), lost(THERE)],
+        [lost(PEER), lost(OTHER_PEER), lost(PEER), lost(mapped), lost(OTHER_PEER)],
         [false, false, false, true, false]
     );
 }
 
 #[test]
-fn the_seed_decides_and_faults_do_not_disturb_each_other() {
+fn draws_depend_on_the_seed_and_not_on_other_faults() {
     let drawn = |plan: &str| lost_at(&faults(plan), Direction::Out, 0..400);
     let loss = "[[fault]]\nkind = \"loss\"\nprobability = 0.25\n";
     let first = drawn(&format!("seed = 7\n{loss}"));
@@ -72,27 +72,27 @@ fn the_seed_decides_and_faults_do_not_disturb_each_other() {
 }
 
 #[test]
-fn several_things_can_happen_to_one_packet() {
+fn several_faults_apply_to_one_packet() {
     let kinds = ["duplicate", "corrupt", "ecn-mark", "reorder", "delay\"\ndelay_us_min = \"3"];
     let plan: String = kinds.map(|kind| format!("[[fault]]\nkind = \"{kind}\"\n")).concat();
     let faults = faults(&plan.replace("\"3\"", "3"));
-    let fate = faults.packet_at(Direction::Out, HERE, 0);
-    assert!(!fate.lost && fate.mark && fate.spoil.is_some());
+    let fate = faults.packet_at(Direction::Out, PEER, 0);
+    assert!(!fate.lost && fate.mark && fate.corrupt_bit.is_some());
     assert_eq!((fate.extra_copies, fate.delay_ns), (1, 3000));
-    assert!((1..=100_000).contains(&fate.held_back_ns));
+    assert!((1..=100_000).contains(&fate.reorder_ns));
     assert_eq!(faults.counts().named().filter(|(_, count)| *count == 1).count(), 5);
 }
 
 #[test]
-fn receives_are_withheld_as_often_as_asked_for() {
+fn receives_are_withheld_by_count() {
     let faults = faults("[[fault]]\nkind = \"rnr\"\nafter_operations = 2\nfor_operations = 3");
-    let withheld: Vec<bool> = (0..7).map(|_| faults.withholds_receive(HERE)).collect();
+    let withheld: Vec<bool> = (0..7).map(|_| faults.withholds_receive(PEER)).collect();
     assert_eq!(withheld, [false, false, true, true, true, false, false]);
     assert_eq!(faults.counts().get(Injected::RnrNak), 3);
 }
 
 #[test]
-fn storage_is_slow_or_fails_by_what_is_asked_of_it() {
+fn storage_faults_apply_by_operation() {
     let slow =
         "[[fault]]\nkind = \"slow-storage\"\ndelay_us_min = 20\ndelay_us_max = 30\noperation = \"read\"\n";
     let full = "[[fault]]\nkind = \"failing-storage\"\nerror = \"no-space\"\n";
@@ -106,7 +106,7 @@ fn storage_is_slow_or_fails_by_what_is_asked_of_it() {
 }
 
 #[test]
-fn failing_storage_fails_whatever_is_asked_unless_it_says_otherwise() {
+fn failing_storage_fails_all_operations_by_default() {
     let all = faults("[[fault]]\nkind = \"failing-storage\"");
     let operations = [StorageOperation::Read, StorageOperation::Write, StorageOperation::Sync];
     assert!(operations.iter().all(|operation| all.storage(*operation).error == Some(EIO)));
@@ -115,7 +115,7 @@ fn failing_storage_fails_whatever_is_asked_unless_it_says_otherwise() {
 }
 
 #[test]
-fn devices_that_name_one_file_share_its_plan_while_they_live() {
+fn devices_with_one_file_share_its_plan() {
     let path = std::env::temp_dir().join(format!("terrace-faults-{}.toml", std::process::id()));
     std::fs::write(&path, "seed = 3\n").expect("a file");
     let first = Faults::of_process(&path).expect("a plan");
@@ -124,6 +124,6 @@ fn devices_that_name_one_file_share_its_plan_while_they_live() {
     first.counts.add(Injected::RnrNak);
     drop(first);
     assert_eq!(Faults::of_process(&path).expect("a plan").counts().get(Injected::RnrNak), 0);
-    std::fs::remove_file(&path).expect("it was there");
+    std::fs::remove_file(&path).expect("removed");
     assert!(Faults::of_process(&path).is_err());
 }
