@@ -1,4 +1,4 @@
-# Terrace. `make` alone lists the targets. Each target first installs what it needs (scripts/setup.sh).
+# Terrace. `make` alone lists the targets. Each target first installs its dependencies (scripts/setup.sh).
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -17,9 +17,9 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build profile install uninstall packages packages-test badinput-programs interop-programs demo test conformance interop chaos fork crash endurance sanitize soak soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-term bench-term-full lint clean
+.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance interop chaos fork crash endurance sanitize soak soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-term bench-term-full lint clean
 .DEFAULT_GOAL := help
-# Targets build into one another's directories, and cargo uses all processors by itself.
+# Targets share output directories, and cargo uses all processors by itself.
 .NOTPARALLEL:
 
 help: ## List the targets
@@ -34,7 +34,7 @@ build: ## Build build/bin/terrace and build/lib/terrace/
 	crates/ibverbs/link.sh build/lib/terrace
 	install -D $(TARGET_DIR)/release/terrace build/bin/terrace
 
-profile: ## PGO build, eight minutes: later release builds in this directory use its profile; small same-host operations take up to a third less
+profile: ## PGO build, eight minutes: runs an instrumented build; later release builds in this directory use its profile
 	@scripts/setup.sh profile
 	$(PYTHON) scripts/profile.py
 
@@ -43,7 +43,7 @@ install: build ## Install below PREFIX (default /usr/local)
 	mkdir -p $(DESTDIR)$(PREFIX)/lib/terrace
 	install build/lib/terrace/* $(DESTDIR)$(PREFIX)/lib/terrace/
 
-uninstall: ## Remove what install put below PREFIX
+uninstall: ## Remove the files of install below PREFIX
 	rm -f $(DESTDIR)$(PREFIX)/bin/terrace
 	rm -rf $(DESTDIR)$(PREFIX)/lib/terrace
 
@@ -55,7 +55,7 @@ packages: build ## Build a Debian package, a tarball and SHA256SUMS in build/pac
 packages-test: packages ## Unpack the packages, install and remove them below a temporary folder, run them, and build them again: the same bytes
 	$(PYTHON) -m unittest discover --start-directory tests/packages --pattern 'test_*.py'
 
-# Plain verbs programs: they are linked with the system's libibverbs and know nothing of Terrace.
+# Plain verbs programs, linked with the system's libibverbs.
 build/examples/%: examples/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -o $@ $< -libverbs
@@ -64,7 +64,7 @@ build/bench/%: bench/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< -libverbs -lpthread
 
-# One for each peer of `make bench-peers`; peer.c is what they share.
+# One program for each peer of `make bench-peers`; peer.c is shared.
 PEERS_SHARED := bench/peers/peer.c bench/peers/peer.h bench/peers/clock.h
 PEERS_PROGRAMS := $(patsubst bench/peers/peer_%.c,build/bench/peers/%,$(wildcard bench/peers/peer_*.c))
 
@@ -93,29 +93,29 @@ build/interop/programs/mpi_check: tests/interop/programs/mpi_check.c
 	@mkdir -p $(@D)
 	mpicc $(CFLAGS) -o $@ $<
 
-# Programs that make mistakes on purpose; lab.c is what they share.
-BADINPUT_SHARED := $(wildcard tests/badinput/programs/lab.*) tests/badinput/programs/check.h
-BADINPUT_PROGRAMS := $(patsubst tests/%.c,build/%,$(filter-out %/lab.c,$(wildcard tests/badinput/programs/*.c)))
+# Programs with intentional mistakes; env.c is shared.
+NEGATIVE_SHARED := $(wildcard tests/negative/programs/env.*) tests/negative/programs/check.h
+NEGATIVE_PROGRAMS := $(patsubst tests/%.c,build/%,$(filter-out %/env.c,$(wildcard tests/negative/programs/*.c)))
 
-build/badinput/programs/%: tests/badinput/programs/%.c $(BADINPUT_SHARED)
+build/negative/programs/%: tests/negative/programs/%.c $(NEGATIVE_SHARED)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< tests/badinput/programs/lab.c -libverbs -lpthread
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< tests/negative/programs/env.c -libverbs -lpthread
 
-# Its constructor calls a function of the program.
-build/badinput/programs/fork_load: CFLAGS += -rdynamic
+# The constructor of libraries/waiting.so calls a function of the program.
+build/negative/programs/fork_load: CFLAGS += -rdynamic
 
-build/badinput/libraries/%.so: tests/badinput/libraries/%.c
+build/negative/libraries/%.so: tests/negative/libraries/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -shared -fPIC -o $@ $< -lpthread
 
-badinput-programs: $(BADINPUT_PROGRAMS) build/badinput/libraries/waiting.so
+negative-programs: $(NEGATIVE_PROGRAMS) build/negative/libraries/waiting.so
 
-build/endurance/programs/%: tests/endurance/programs/%.c $(BADINPUT_SHARED)
+build/endurance/programs/%: tests/endurance/programs/%.c $(NEGATIVE_SHARED)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -D_GNU_SOURCE -Itests/badinput/programs -o $@ $< tests/badinput/programs/lab.c -libverbs -lpthread
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -Itests/negative/programs -o $@ $< tests/negative/programs/env.c -libverbs -lpthread
 
-# Programs that run on either side of `make interop`.
-interop-programs: build/badinput/programs/endpoint build/interop/programs/mad build/interop/programs/cm_talk build/examples/file_region
+# Programs for both ends of `make interop`.
+interop-programs: build/negative/programs/endpoint build/interop/programs/mad build/interop/programs/cm_talk build/examples/file_region
 
 demo: build ## Run unmodified RDMA programs, and READ a file larger than the server's memory
 	@scripts/setup.sh demo
@@ -123,7 +123,7 @@ demo: build ## Run unmodified RDMA programs, and READ a file larger than the ser
 	@$(PYTHON) scripts/demo.py
 	@build/bin/terrace bench demo-term
 
-test: build ## Run the tests, the simulation of 2,000 seeds among them
+test: build ## Run the tests, including 2,000 seeds of the simulation
 	@scripts/setup.sh test
 	cargo test --workspace --locked
 	$(PYTHON) -m unittest discover --start-directory tests/words --pattern 'test_*.py'
@@ -132,50 +132,50 @@ test: build ## Run the tests, the simulation of 2,000 seeds among them
 	$(PYTHON) -m unittest discover --start-directory tests/interop --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory tests/chaos --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory tests/endurance --pattern 'test_*.py'
-	@$(MAKE) --no-print-directory badinput-programs build/interop/programs/cm_talk
-	$(PYTHON) -m unittest discover --start-directory tests/badinput --pattern 'test_*.py'
+	@$(MAKE) --no-print-directory negative-programs build/interop/programs/cm_talk
+	$(PYTHON) -m unittest discover --start-directory tests/negative --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory bench/peers --pattern 'test_*.py'
 
-conformance: build ## Run real RDMA programs on it: perftest, pingpongs, qperf, UCX, pyverbs (ONLY=PATTERN for a part)
+conformance: build ## Run real RDMA programs on Terrace: perftest, pingpongs, qperf, UCX, pyverbs (ONLY=PATTERN for a part)
 	@scripts/setup.sh conformance
 	@$(MAKE) --no-print-directory build/examples/file_region build/examples/resilient_send build/interop/programs/paged_stress \
 	    build/interop/programs/mpi_check
 	$(PYTHON) tests/interop/conformance.py $(ONLY)
 
-interop: build ## Run it against the Linux kernel's Soft-RoCE in a guest (ONLY=PATTERN for a part)
+interop: build ## Run Terrace against the Linux kernel's Soft-RoCE in a guest (ONLY=PATTERN for a part)
 	$(PYTHON) tests/interop/kernel/run.py $(ONLY)
 
-chaos: build ## Hostile peers against a live node and live programs, bystanders at work meanwhile (ONLY=PATTERN for a part)
+chaos: build ## Attack a live node and live programs while well-behaved peers continue (ONLY=PATTERN for a part)
 	@scripts/setup.sh conformance
-	@$(MAKE) --no-print-directory badinput-programs build/interop/programs/cm_talk
+	@$(MAKE) --no-print-directory negative-programs build/interop/programs/cm_talk
 	$(PYTHON) tests/chaos/run.py $(ONLY)
 
-fork: build ## Fork 2,000 times while threads call every interposed function, and as often while they use devices: no child hangs
-	@$(MAKE) --no-print-directory badinput-programs
-	TERRACE_FORKS=2000 $(PYTHON) -m unittest discover --start-directory tests/badinput --pattern test_fork.py
+fork: build ## Fork 2,000 times while threads call every interposed function, and as often while they use devices, and check that no child hangs
+	@$(MAKE) --no-print-directory negative-programs
+	TERRACE_FORKS=2000 $(PYTHON) -m unittest discover --start-directory tests/negative --pattern test_fork.py
 
-crash: ## Kill memory nodes ROUNDS=n times, and clients half as often: nothing acknowledged may be lost; same-host peers killed 5 times as often, and stopped
+crash: ## Kill memory nodes ROUNDS=n times, and clients half as often, and check that no acknowledged data is lost; kill same-host peers 5 times as often, and stop them
 	@scripts/setup.sh build
 	TERRACE_STOP_ROUNDS=$(ROUNDS) cargo test --locked --package terrace-nic --test stop -- --nocapture
 	TERRACE_KILL_ROUNDS=$$(($(ROUNDS) * 5)) cargo test --locked --package terrace-nic --test kill
 	TERRACE_CRASH_ROUNDS=$(ROUNDS) TERRACE_CRASH_DROP_CACHES=1 cargo test --locked --package terrace-cli --test crash -- \
 	    --nocapture --test-threads 1
 
-endurance: build ## Mixed load, faults and kills on eight processes for MINUTES=n (SEED=k: other events)
+endurance: build ## Run mixed load, faults and kills on eight processes for MINUTES=n (SEED=k for other events)
 	@$(MAKE) --no-print-directory build/endurance/programs/worker
 	scripts/release.sh --package terrace-node --example endurance_client
 	$(PYTHON) tests/endurance/endurance.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-sanitize: build ## AddressSanitizer, ThreadSanitizer and valgrind on what has unsafe code (ONLY=address, thread, valgrind or short)
+sanitize: build ## Run AddressSanitizer, ThreadSanitizer and valgrind on unsafe code (ONLY=address, thread, valgrind or short)
 	@scripts/setup.sh sanitize
-	@$(MAKE) --no-print-directory badinput-programs build/bench/many
+	@$(MAKE) --no-print-directory negative-programs build/bench/many
 	scripts/sanitize.sh $(ONLY)
 
 soak: ## Run the simulation with SEEDS=n seeds, or replay SEED=k alone
 	@scripts/setup.sh build
 	cargo run --release --locked --package terrace-sim -- $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
-soak-term: build ## Stress regions larger than memory for STRESS_SECONDS=n each way (SEED=k: other accesses)
+soak-term: build ## Stress regions larger than memory for STRESS_SECONDS=n each, natively and by verbs (SEED=k for other accesses)
 	@scripts/setup.sh conformance
 	@$(MAKE) --no-print-directory build/interop/programs/paged_stress
 	TERRACE_STRESS_SECONDS=$(STRESS_SECONDS) $(if $(SEED),TERRACE_SEED=$(SEED)) cargo test --locked --package terrace-node \
@@ -192,24 +192,24 @@ bench: build ## Measure against raw UDP: latency, bandwidth, rates, registration
 	@$(MAKE) --no-print-directory build/bench/reg_mr
 	TERRACE_PATH=udp $(PYTHON) bench/bench.py
 
-bench-many: build ## Measure how costs grow with queue pairs, regions and processes
+bench-many: build ## Measure the growth of costs with queue pairs, regions and processes
 	@scripts/setup.sh bench
 	@$(MAKE) --no-print-directory build/bench/many
 	TERRACE_PATH=udp $(PYTHON) bench/many.py
 
-bench-where: ## Show where the time of a READ over UDP goes, at both ends
+bench-where: ## Show the distribution of a READ's time over UDP, at both ends
 	@scripts/setup.sh bench
 	scripts/release.sh --package terrace-nic --example speed
 	scripts/release.sh --package terrace-fabric --example udp_reference
 	$(PYTHON) bench/where.py
 
-bench-peers: build ## Measure beside memcpy, UCX, libfabric, Redis, memcached and NBD on this machine: three minutes (ONLY=PATTERN for some)
+bench-peers: build ## Compare with memcpy, UCX, libfabric, Redis, memcached and NBD on this machine: three minutes (ONLY=PATTERN for some)
 	@scripts/setup.sh bench-peers
 	scripts/release.sh --package terrace-nic --example peer_native
 	-@$(MAKE) --no-print-directory --keep-going peers-programs
 	$(PYTHON) bench/peers/peers.py $(if $(ONLY),--only '$(ONLY)')
 
-bench-peers-full: build ## The same with all sizes and more rounds, into bench/peers/results, where results are committed
+bench-peers-full: build ## As bench-peers, with all sizes and more rounds, into bench/peers/results, which is committed
 	@scripts/setup.sh bench-peers
 	scripts/release.sh --package terrace-nic --example peer_native
 	-@$(MAKE) --no-print-directory --keep-going peers-programs
@@ -219,7 +219,7 @@ bench-term: build ## Measure regions larger than memory as TeRM does: all figure
 	@scripts/setup.sh bench
 	build/bin/terrace bench --short $(if $(TRANSPORT),--path $(TRANSPORT)) bench/term/*.toml
 
-bench-term-full: build ## The same with all points, into bench/term/results, where results are committed
+bench-term-full: build ## As bench-term, with all points, into bench/term/results, which is committed
 	@scripts/setup.sh bench
 	build/bin/terrace bench --full $(if $(TRANSPORT),--path $(TRANSPORT)) --out bench/term/results bench/term/*.toml
 
@@ -229,6 +229,6 @@ lint: ## Run rustfmt, clippy and cargo-deny
 	cargo clippy --workspace --all-targets --locked -- --deny warnings
 	cargo deny check bans licenses sources
 
-clean: ## Remove everything built
+clean: ## Remove all build outputs
 	cargo clean
 	rm -rf build results

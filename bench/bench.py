@@ -33,7 +33,7 @@ def main():
     parser.add_argument("--only", default="", help="only measurements whose name contains this word")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args()
-    procs.end_cleanly_when_asked()
+    procs.exit_on_signals()
     run_dir = RESULTS / time.strftime("%Y%m%d-%H%M%S")
     run_dir.mkdir(parents=True)
     warn_if_busy()

@@ -58,7 +58,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, help="directory of the results (default results/bench-many/TIME)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
-    procs.end_cleanly_when_asked()
+    procs.exit_on_signals()
     bench.warn_if_busy()
     rows = []
     for group, members in GROUPS.items():

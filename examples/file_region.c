@@ -1,8 +1,8 @@
 /*
- * file_region: reads a whole file out of another process's memory over RDMA.
+ * file_region: reads a whole file from another process's memory over RDMA.
  *
- * Plain verbs; it runs on any RDMA device. The server maps a file, registers the mapping as one memory region and then
- * does nothing: it never reads the data and never polls. The client keeps several READs outstanding until it has all
+ * The program uses plain verbs, and runs on any RDMA device. The server maps a file and registers the mapping as one
+ * memory region. Then it neither reads the data nor polls. The client keeps several READs outstanding until it has all
  * of the file, and writes the bytes, in order, to standard output. Another program checks them:
  *
  *     file_region serve data.bin                         (server)
@@ -37,7 +37,7 @@
 enum { IB_PORT = 1, READS_IN_FLIGHT_MAX = 16 };
 
 struct options {
-    const char *device;   /* NULL: the first one */
+    const char *device;   /* NULL for the first device */
     const char *tcp_port; /* of the server's listener */
     int gid_index;
     bool odp;       /* register with on-demand paging, for NICs that would pin otherwise */
@@ -55,8 +55,8 @@ struct nic {
     union ibv_gid gid;
 };
 
-/* The parameters of one end that the other needs. Sent over TCP, every field in network byte order. */
-struct introduction {
+/* The parameters of one end that the other needs. TCP carries them, every field in network byte order. */
+struct parameters {
     uint8_t gid[16];
     uint32_t qpn;
     uint32_t psn;
@@ -131,9 +131,9 @@ static struct nic open_nic(const struct options *options)
     return nic;
 }
 
-static struct introduction introduce(const struct nic *nic, uint32_t psn, uint32_t reads, const struct ibv_mr *mr)
+static struct parameters introduce(const struct nic *nic, uint32_t psn, uint32_t reads, const struct ibv_mr *mr)
 {
-    struct introduction self = {
+    struct parameters self = {
         .qpn = htonl(nic->qp->qp_num),
         .psn = htonl(psn),
         .mtu = htonl(nic->port.active_mtu),
@@ -151,7 +151,7 @@ static struct introduction introduce(const struct nic *nic, uint32_t psn, uint32
 
 /* Takes the queue pair from RESET to RTS towards `peer`. */
 static void connect_qp(const struct nic *nic, const struct options *options, uint32_t psn, uint32_t reads,
-                       const struct introduction *peer)
+                       const struct parameters *peer)
 {
     struct ibv_qp_attr init = {
         .qp_state = IBV_QPS_INIT, .port_num = IB_PORT, .qp_access_flags = IBV_ACCESS_REMOTE_READ};
@@ -180,7 +180,7 @@ static void connect_qp(const struct nic *nic, const struct options *options, uin
     if (error != 0)
         die("queue pair to RTR: %s", strerror(error));
 
-    /* Half a second: the server may first have to read the data from a busy disk. */
+    /* Half a second, because the server may have to read the data from a busy disk. */
     struct ibv_qp_attr rts = {.qp_state = IBV_QPS_RTS,
                               .sq_psn = psn,
                               .timeout = 17,
@@ -242,17 +242,17 @@ static int connect_server(const char *host, const char *tcp_port)
     return server;
 }
 
-static struct introduction swap_introductions(int peer, const struct introduction *self)
+static struct parameters swap_introductions(int peer, const struct parameters *self)
 {
-    struct introduction theirs;
+    struct parameters theirs;
     if (send(peer, self, sizeof *self, MSG_NOSIGNAL) != (ssize_t)sizeof *self ||
         recv(peer, &theirs, sizeof theirs, MSG_WAITALL) != (ssize_t)sizeof theirs)
-        die("the other end hung up");
+        die("the other end closed the connection");
     return theirs;
 }
 
-/* A barrier between both ends: a READ must not arrive before the queue pair is ready, and the region must not be
- * deregistered before the last READ. */
+/* A barrier between both ends. It delays READs until the queue pair is ready, and deregistration until after the last
+ * READ. */
 static bool rendezvous(int peer)
 {
     char mark = '!';
@@ -291,15 +291,15 @@ static int serve(const struct options *options, const char *path)
     int client = accept_client(options->tcp_port);
     uint32_t psn = (uint32_t)getpid() & 0xffffff;
     uint32_t reads = reads_at_a_time(nic.attr.max_qp_rd_atom);
-    struct introduction self = introduce(&nic, psn, reads, mr);
-    struct introduction peer = swap_introductions(client, &self);
+    struct parameters self = introduce(&nic, psn, reads, mr);
+    struct parameters peer = swap_introductions(client, &self);
     connect_qp(&nic, options, psn, reads, &peer);
     bool complete = rendezvous(client) && rendezvous(client);
 
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     fprintf(stderr, "file_region: %s; resident at most %ld MiB\n",
-            complete ? "the client has it all" : "the client went away", usage.ru_maxrss >> 10);
+            complete ? "the client has the whole file" : "the client closed the connection", usage.ru_maxrss >> 10);
     ibv_dereg_mr(mr);
     close_nic(&nic);
     return complete ? 0 : 1;
@@ -311,7 +311,7 @@ struct transfer {
     const struct nic *nic;
     uint32_t chunk;
     unsigned depth;
-    char *ring; /* `depth` slots of `chunk` bytes; READ number n lands in slot n mod depth */
+    char *ring; /* `depth` slots of `chunk` bytes; READ number n uses slot n mod depth */
     uint32_t lkey;
     uint64_t addr;
     uint32_t rkey;
@@ -357,7 +357,7 @@ static void write_out(const char *bytes, size_t length)
     }
 }
 
-/* A progress line: rewritten in place on a terminal, else printed anew now and then. */
+/* Prints a progress line. A terminal shows one line, which is overwritten. */
 static void report(const struct transfer *transfer, uint64_t done, double started, bool last)
 {
     static double reported;
@@ -413,12 +413,12 @@ static int fetch(const struct options *options, const char *host)
     int server = connect_server(host, options->tcp_port);
     uint32_t psn = (uint32_t)getpid() & 0xffffff;
     uint32_t own_limit = reads_at_a_time(nic.attr.max_qp_init_rd_atom);
-    struct introduction self = introduce(&nic, psn, own_limit, NULL);
-    struct introduction peer = swap_introductions(server, &self);
+    struct parameters self = introduce(&nic, psn, own_limit, NULL);
+    struct parameters peer = swap_introductions(server, &self);
     uint32_t peer_limit = ntohl(peer.reads);
     connect_qp(&nic, options, psn, own_limit < peer_limit ? own_limit : peer_limit, &peer);
     if (!rendezvous(server))
-        die("the server hung up");
+        die("the server closed the connection");
 
     struct transfer transfer = {
         .nic = &nic,
@@ -442,25 +442,25 @@ static int fetch(const struct options *options, const char *host)
 
 static void usage(FILE *out)
 {
-    fputs("Usage: file_region serve [OPTIONS] FILE     offer FILE to one client\n"
-          "       file_region fetch [OPTIONS] HOST     READ it all, to standard output\n"
+    fputs("Usage: file_region serve [OPTIONS] FILE     serve FILE to one client\n"
+          "       file_region fetch [OPTIONS] HOST     READ it to standard output\n"
           "Options:\n"
           "  -d, --device NAME   RDMA device (default: the first one)\n"
           "  -g, --gid INDEX     GID index (default 0)\n"
-          "  -p, --port PORT     TCP port where the two ends meet (default 18600)\n"
+          "  -p, --port PORT     TCP port of the server (default 18600)\n"
           "  -c, --chunk BYTES   size of one READ, a multiple of 4096 (default 1048576)\n"
           "  -n, --depth COUNT   READs posted at a time (default 16)\n"
           "  -o, --odp           register with on-demand paging\n",
           out);
 }
 
-static unsigned long number(const char *text, unsigned long min, unsigned long max, const char *what)
+static unsigned long number(const char *text, unsigned long min, unsigned long max, const char *name)
 {
     char *end = NULL;
     errno = 0;
     unsigned long value = strtoul(text, &end, 10);
     if (errno != 0 || end == text || *end != '\0' || value < min || value > max)
-        die("%s must be a number from %lu to %lu", what, min, max);
+        die("%s must be a number from %lu to %lu", name, min, max);
     return value;
 }
 

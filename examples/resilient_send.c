@@ -1,19 +1,19 @@
 /*
  * resilient_send: sends numbered messages over reliable connections, and delivers each once across connection failures.
  *
- *     resilient_send serve                       (server: takes messages until it has all of them)
+ *     resilient_send serve                       (server: receives until it has all messages)
  *     resilient_send send 192.0.2.1              (client)
  *     resilient_send send --fragile 192.0.2.1    (the same client without its handling of errors, to compare)
  *
- * Plain verbs; it runs on any RDMA device. It shows how a program recovers when a reliable connection breaks. A request
- * ends with "transport retry counter exceeded" when the peer or the network is gone for too long, with "RNR retry
+ * The program uses plain verbs, and runs on any RDMA device. It shows how to recover from a failed connection. A request
+ * ends with "transport retry counter exceeded" when the peer or the network is unreachable for too long, with "RNR retry
  * counter exceeded" when the peer has no receive posted for too long. The queue pair is then in the error state, and
- * the sender cannot know which of the outstanding messages have arrived. So both ends make a new queue pair, the server
- * sends the number of the next message, and the client goes on from there.
+ * the sender cannot know which of the outstanding messages have arrived. So both ends create a new queue pair, the server
+ * sends the number of the next message, and the client continues from there.
  *
- * On real hardware such code runs once a year, in the night. With a fault plan it can be tested (docs/fault-plan.md):
+ * On real hardware such errors are rare. A fault plan tests the code that handles them (docs/fault-plan.md):
  *
- *     terrace run --fault-plan examples/trouble.toml -- resilient_send serve
+ *     terrace run --fault-plan examples/faults.toml -- resilient_send serve
  *     terrace run -- resilient_send send 127.0.0.1
  *
  * Build:  cc -O2 -o resilient_send resilient_send.c -libverbs
@@ -35,13 +35,13 @@
 
 #include <infiniband/verbs.h>
 
-enum { IB_PORT = 1, MESSAGE_LEN = 256, SENDS_IN_FLIGHT = 16, RECEIVES = 1024, TRIES_MAX = 200 };
+enum { IB_PORT = 1, MESSAGE_LEN = 256, SENDS_IN_FLIGHT = 16, RECEIVES = 1024, ATTEMPTS_MAX = 200 };
 
 struct options {
     const char *tcp_port; /* of the server's listener */
     int gid_index;
     uint64_t count; /* messages */
-    bool fragile;   /* end with the first error */
+    bool fragile;   /* end at the first error */
 };
 
 struct nic {
@@ -54,16 +54,16 @@ struct nic {
     struct ibv_mr *mr;
 };
 
-/* The parameters of one end that the other needs. Sent over TCP, every field in network byte order. */
-struct introduction {
+/* The parameters of one end that the other needs. TCP carries them, every field in network byte order. */
+struct parameters {
     uint8_t gid[16];
     uint32_t qpn;
     uint32_t psn;
-    uint64_t count; /* the client's: the total of messages */
-    uint64_t next;  /* the server's: the next message that it expects */
+    uint64_t count; /* from the client: the total of messages */
+    uint64_t next;  /* from the server: the next message that it expects */
 } __attribute__((packed));
 
-/* A connection: usable until its first error. */
+/* A connection, usable until its first error. */
 struct connection {
     int tcp;
     struct ibv_qp *qp;
@@ -106,7 +106,7 @@ static uint64_t read_message(const char *buffer)
     number = be64toh(number);
     write_message(wanted, number);
     if (memcmp(buffer, wanted, MESSAGE_LEN) != 0)
-        die("a message is damaged");
+        die("a message is corrupt");
     return number;
 }
 
@@ -165,7 +165,7 @@ static struct ibv_qp *create_qp(const struct nic *nic)
 }
 
 /* Takes the queue pair from INIT to RTS towards `peer`. Its retries end after a fraction of a second. */
-static void connect_qp(const struct options *options, struct ibv_qp *qp, uint32_t psn, const struct introduction *peer)
+static void connect_qp(const struct options *options, struct ibv_qp *qp, uint32_t psn, const struct parameters *peer)
 {
     struct ibv_qp_attr rtr = {
         .qp_state = IBV_QPS_RTR,
@@ -208,7 +208,7 @@ static int listen_at(const char *tcp_port)
     return listener;
 }
 
-static int call(const char *host, const char *tcp_port)
+static int connect_tcp(const char *host, const char *tcp_port)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
     int error = getaddrinfo(host, tcp_port, &hints, &found);
@@ -243,14 +243,14 @@ static void post_receive(const struct nic *nic, struct ibv_qp *qp, uint64_t slot
         die("cannot post a receive: %s", strerror(error));
 }
 
-/* Makes a queue pair and connects it with the queue pair of the other end. */
-static bool set_up(const struct nic *nic, const struct options *options, struct connection *connection, int receives)
+/* Creates a queue pair and connects it with that of the other end. */
+static bool open_connection(const struct nic *nic, const struct options *options, struct connection *connection, int receives)
 {
     connection->qp = create_qp(nic);
     for (int slot = 0; slot < receives; slot++)
         post_receive(nic, connection->qp, (uint64_t)slot);
     uint32_t psn = (uint32_t)random() & 0xffffff;
-    struct introduction self = {.qpn = htonl(connection->qp->qp_num), .psn = htonl(psn)}, peer;
+    struct parameters self = {.qpn = htonl(connection->qp->qp_num), .psn = htonl(psn)}, peer;
     self.count = htobe64(connection->count);
     self.next = htobe64(connection->next);
     memcpy(self.gid, nic->gid.raw, sizeof self.gid);
@@ -265,8 +265,8 @@ static bool set_up(const struct nic *nic, const struct options *options, struct 
     return rendezvous(connection->tcp);
 }
 
-/* Ends a connection, and drops its remaining completions. */
-static void tear_down(const struct nic *nic, struct connection *connection)
+/* Ends a connection and discards its remaining completions. */
+static void close_connection(const struct nic *nic, struct connection *connection)
 {
     struct ibv_wc wc;
     ibv_destroy_qp(connection->qp);
@@ -278,7 +278,7 @@ static void tear_down(const struct nic *nic, struct connection *connection)
 /* ---- serve ------------------------------------------------------------------------------------------------------ */
 
 /* Receives messages until the client has closed the TCP connection, or all have arrived and the client knows that. */
-static bool take_messages(const struct nic *nic, struct connection *connection)
+static bool receive_messages(const struct nic *nic, struct connection *connection)
 {
     char byte;
     unsigned idle_polls = 0;
@@ -317,9 +317,9 @@ static int serve(const struct options *options)
         if (connection.tcp < 0)
             die("accept: %s", strerror(errno));
         connections++;
-        if (set_up(&nic, options, &connection, RECEIVES))
-            complete = take_messages(&nic, &connection);
-        tear_down(&nic, &connection);
+        if (open_connection(&nic, options, &connection, RECEIVES))
+            complete = receive_messages(&nic, &connection);
+        close_connection(&nic, &connection);
     }
     printf("%" PRIu64 " messages, each once and in order, over %d connections\n", connection.next, connections);
     close(listener);
@@ -340,7 +340,7 @@ static void post_send(const struct nic *nic, struct ibv_qp *qp, uint64_t number)
         die("cannot post message %" PRIu64 ": %s", number, strerror(error));
 }
 
-/* Sends from the next message that the server expects. The first error ends it: later requests are only flushed. */
+/* Sends from the next message that the server expects. Returns at the first error, which flushes later requests. */
 static enum ibv_wc_status send_messages(const struct nic *nic, const struct connection *connection)
 {
     uint64_t posted = connection->next, done = connection->next;
@@ -367,16 +367,16 @@ static int send_all(const struct options *options, const char *host)
     struct nic nic = open_nic(options, SENDS_IN_FLIGHT);
     bool complete = false;
     int connections = 0;
-    for (int tries = 0; !complete && tries < TRIES_MAX && (connections == 0 || !options->fragile); tries++) {
-        struct connection connection = {.tcp = call(host, options->tcp_port), .count = options->count};
+    for (int attempts = 0; !complete && attempts < ATTEMPTS_MAX && (connections == 0 || !options->fragile); attempts++) {
+        struct connection connection = {.tcp = connect_tcp(host, options->tcp_port), .count = options->count};
         if (connection.tcp < 0) {
             pause_ms(50);
             continue;
         }
         connections++;
-        if (set_up(&nic, options, &connection, 0))
+        if (open_connection(&nic, options, &connection, 0))
             complete = send_messages(&nic, &connection) == IBV_WC_SUCCESS && rendezvous(connection.tcp);
-        tear_down(&nic, &connection);
+        close_connection(&nic, &connection);
     }
     if (complete)
         printf("all messages sent, over %d connections\n", connections);
@@ -390,24 +390,24 @@ static int send_all(const struct options *options, const char *host)
 
 static int usage(FILE *out, int status)
 {
-    fputs("Usage: resilient_send serve [OPTIONS]       take messages\n"
-          "       resilient_send send [OPTIONS] HOST   send them\n"
+    fputs("Usage: resilient_send serve [OPTIONS]       receive messages\n"
+          "       resilient_send send [OPTIONS] HOST   send messages\n"
           "Options:\n"
           "  -g, --gid INDEX     GID index (default 0)\n"
-          "  -p, --port PORT     TCP port where the two ends meet (default 18700)\n"
+          "  -p, --port PORT     TCP port of the server (default 18700)\n"
           "  -n, --count COUNT   messages (default 5000)\n"
-          "  -f, --fragile       give up at the first error\n",
+          "  -f, --fragile       end at the first error\n",
           out);
     return status;
 }
 
-static unsigned long number(const char *text, unsigned long min, unsigned long max, const char *what)
+static unsigned long number(const char *text, unsigned long min, unsigned long max, const char *name)
 {
     char *end = NULL;
     errno = 0;
     unsigned long value = strtoul(text, &end, 10);
     if (errno != 0 || end == text || *end != '\0' || value < min || value > max)
-        die("%s must be a number from %lu to %lu", what, min, max);
+        die("%s must be a number from %lu to %lu", name, min, max);
     return value;
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Builds a Debian package, a tarball and their checksums from what `make install` installs: build.py FOLDER.
+"""Builds a Debian package, a tarball and their checksums from the files of `make install`: build.py FOLDER.
 
-dpkg-deb packs a finished folder, so both packages hold the same installation. The same commit, compiler and source folder give the
+dpkg-deb packs a finished folder, so both packages contain the same installation. The same commit, compiler and source folder give the
 same bytes: times are the last commit's, owners are root, names are sorted.
 """
 
@@ -49,7 +49,7 @@ def output_of(*command, **keywords):
 
 
 def make(*arguments):
-    # The make that called this script has flags for its own children only.
+    # The variables of the calling make are removed, because they are only for its own children.
     variables = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     subprocess.run(["make", "--no-print-directory", *arguments], cwd=ROOT, check=True, env=variables, stdout=sys.stderr)
 
@@ -79,13 +79,13 @@ def debian_changelog(text, epoch):
 
 
 def install(tree, third_party):
-    """The installation that both packages hold, below `tree`/usr."""
+    """Creates the installation of both packages, below `tree`/usr."""
     make("install", f"DESTDIR={tree}", "PREFIX=/usr")
     usr = tree / "usr"
     libraries = sorted(path for path in (usr / "lib/terrace").iterdir() if path.is_file() and not path.is_symlink())
     for path in (usr / "bin/terrace", *libraries):
         subprocess.run(["strip", "--strip-unneeded", "--remove-section=.comment", path], check=True)
-    # As Debian Policy wants it of libraries, which nobody executes.
+    # Debian Policy requires that libraries are not executable.
     for path in libraries:
         path.chmod(0o644)
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
@@ -105,7 +105,7 @@ def set_modes_and_times(tree, epoch):
 
 def dependencies(tree):
     """The packages of the shared libraries that the executables need, with the versions that their symbols need."""
-    # As dpkg-shlibdeps expects them: a source package's control file, and the folder that marks the root of a package.
+    # dpkg-shlibdeps expects a source package's control file, and the folder that marks the root of a package.
     (tree.parent / "control").write_text("Source: terrace\n\nPackage: terrace\nArchitecture: any\n")
     (tree / "DEBIAN").mkdir()
     executables = [tree / "usr/bin/terrace", *sorted((tree / "usr/lib/terrace").iterdir())]
@@ -135,14 +135,14 @@ def build_deb(tree, out, number, epoch):
     (tree / "DEBIAN/md5sums").write_text("".join(sums))
     set_modes_and_times(tree, epoch)
     package = out / f"terrace_{number}_{architecture}.deb"
-    # One thread: how many there are may decide where the compressor's blocks end.
+    # One thread is used, because the compressor's block boundaries may depend on the number of threads.
     output_of("dpkg-deb", "--root-owner-group", "-Zxz", "--threads-max=1", "--build", str(tree), str(package),
               env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)})
     return package
 
 
 def build_tarball(usr, out, number, epoch):
-    """The same installation, in a folder that may be anywhere."""
+    """Packs the same installation for use in any folder."""
     folder = usr.with_name(f"terrace-{number}-{os.uname().machine}")
     usr.rename(folder)
     for name in ("README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"):

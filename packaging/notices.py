@@ -15,14 +15,14 @@ def cargo(*arguments):
 
 
 def linked_crates():
-    """Name and version of each crate from a registry; those that only generate code at build time among them."""
+    """Name and version of each crate from a registry, including those that only generate code at build time."""
     selected = (argument for package in PACKAGES for argument in ("--package", package))
     tree = cargo("tree", "--edges", "normal", "--prefix", "none", "--format", "{p}", *selected)
     return sorted(set(re.findall(r"^(\S+) v(\S+)(?: \(proc-macro\))?(?: \(\*\))?$", tree, re.MULTILINE)))
 
 
 def text():
-    """Each crate with its licence, then each licence text once, with the crates that it belongs to."""
+    """Each crate with its licence, then each licence text once, with its crates."""
     packages = json.loads(cargo("metadata", "--format-version", "1"))["packages"]
     described = {(package["name"], package["version"]): package for package in packages}
     lines, owners = [], {}

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The demo: unmodified RDMA programs on a machine without RDMA.
 
-(a) Four of perftest's tools, each between two `terrace run` processes, and a table of what they measured.
-(b) A file region: a server that may use 256 MiB of memory maps and registers a 1 GiB file; a client READs all of it and the
-    SHA-256 of what it got is compared with the file's.
+(a) Four of perftest's tools, each between two `terrace run` processes, and a table of their results.
+(b) A file region: a server with a memory limit of 256 MiB maps and registers a 1 GiB file; a client READs all of it and the
+    SHA-256 of the received bytes is compared with the file's.
 """
 
 import argparse
@@ -46,7 +46,7 @@ PERFTEST = [
 
 
 class Progress:
-    """A progress line: rewritten in place on a terminal, else printed anew every two seconds at most."""
+    """A progress line: rewritten in place on a terminal, otherwise printed at most every two seconds."""
 
     def __init__(self):
         self.terminal, self.shown = sys.stdout.isatty(), time.monotonic()
@@ -68,15 +68,14 @@ class Failure(Exception):
 
 
 def main():
-    # The figures shall be those of a peer on another host; a same-host peer would map the file, and be charged for its
-    # memory.
+    # The figures represent a peer on another host. A same-host peer would map the file and be charged for its memory.
     os.environ["TERRACE_PATH"] = "udp"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--file-mib", type=int, default=1024, help="size of the file (default 1024)")
     parser.add_argument("--limit-mib", type=int, default=256, help="memory the server may use (default 256)")
     parser.add_argument("--part", choices=["a", "b"], help="only this part")
     options = parser.parse_args()
-    procs.end_cleanly_when_asked()
+    procs.exit_on_signals()
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
     failures = 0
@@ -93,7 +92,7 @@ def main():
 def show_perftest():
     print("(a) perftest between two processes on this machine, over UDP on", procs.HOST)
     rows, progress = [], Progress()
-    for tool, arguments, what, number in PERFTEST:
+    for tool, arguments, label, number in PERFTEST:
         progress.show(f"{tool} ...")
         port = procs.free_port()
         server = procs.under_terrace([tool, "-F", "-p", str(port), *arguments])
@@ -102,7 +101,7 @@ def show_perftest():
         if pair.server.status != 0 or pair.client.status != 0 or not table:
             reason = pair.note or f"server {pair.server.verdict}, client {pair.client.verdict}"
             raise Failure(f"{tool}: {reason}; its output is in {WORK / tool}")
-        rows.append((tool, what, number(table[-1])))
+        rows.append((tool, label, number(table[-1])))
     progress.clear()
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
@@ -121,7 +120,7 @@ def show_file_region(options):
     finally:
         path.unlink(missing_ok=True)
     print(f"    SHA-256 of the file      {expected}")
-    print(f"    SHA-256 of what was READ {received}")
+    print(f"    SHA-256 of the READ data {received}")
     if received != expected:
         raise Failure("the hashes differ")
     print("    They match.", flush=True)
@@ -154,7 +153,7 @@ def make_file(path, mib):
 def transfer(group, path):
     """Serves the file from inside the group and fetches it from outside.
 
-    Returns the SHA-256 of the received bytes, and how many bytes the server read from the disk.
+    Returns the SHA-256 of the received bytes, and the number of bytes that the server read from the disk.
     """
     port = str(procs.free_port())
     served = procs.under_terrace([str(FILE_REGION), "serve", "-p", port, str(path)])
@@ -162,7 +161,7 @@ def transfer(group, path):
     try:
         await_listener(server, int(port))
         command = procs.under_terrace([str(FILE_REGION), "fetch", "-p", port, procs.HOST])
-        # The client's progress line goes to the terminal; the data goes to sha256sum, which knows nothing of RDMA.
+        # The client's progress line goes to the terminal; the data goes to sha256sum.
         client = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         hasher = subprocess.Popen(["sha256sum"], stdin=client.stdout, stdout=subprocess.PIPE, text=True)
         client.stdout.close()
@@ -195,9 +194,9 @@ def report_memory(group, from_disk, options):
     print(f"    the server read {from_disk // MIB} MiB from disk meanwhile", flush=True)
     if peak is not None and peak > options.limit_mib * MIB:
         raise Failure("the server used more memory than its limit")
-    # A little less is fine: the counter was last read shortly before the end.
+    # The counter may be slightly low, because it was last read shortly before the end.
     if from_disk < 0.9 * options.file_mib * MIB:
-        raise Failure("the file was in memory that the server did not pay for, so the limit shows nothing")
+        raise Failure("the file was in memory that is not charged to the server, so the limit proves nothing")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Prints the circles among the files of each crate: the strongly connected components of its graph of imports.
+"""Prints the import circles among the files of each crate: the strongly connected components of its import graph.
 
-A file imports another if it names something of it: in a `use`, a re-export too, or in a path that begins with `crate`,
-`super`, a child module or an imported module. `mod child;` alone imports nothing, and tests are left out. Each circle is
+A file imports another if it names an item of it: in a `use` or a re-export, or in a path that begins with `crate`,
+`super`, a child module or an imported module. `mod child;` alone is no import, and tests are ignored. Each circle is
 printed with its edges. The exit status is 1 if a circle has more than FILES files.
 """
 
@@ -37,7 +37,7 @@ def end_of_group(tokens, start):
 
 
 def end_of_item(tokens, at):
-    """The index past the item that begins at `at`, its attributes included."""
+    """The index past the item that begins at `at`, including its attributes."""
     while at < len(tokens) and tokens[at] != ";":
         if tokens[at] in OPENING:
             is_body = tokens[at] == "{"
@@ -88,7 +88,7 @@ def use_tree(tokens, at, prefix=()):
 
 
 class File:
-    """One file: which modules it declares in files of their own, and which paths it names from which inline module."""
+    """One file: the modules that it declares in separate files, and the paths that it names, with their inline module."""
 
     def __init__(self, module, source):
         self.module, self.children, self.uses, self.paths = module, [], [], []
@@ -120,7 +120,7 @@ class File:
 
 
 def absolute(path, inside, names):
-    """The path from the crate's root, or None if it leads out of the crate."""
+    """The path from the crate's root, or None if it is outside of the crate."""
     if path[0] == "super":
         return absolute(("self", *path[1:]), inside[:-1], names)
     if path[0] == "crate":
@@ -133,7 +133,7 @@ def absolute(path, inside, names):
 
 
 def files_of(crate):
-    """The files of a crate by module path, from its root file on."""
+    """The files of a crate by module path, starting at its root file."""
     source = pathlib.Path(crate) / "src"
     root = source / "lib.rs" if (source / "lib.rs").exists() else source / "main.rs"
     files, waiting = {}, [((), root)]
@@ -164,7 +164,7 @@ def edges_of(files):
 
 
 def circles_of(edges):
-    """The strongly connected components of more than one module (Tarjan), the largest first."""
+    """The strongly connected components of more than one module (Tarjan), largest first."""
     index, low, stack, found = {}, {}, [], []
 
     def visit(module):

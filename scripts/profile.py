@@ -5,8 +5,8 @@ directory.
 The compiler then lays out, inlines and orders code by the profile (profile-guided optimization). Three steps: an
 instrumented build, the workload below, and a build with the profile. Takes about eight minutes on two cores.
 
-The compiler takes code that the workload never runs for rare and optimizes it for size. So the workload must cover all
-that programs do: both paths, one-sided operations and messages, every transport service, waiting and polling, regions
+The compiler optimizes code that the workload never runs for size. So the workload must cover all
+operations of programs: both paths, one-sided operations and messages, every transport service, waiting and polling, regions
 larger than memory.
 """
 
@@ -24,10 +24,11 @@ from harness import procs  # noqa: E402
 OUT = procs.ROOT / "build/profile"
 WORK = OUT / "work"
 RAW = WORK / "raw"
-# While this file exists, BUILT holds an instrumented build, which is not for users (scripts/release.sh checks).
-MARK = OUT / "counting"
+# While this file exists, the paths in BUILT contain an instrumented build, which is not for users (scripts/release.sh
+# checks).
+INSTRUMENTED_MARK = OUT / "instrumented"
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or procs.ROOT / "target") / "profile"
-# Programs with Terrace linked in, as `make` names them. No instrumented one may be left behind.
+# Programs that contain Terrace, by their make targets. Instrumented ones must be removed.
 NATIVE = "build/bench/peers/native"
 BUILT = ("build/bin", "build/lib", NATIVE)
 STEP_LIMIT_S = 1800
@@ -45,21 +46,21 @@ class Failure(Exception):
 
 
 def main():
-    procs.end_cleanly_when_asked()
+    procs.exit_on_signals()
     try:
         profdata = find_profdata()
         shutil.rmtree(WORK, ignore_errors=True)
         RAW.mkdir(parents=True)
         try:
-            build_counting()
-            work()
-            keep(profdata)
+            build_instrumented()
+            run_workload()
+            install_profile(profdata)
         finally:
-            remove_counting()
-        run("building by the profile", ["make", "--no-print-directory", "build"])
+            remove_instrumented()
+        run("building with the profile", ["make", "--no-print-directory", "build"])
     except Failure as failure:
         print(f"profile: {failure}", file=sys.stderr)
-        print("profile: nothing has changed but that 'make build' has to build again", file=sys.stderr)
+        print("profile: the old profile is unchanged, but 'make build' has to build again", file=sys.stderr)
         return 1
     finally:
         shutil.rmtree(WORK, ignore_errors=True)
@@ -75,48 +76,48 @@ def find_profdata():
     return found[0]
 
 
-def build_counting():
+def build_instrumented():
     env = {"TERRACE_PROFILE_INTO": str(RAW), "CARGO_TARGET_DIR": str(TARGET),
            # The C compiler links this program, in which nothing references the profile runtime that writes the counts.
            "NATIVE_LIBRARIES": "-Wl,--undefined=__llvm_profile_runtime"}
-    remove_counting()
-    MARK.touch()
-    run("building what counts", ["make", "--no-print-directory", "build"], env)
-    run("building a native program that counts", ["scripts/release.sh", "--package", "terrace-nic", "--example", "peer_native"], env)
-    run("linking what works", ["make", "--no-print-directory", "build/bench/peers/verbs", NATIVE], env)
+    remove_instrumented()
+    INSTRUMENTED_MARK.touch()
+    run("instrumented build", ["make", "--no-print-directory", "build"], env)
+    run("instrumented native program", ["scripts/release.sh", "--package", "terrace-nic", "--example", "peer_native"], env)
+    run("linking the workload's programs", ["make", "--no-print-directory", "build/bench/peers/verbs", NATIVE], env)
     # Profiles of build scripts and procedural macros, which were instrumented, too.
-    for left in RAW.iterdir():
-        left.unlink()
+    for profile in RAW.iterdir():
+        profile.unlink()
 
 
-def remove_counting():
+def remove_instrumented():
     for built in BUILT:
         path = procs.ROOT / built
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     shutil.rmtree(TARGET, ignore_errors=True)
-    MARK.unlink(missing_ok=True)
+    INSTRUMENTED_MARK.unlink(missing_ok=True)
 
 
-def work():
+def run_workload():
     peers = ["bench/peers/peers.py", "--only", "terrace", "--rounds", "1", "--milliseconds", "20", "--out", WORK / "peers"]
-    do("one-sided operations, messages and atomics, on both paths", [sys.executable, *peers])
+    run_part("one-sided operations, messages and atomics, on both paths", [sys.executable, *peers])
     for path in ("udp", "local"):
         run_perftest(path)
     plans = [procs.ROOT / f"bench/term/table-{kind}-latency.toml" for kind in ("read", "write")]
     term = [procs.terrace_binary(), "bench", "--short", "--out", WORK / "term"]
     if os.geteuid() != 0:
-        print("profile: not root, so regions larger than memory are left out, and will be no faster", flush=True)
+        print("profile: not root, so the workload omits regions larger than memory, which will not be faster", flush=True)
         return
-    do("regions larger than memory", [*term, "--mode", "odp,rpc,term", *plans])
-    do("the same without packets", [*term, "--mode", "term", "--path", "local", *plans])
+    run_part("regions larger than memory", [*term, "--mode", "odp,rpc,term", *plans])
+    run_part("regions larger than memory, over shared memory", [*term, "--mode", "term", "--path", "local", *plans])
 
 
-def do(what, argv):
-    """Runs a workload. If a part of it fails, as on a busy machine, the counts so far are kept."""
+def run_part(what, argv):
+    """Runs a part of the workload. If it fails, as on a busy machine, the counts so far are kept."""
     try:
         run(what, argv)
     except Failure as failure:
-        print(f"profile: {failure}; what it has done counts", flush=True)
+        print(f"profile: {failure}; its counts so far are used", flush=True)
 
 
 def run_perftest(path):
@@ -131,12 +132,12 @@ def run_perftest(path):
     print(f"profile: perftest by {path}, {time.monotonic() - started:.0f} s", flush=True)
 
 
-def keep(profdata):
+def install_profile(profdata):
     raw = sorted(RAW.glob("*.profraw"))
     if not raw:
-        raise Failure("nothing was counted")
+        raise Failure("the workload has written no counts")
     merged = WORK / "merged"
-    run("putting the counts together", [profdata, "merge", "-o", merged, *raw])
+    run("merging the counts", [profdata, "merge", "-o", merged, *raw])
     version = subprocess.run(["rustc", "--version"], capture_output=True, check=True).stdout
     for older in OUT.glob("*.profdata"):
         older.unlink()
@@ -145,7 +146,7 @@ def keep(profdata):
 
 
 def run(what, argv, env=None):
-    """One step, its output shown only when it fails."""
+    """Runs one step. Prints its output only if it fails."""
     started = time.monotonic()
     # The calling make puts its variables into the environment; those in MAKEFLAGS and MAKEOVERRIDES would override
     # `env`.

@@ -1,27 +1,27 @@
 #!/bin/sh
 # usage: release.sh ARGUMENTS...
 #
-# `cargo build --release --locked ARGUMENTS`, by the profile that `make profile` has left, if there is one. With TERRACE_PROFILE_INTO=DIR, a
-# build whose programs count what they do, into files in DIR.
+# Runs `cargo build --release --locked ARGUMENTS` with the profile of `make profile`, if there is one. With
+# TERRACE_PROFILE_INTO=DIR, builds instrumented programs, which write their counts to files in DIR.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 flag=
 if [ -n "${TERRACE_PROFILE_INTO:-}" ]; then
     flag=-Cprofile-generate=$TERRACE_PROFILE_INTO
 else
-    # What counts is never to be taken for what was built: an interrupted `make profile` may have left it.
-    if [ -e "$here/build/profile/counting" ]; then
-        rm -rf "$here/build/bin" "$here/build/lib" "$here/build/bench/peers/native" "$here/build/profile/counting"
+    # An interrupted `make profile` may have left an instrumented build, which must not be used.
+    if [ -e "$here/build/profile/instrumented" ]; then
+        rm -rf "$here/build/bin" "$here/build/lib" "$here/build/bench/peers/native" "$here/build/profile/instrumented"
     fi
-    # A profile's name is that of its contents: cargo does not look into the file to find out whether what it has built is still good.
+    # A profile's name is a hash of its contents: cargo rebuilds if the name changes, but does not read the file.
     profile=$(find "$here/build/profile" -maxdepth 1 -name '*.profdata' 2>/dev/null | head -n 1)
     if [ -n "$profile" ] && [ "$(rustc --version)" != "$(cat "$here/build/profile/rustc" 2>/dev/null)" ]; then
-        echo "release.sh: the profile in build/profile was made with another rustc and is not used; 'make profile' makes a new one" >&2
+        echo "release.sh: the profile in build/profile is from another rustc and is not used; 'make profile' creates a new one" >&2
     elif [ -n "$profile" ]; then
         flag=-Cprofile-use=$profile
     fi
 fi
-# Beside whatever flags the user has, of which cargo takes but one kind.
+# The user's flags are kept. cargo reads only one of the variables and options for flags.
 set -- build --release --locked "$@"
 if [ -n "$flag" ] && [ -n "${CARGO_ENCODED_RUSTFLAGS:-}${RUSTFLAGS:-}" ]; then
     separator=$(printf '\037')

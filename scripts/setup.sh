@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes a Debian machine ready for a target of the Makefile: checks the Rust toolchain, and installs with apt-get those
-# packages that are missing. Silent when there is nothing to do.
+# Prepares a Debian machine for a target of the Makefile: checks the Rust toolchain, and installs missing packages with
+# apt-get. Prints nothing if nothing is missing.
 #
 #   scripts/setup.sh build|profile|packages|demo|test|conformance|interop|bench|bench-peers|sanitize|fuzz|lint|all-but-fuzz|all
 set -eu
@@ -13,7 +13,7 @@ fail() {
 }
 
 check_rust() {
-    # A shell that was open while rustup was installed does not have it in its PATH yet.
+    # A shell that was open while rustup was installed does not have cargo in its PATH yet.
     [ -x "$HOME/.cargo/bin/cargo" ] && PATH="$HOME/.cargo/bin:$PATH"
     command -v cargo >/dev/null 2>&1 || fail "Rust is not installed: install rustup from https://rustup.rs, then try again"
     wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
@@ -41,8 +41,8 @@ install_packages() {
     fi
     echo "setup: installing$missing"
     log=$(mktemp)
-    # The package list may be older than the archive: fetch it again when the first attempt fails.
-    # shellcheck disable=SC2086 # the list is meant to be split
+    # The package list may be older than the archive: it is updated after a failed attempt. shellcheck disable=SC2086 #
+    # the list is meant to be split
     for attempt in now after-update; do
         [ "$attempt" = now ] || $as_root apt-get update >>"$log" 2>&1 || true
         if $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing >>"$log" 2>&1; then
@@ -54,29 +54,29 @@ install_packages() {
     fail "apt-get could not install$missing (all of its output: $log)"
 }
 
-# What a target can do without, one by one.
+# Installs optional packages, one by one.
 install_if_possible() {
     for package in "$@"; do
-        (install_packages "$package") || echo "setup: goes on without $package" >&2
+        (install_packages "$package") || echo "setup: continues without $package" >&2
     done
 }
 
-# cargo's own tools come from crates.io; building one takes minutes, so only when it is missing.
+# cargo's tools come from crates.io. Building one takes minutes, so it is built only if it is missing.
 install_cargo_tool() {
     command -v "$1" >/dev/null 2>&1 && return 0
     echo "setup: building $1 $2 (once, a few minutes)"
     cargo install --locked --quiet --version "$2" "$1" || fail "cargo could not install $1"
 }
 
-# The kernel of the guest that `make interop` boots. It is unpacked below build/, never installed: nobody's boot loader, modules
-# or initramfs change.
+# The kernel of the guest that `make interop` boots. The kernel is unpacked below build/ and not installed: boot loader,
+# modules and initramfs of the machine do not change.
 fetch_kernel() {
     kernel=$root/build/interop/kernel
     [ -e "$kernel/complete" ] && return 0
     echo "setup: unpacking a kernel below build/"
     rm -rf "$kernel"
     mkdir -p "$kernel/package"
-    # The list may name a version that the archive has replaced since: fetch it again when the first attempt fails.
+    # The list may name a version that the archive has replaced: it is updated after a failed attempt.
     download_kernel || { apt-get update >>"$kernel/log" 2>&1; download_kernel; } ||
         fail "apt-get could not download a kernel (all of its output: $kernel/log)"
     set -- '*/vmlinuz-*' '*/modules.*'
@@ -86,7 +86,7 @@ fetch_kernel() {
     dpkg-deb --fsys-tarfile "$kernel"/package/*.deb | tar -x -C "$kernel" --wildcards "$@"
     rm -r "$kernel/package"
     modules=$(dirname "$(find "$kernel" -name modules.order)")
-    # depmod looks for lib/modules below what it is told, wherever the package has that.
+    # depmod expects lib/modules below its argument; the package may have it in a subdirectory.
     PATH=$PATH:/sbin:/usr/sbin depmod -b "${modules%/lib/modules/*}" "$(basename "$modules")"
     touch "$kernel/complete"
 }
@@ -102,9 +102,9 @@ verbs="libibverbs-dev ibverbs-utils python3"
 # A font for the plots; setpriv, which ends a server when the benchmark ends.
 plots="fonts-dejavu-core util-linux"
 programs="perftest qperf ucx-utils rdma-core python3-pyverbs rdmacm-utils libfabric-bin openmpi-bin libopenmpi-dev iproute2 tshark fio qemu-system-x86"
-# What `make bench-peers` holds Terrace against.
+# The systems that `make bench-peers` compares Terrace with.
 peers="libucx-dev libfabric-dev redis-server memcached libnbd-dev nbdkit"
-# The machine for the guest, what goes into it, and what unpacks a kernel.
+# QEMU for the guest, the guest's programs, and tools to unpack a kernel.
 guest="qemu-system-x86 busybox-static perftest rdmacm-utils librdmacm-dev ibverbs-providers iproute2 kmod util-linux"
 
 case "${1:-}" in
@@ -115,13 +115,13 @@ profile)
     [ -n "$(find "$(rustc --print sysroot)/lib/rustlib" -name llvm-profdata)" ] || rustup component add llvm-tools ||
         fail "rustc has no llvm-profdata: run 'rustup component add llvm-tools'"
     ;;
-# The programs of its test, too.
+# The packages include those of the test.
 packages) check_rust; install_packages $compiler $verbs dpkg-dev util-linux ;;
 demo) check_rust; install_packages $compiler $verbs perftest ;;
 test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils librdmacm-dev ;;
 conformance) check_rust; install_packages $compiler $verbs $programs ;;
 interop)
-    [ "$(dpkg --print-architecture 2>/dev/null)" = amd64 ] || fail "the guest is made of Debian's packages for amd64"
+    [ "$(dpkg --print-architecture 2>/dev/null)" = amd64 ] || fail "the guest consists of Debian packages for amd64"
     check_rust
     install_packages $compiler $verbs $guest
     fetch_kernel
@@ -140,7 +140,7 @@ lint)
     ;;
 all-but-fuzz)
     for part in build demo test conformance interop bench sanitize lint; do "$0" "$part"; done
-    "$0" profile || echo "setup: goes on without profiles" >&2
+    "$0" profile || echo "setup: continues without profiles" >&2
     ;;
 all) "$0" all-but-fuzz && "$0" packages && "$0" fuzz ;;
 *) fail "usage: $0 build|profile|packages|demo|test|conformance|interop|bench|bench-peers|sanitize|fuzz|lint|all-but-fuzz|all" ;;

@@ -35,7 +35,7 @@ POINT_COLUMNS = (*results.KEY, "rounds", *(f"{metric}{suffix}" for metric in res
 
 def main():
     options = parse_options()
-    procs.end_cleanly_when_asked()
+    procs.exit_on_signals()
     started = time.monotonic()
     bench.warn_if_busy()
     load_before = os.getloadavg()[0]
@@ -83,7 +83,7 @@ def measure(peers, sections, options):
         for section in sections:
             if index >= section.rounds_max:
                 continue
-            with hugepages.set_aside(section.huge_pages) as are_available:
+            with hugepages.reserve(section.huge_pages) as are_available:
                 if are_available:
                     measure_once(section, index, peers, options, rows, missing)
                 else:

@@ -1,2 +1,2 @@
-"""Shared by the demo, the conformance run and the benchmarks: runs two programs on two ends of a NIC, and parses their
+"""Shared by the demo, the conformance run and the benchmarks: runs two programs on two NICs, and parses their
 output."""

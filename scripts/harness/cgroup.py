@@ -1,4 +1,4 @@
-"""A memory limit for one process: a control group of version 2 or 1, as this machine has."""
+"""A memory limit for one process: a control group of version 2 or 1, whichever this machine has."""
 
 import contextlib
 import pathlib
@@ -8,7 +8,7 @@ MOUNT = pathlib.Path("/sys/fs/cgroup")
 
 
 class Unavailable(Exception):
-    """No memory controller that this user may use."""
+    """There is no memory controller that this user may use."""
 
 
 class MemoryGroup:
@@ -27,7 +27,7 @@ class MemoryGroup:
         return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.path / "cgroup.procs"), *command]
 
     def peak_bytes(self):
-        """The most memory that the group ever held, page cache included; None when this kernel does not record it."""
+        """The group's peak memory including page cache; None if this kernel does not record it."""
         with contextlib.suppress(OSError, ValueError):
             return int((self.path / self.peak_file).read_text())
         return None
@@ -67,7 +67,7 @@ def _version_2(name, limit_bytes):
     """cgroup v2"""
     if "memory" not in _words(MOUNT / "cgroup.controllers"):
         raise Unavailable("no memory controller")
-    # A group that holds processes cannot hand controllers to children: go up to the first that already does.
+    # A group with processes cannot delegate controllers to children: use the nearest ancestor that already does.
     parent = MOUNT / _own_path("")
     while parent != MOUNT and "memory" not in _words(parent / "cgroup.subtree_control"):
         parent = parent.parent

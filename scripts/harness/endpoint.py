@@ -1,7 +1,7 @@
-"""The program `endpoint` (tests/badinput/programs/endpoint.c): one end of RDMA connections, controlled by lines of
+"""The program `endpoint` (tests/negative/programs/endpoint.c): one end of RDMA connections, controlled by lines of
 text.
 
-Tests connect such ends with each other, or with a peer of their own. An end is a process of this machine under `terrace
+Tests connect such ends with each other, or with a peer of the test. An end is a process of this machine under `terrace
 run`, or another program that takes the same commands.
 """
 
@@ -17,7 +17,7 @@ import time
 from harness import procs
 
 TERRACE = procs.terrace_binary()
-PROGRAM = pathlib.Path(os.environ.get("TERRACE_BADINPUT", procs.ROOT / "build/badinput/programs")) / "endpoint"
+PROGRAM = pathlib.Path(os.environ.get("TERRACE_NEGATIVE", procs.ROOT / "build/negative/programs")) / "endpoint"
 ANSWER_TIMEOUT_S = 20.0
 
 # Statuses of completions (ibv_wc_status).
@@ -47,31 +47,31 @@ class Commands:
         self._pending = b""
         self.qpns, self.services = {}, {}
 
-    def __call__(self, *words, patience=ANSWER_TIMEOUT_S):
-        """Sends a command and returns its answer: the values by name, or the words when they have no names."""
+    def __call__(self, *words, timeout_s=ANSWER_TIMEOUT_S):
+        """Sends a command and returns its answer: the values by name, or the words if they have no names."""
         self.send(*words)
-        return self.receive(patience)
+        return self.receive(timeout_s)
 
     def send(self, *words):
         os.write(self._writer, (" ".join(str(word) for word in words) + "\n").encode())
 
-    def receive(self, patience=ANSWER_TIMEOUT_S):
-        answer = self._line(patience).split()
+    def receive(self, timeout_s=ANSWER_TIMEOUT_S):
+        answer = self._line(timeout_s).split()
         if answer[:1] == ["errno"]:
             raise OSError(int(answer[1]), os.strerror(int(answer[1])))
         if answer[:1] != ["ok"]:
-            raise AssertionError(f"endpoint {self.address} says {' '.join(answer)!r}")
+            raise AssertionError(f"endpoint {self.address} answered {' '.join(answer)!r}")
         if answer[1:] and all("=" in word for word in answer[1:]):
             return {name: int(value) for name, value in (word.split("=") for word in answer[1:])}
         return answer[1:]
 
-    def _line(self, patience):
-        deadline = time.monotonic() + patience
+    def _line(self, timeout_s):
+        deadline = time.monotonic() + timeout_s
         while b"\n" not in self._pending:
             ready, _, _ = select.select([self._reader], [], [], max(deadline - time.monotonic(), 0))
             chunk = os.read(self._reader, 65536) if ready else b""
             if not chunk:
-                raise AssertionError(f"no answer from endpoint {self.address} ({self.fate()}): {self.complaints()}")
+                raise AssertionError(f"no answer from endpoint {self.address} ({self.process_state()}): {self.error_output()}")
             self._pending += chunk
         line, self._pending = self._pending.split(b"\n", 1)
         return line.decode()
@@ -86,36 +86,36 @@ class Commands:
         return self.qpns[name]
 
     def path_words(self, _peer_address):
-        """Further words that `connect` needs to reach a peer."""
+        """Additional words that `connect` needs to reach a peer."""
         return []
 
-    def poll(self, name, count=1, patience=10.0):
+    def poll(self, name, count=1, timeout_s=10.0):
         """Up to `count` completions as (id, status) pairs."""
-        return [completion[:2] for completion in self.completions(name, count, patience)]
+        return [completion[:2] for completion in self.completions(name, count, timeout_s)]
 
-    def completions(self, name, count=1, patience=10.0):
-        """The same with all fields: id, status, opcode, bytes, flags, immediate or key, source."""
-        answer = self("poll", name, count, patience, patience=patience * count + ANSWER_TIMEOUT_S)
+    def completions(self, name, count=1, timeout_s=10.0):
+        """As `poll`, with all fields: id, status, opcode, bytes, flags, immediate or key, source."""
+        answer = self("poll", name, count, timeout_s, timeout_s=timeout_s * count + ANSWER_TIMEOUT_S)
         return [tuple(int(field) for field in word.split(":")) for word in answer]
 
-    def status(self, name, patience=10.0):
+    def status(self, name, timeout_s=10.0):
         """The status of the next completion."""
-        (completion,) = self.poll(name, 1, patience)
+        (completion,) = self.poll(name, 1, timeout_s)
         return completion[1]
 
     # ---- state ----
 
-    def fate(self):
+    def process_state(self):
         """The state of the process: running, or its exit status."""
-        return "somewhere else"
+        return "state unknown"
 
-    def complaints(self):
+    def error_output(self):
         """The standard error of the process."""
-        return "nothing else is known"
+        return "no output is known"
 
 
 class Endpoint(Commands):
-    """A running `endpoint` program under `terrace run`, or another program with such commands and answers."""
+    """A running `endpoint` program under `terrace run`, or another program with the same commands."""
 
     def __init__(self, address, *options, wrapper=(), inner_wrapper=(), program=(PROGRAM,)):
         self._errors = tempfile.TemporaryFile()
@@ -136,11 +136,11 @@ class Endpoint(Commands):
         (pair,) = [pair for pair in self.stat()["queue_pairs"] if pair["qpn"] == self.qpns[name]]
         return pair["counts"]
 
-    def fate(self):
+    def process_state(self):
         status = self.process.poll()
         return "running" if status is None else f"ended with {status}"
 
-    def complaints(self):
+    def error_output(self):
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip() or "nothing on standard error"
 
@@ -153,7 +153,7 @@ class Endpoint(Commands):
         self.process.wait()
 
     def stop(self):
-        """Closes its input, unless it was stopped before. It must end with status 0, unless it was killed."""
+        """Closes the program's input, unless it was stopped before. Its status must be 0, unless it was killed."""
         if self._errors.closed:
             return
         with contextlib.suppress(OSError):
@@ -164,15 +164,15 @@ class Endpoint(Commands):
             status = "no status within 5 s"
             self.process.kill()
             self.process.wait()
-        said = self.complaints()
+        errors = self.error_output()
         self.process.stdout.close()
         self._errors.close()
         if status != 0 and not self._is_killed:
-            raise procs.UnexpectedEnd(f"endpoint {self.address} ended with {status}: {said}")
+            raise procs.UnexpectedEnd(f"endpoint {self.address} ended with {status}: {errors}")
 
 
 def connect(left, left_name, right, right_name, **attributes):
-    """Makes a queue pair at each end, unless one of that name exists, and brings both to RTS."""
+    """Creates a queue pair at each end, unless one of this name exists, and brings both to RTS."""
     for end, name in ((left, left_name), (right, right_name)):
         if name not in end.qpns:
             end.qp(name)

@@ -1,13 +1,14 @@
-"""Reads the result table that perftest's tools print."""
+"""Parses the result table of perftest's tools."""
 
 import re
 
-# "#bytes #iterations    t_min[usec]    99% percentile[usec]": titles may have one space in them, units come in brackets.
+# "#bytes #iterations    t_min[usec]    99% percentile[usec]": titles may contain single spaces, and units are in
+# brackets.
 TITLE = re.compile(r"#bytes|#iterations|[\w.%]+(?: \w+)*\[[^\]]*\]")
 
 
 def parse_table(text):
-    """The rows as dictionaries from column title to number; empty when there is no table."""
+    """The rows as dictionaries from column title to number; empty without a table."""
     titles, rows = [], []
     for line in text.splitlines():
         if line.lstrip().startswith("#bytes"):

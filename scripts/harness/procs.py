@@ -27,7 +27,7 @@ def new_run_dir(kind):
 
 
 def terrace_binary():
-    """The command under test: `build/bin/terrace`, or the path in TERRACE (an installed one, say)."""
+    """The command under test: `build/bin/terrace`, or the path in TERRACE, for example an installed one."""
     return pathlib.Path(os.environ.get("TERRACE", ROOT / "build/bin/terrace"))
 
 
@@ -37,14 +37,14 @@ def under_terrace(argv, *options, addr=HOST):
 
 
 def free_port():
-    """A TCP port without a listener. Another program may take it first; no program of these tests does."""
+    """A TCP port without a listener. Another program could take it; no program of these tests does."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]
 
 
 def is_listening(port):
-    """Whether some process listens on `port`, by TCP or by rdma_cm. Connecting to find out would use up a server's only accept."""
+    """Whether a process listens on `port`, by TCP or by rdma_cm. A connection attempt would use up a server's only accept."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(table) as lines:
             next(lines)
@@ -52,32 +52,32 @@ def is_listening(port):
                 columns = line.split()
                 if columns[3] == "0A" and int(columns[1].rsplit(":", 1)[1], 16) == port:
                     return True
-    # The sockets by which processes on one host find each other's listeners (crates/ibverbs/src/rdma_cm/rendezvous.rs).
+    # The sockets by which processes of a host find each other's listeners (crates/ibverbs/src/rdma_cm/rendezvous.rs).
     with contextlib.suppress(OSError), open("/proc/net/unix") as lines:
         names = (line.rsplit(" ", 1)[-1] for line in lines)
         return any(name.startswith("@terrace-cm/") and f"/{port}/" in name and "/slot/" in name for name in names)
     return False
 
 
-def wait_until(condition, what, patience_s=20):
-    """Returns when the condition holds; fails after `patience_s`."""
-    deadline = time.monotonic() + patience_s
+def wait_until(condition, what, timeout_s=20):
+    """Returns when the condition holds; fails after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what}: not within {patience_s} s")
+            raise AssertionError(f"{what}: not within {timeout_s} s")
         time.sleep(0.05)
 
 
 @dataclass
 class Outcome:
-    """How one program ended and what it printed."""
+    """The exit status and output of a program."""
 
     argv: list
-    status: int = None  # exit status; negative: the signal that ended it; None: it had to be stopped
+    status: int = None  # exit status; negative: the signal that ended the program; None: it was stopped
     seconds: float = 0.0
     out: str = ""
     err: str = ""
-    # Whether the kernel has dropped packets to it because a receive buffer was full.
+    # Whether the kernel has dropped packets to the program because a receive buffer was full.
     has_overflowed: bool = False
 
     @property
@@ -119,14 +119,14 @@ _running = set()
 
 @atexit.register
 def _stop_all():
-    """Stops all programs when the harness ends."""
+    """Stops all programs when the harness exits."""
     for program in list(_running):
-        # No test is left to report it.
+        # No test can report the error any more.
         with contextlib.suppress(UnexpectedEnd):
             program.stop()
 
 
-def end_cleanly_when_asked():
+def exit_on_signals():
     """Makes SIGTERM and SIGHUP end this process by `sys.exit`, so that the programs that it started are stopped."""
 
     def end(number, _frame):
@@ -135,7 +135,7 @@ def end_cleanly_when_asked():
         sys.exit(128 + number)
 
     signal.signal(signal.SIGTERM, end)
-    # nohup(1) sets it to be ignored.
+    # nohup(1) makes the process ignore SIGHUP.
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, end)
 
@@ -144,12 +144,12 @@ class UnexpectedEnd(AssertionError):
     """A stopped program has ended in an unexpected way."""
 
 
-# Exit statuses after SIGTERM: it returns 0, the signal ends it, or it exits with 128 + the signal, as a shell does.
-ENDS_WHEN_ASKED = (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+# Exit statuses after SIGTERM: 0, termination by the signal, or 128 + the signal as from a shell.
+STATUSES_AFTER_SIGTERM = (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 class Program:
-    """A started program in a process group of its own, its output in two files."""
+    """A started program in its own process group, with its output in two files."""
 
     def __init__(self, argv, log_dir, name, env=None, stdout=None):
         self.argv = [str(arg) for arg in argv]
@@ -164,15 +164,15 @@ class Program:
                 stdout=stdout or out,
                 stderr=err,
                 env={**os.environ, **(env or {})},
-                # A new session would have a processor share of its own (autogroup), independent of its priority.
+                # A new session would get a separate processor share (autogroup), independent of its priority.
                 process_group=0,
             )
-        self._has_overflowed = False  # as seen before it was stopped
-        self._is_judged = False  # whether an outcome has given the caller its exit status
+        self._has_overflowed = False  # before the program was stopped
+        self._is_reported = False  # whether an outcome has given the caller its exit status
         _running.add(self)
 
     def wait(self, seconds):
-        """The exit status, or None when the program still runs after `seconds`."""
+        """The exit status, or None if the program still runs after `seconds`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = self.process.wait(max(seconds, 0.01))
             _running.discard(self)
@@ -181,8 +181,8 @@ class Program:
 
     def stop(self, is_late=False):
         """Ends the program and its children: SIGTERM, then SIGKILL. Raises `UnexpectedEnd` if its exit status is none
-        of `ENDS_WHEN_ASKED`, unless the caller has the outcome already. A late program has failed already; it raises
-        only after a crash."""
+        of `STATUSES_AFTER_SIGTERM`, unless the caller has the outcome already. For a late program, which has failed
+        already, raises only after a crash."""
         if self.process.poll() is None:
             self._has_overflowed = packets_dropped(self.process.pid) > 0
             self._keep_counters()
@@ -194,10 +194,10 @@ class Program:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         status = self.process.returncode
-        is_expected = status in ENDS_WHEN_ASKED or is_late and (status >= 0 or status == -signal.SIGKILL)
-        if not self._is_judged and not is_expected:
+        is_expected = status in STATUSES_AFTER_SIGTERM or is_late and (status >= 0 or status == -signal.SIGKILL)
+        if not self._is_reported and not is_expected:
             outcome = self.outcome()
-            raise UnexpectedEnd(f"{self.paths[0].stem}, at its end: {outcome.verdict}: {outcome.text.strip()[-500:]}")
+            raise UnexpectedEnd(f"{self.paths[0].stem}, after SIGTERM: {outcome.verdict}: {outcome.text.strip()[-500:]}")
 
     def _keep_counters(self):
         """Writes the program's `terrace stat`, if it has a device, beside its output, to show why it had to be
@@ -210,13 +210,13 @@ class Program:
     def outcome(self, stopped=False):
         out, err = (path.read_text(errors="replace") for path in self.paths)
         status = None if stopped else self.process.returncode
-        self._is_judged |= status is not None
+        self._is_reported |= status is not None
         has_overflowed = self._has_overflowed or OVERFLOW_LOG in err
         return Outcome(self.argv, status, time.monotonic() - self.started, out, err, has_overflowed)
 
 
 def stop_all(programs, are_late=False):
-    """Stops each program, also when stopping another one raises."""
+    """Stops each program, even if stopping another one raises."""
     with contextlib.ExitStack() as stack:
         for program in programs:
             stack.callback(program.stop, are_late)
@@ -233,39 +233,39 @@ def run_one(argv, log_dir, name="program", timeout_s=60, env=None):
 
 @dataclass
 class PairOutcome:
-    """How the two ends of a test ended."""
+    """The outcomes of a test's two programs."""
 
     server: Outcome
     client: Outcome
-    note: str = ""  # an error that the harness itself saw
+    note: str = ""  # an error of the harness
     seconds: float = field(default=0.0)
 
 
-def run_pair(server, client, port, log_dir, timeout_s=60, env=None, server_stays=False):
+def run_pair(server, client, port, log_dir, timeout_s=60, env=None, is_server_permanent=False):
     """Starts `server`, waits until it listens on TCP `port`, runs `client` against it.
 
-    With `server_stays` the server serves for ever: it is stopped when the client has ended, and its exit status counts
+    With `is_server_permanent` the server does not exit by itself: it is stopped when the client has ended, and its status counts
     as 0.
     """
     started = time.monotonic()
-    ends = Program(server, log_dir, "server", env)
+    server_program = Program(server, log_dir, "server", env)
     while not is_listening(port):
-        gone = ends.wait(0.02) is not None
+        gone = server_program.wait(0.02) is not None
         if gone or time.monotonic() - started > timeout_s:
             if not gone:
-                ends.stop(is_late=True)
-            return PairOutcome(ends.outcome(not gone), Outcome(list(client)), "the server never listened",
+                server_program.stop(is_late=True)
+            return PairOutcome(server_program.outcome(not gone), Outcome(list(client)), "the server never listened",
                                time.monotonic() - started)
-    other = Program(client, log_dir, "client", env)
+    client_program = Program(client, log_dir, "client", env)
     deadline = started + timeout_s
-    client_ended = other.wait(deadline - time.monotonic()) is not None
-    # A failed client leaves the server waiting: it gets STOP_GRACE_S, not the rest of the limit.
-    patience = deadline - time.monotonic() if other.process.returncode == 0 else STOP_GRACE_S
-    server_ended = not server_stays and ends.wait(patience) is not None
-    is_late = not client_ended or not server_ended and not server_stays
-    stop_all((program for program, ended in ((ends, server_ended), (other, client_ended)) if not ended), is_late)
-    outcome = PairOutcome(ends.outcome(not server_ended), other.outcome(not client_ended))
-    if server_stays and not server_ended:
+    client_ended = client_program.wait(deadline - time.monotonic()) is not None
+    # After a failed client the server still waits for it: the server gets STOP_GRACE_S, not the rest of the limit.
+    grace_s = deadline - time.monotonic() if client_program.process.returncode == 0 else STOP_GRACE_S
+    server_ended = not is_server_permanent and server_program.wait(grace_s) is not None
+    is_late = not client_ended or not server_ended and not is_server_permanent
+    stop_all((program for program, ended in ((server_program, server_ended), (client_program, client_ended)) if not ended), is_late)
+    outcome = PairOutcome(server_program.outcome(not server_ended), client_program.outcome(not client_ended))
+    if is_server_permanent and not server_ended:
         outcome.server.status = 0
     outcome.seconds = time.monotonic() - started
     return outcome
@@ -278,7 +278,7 @@ def cpu_seconds(pid):
 
 
 def disk_bytes_read(pid):
-    """Bytes that process `pid` has caused to be read from storage, page faults included; None when it has ended."""
+    """Bytes that process `pid` has caused to be read from storage, including page faults; None if the process has ended."""
     with contextlib.suppress(OSError):
         lines = pathlib.Path(f"/proc/{pid}/io").read_text().splitlines()
         return int(dict(line.split(": ") for line in lines)["read_bytes"])

@@ -1,4 +1,4 @@
-"""Attacks by hostile peers. Each attack is a function that runs in a process of its own until its time is over, and
+"""Attacks by hostile peers. Each attack is a function that runs in a separate process for a limited time, and
 reports how many packets it sent. It uses only what an attacker of its kind can know. Only `replay` needs a
 privilege."""
 
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import control
 import roce
-from control import Silence, Talker, message
+from control import NoAnswer, ControlClient, message
 
 BATCH = 64  # packets between two reads of the clock
-PREPARED = 4000  # different packets, sent over and over
+PREPARED = 4000  # different packets, sent repeatedly
 MTU = 1024
 CM_CLASS = 0x07
 DESCRIBE = 1
@@ -37,8 +37,8 @@ class Targets:
     opened: dict = field(default_factory=dict)  # queue pairs that the program has opened to attackers, by address
 
 
-class Over(Exception):
-    """The time is over."""
+class TimeOver(Exception):
+    """The attack's time is over."""
 
 
 class Clock:
@@ -47,15 +47,15 @@ class Clock:
 
     def check(self):
         if time.monotonic() >= self.deadline:
-            raise Over
+            raise TimeOver
 
     def left(self):
         return self.deadline - time.monotonic()
 
 
 @contextlib.contextmanager
-def peer_at(address, slot=0):
-    peer = roce.Peer(address, slot << 16 | 0x123)
+def peer_at(address, instance=0):
+    peer = roce.Peer(address, instance << 16 | 0x123)
     try:
         yield peer
     finally:
@@ -67,7 +67,7 @@ def sealed(source, to, body):
 
 
 def flood(peer, datagrams, clock):
-    """Sends (datagram, address) pairs at full speed, and never reads a reply."""
+    """Sends (datagram, address) pairs at full speed, without reading replies."""
     send, cycle = peer.socket.sendto, itertools.cycle(datagrams)
     while True:
         clock.check()
@@ -77,15 +77,15 @@ def flood(peer, datagrams, clock):
         peer.sent += BATCH
 
 
-def spoofed(address, noise):
+def spoofed(address, rng):
     """A sender with a spoofed address: on the loopback any process may bind any address."""
-    return peer_at(address, slot=noise.randrange(64, 128))
+    return peer_at(address, instance=rng.randrange(64, 128))
 
 
 # ---- off-path: no connection, sees no packets ------------------------------------------------------------------------------
 
 
-def noise(targets, clock, sent):
+def malformed_packets(targets, clock, sent):
     """Malformed packets: random bytes, truncated and oversized packets, wrong ICRCs, unknown opcodes."""
     rng = random.Random(1)
     with peer_at(targets.attackers[0]) as peer:
@@ -112,7 +112,7 @@ def noise(targets, clock, sent):
 
 
 def forged(rng, source, to, qpn, psn):
-    """A packet that would do harm if its queue pair, PSN and key were right."""
+    """A packet that would change or end a connection if its queue pair, PSN and key were right."""
     wrong_rkey = roce.reth(rng.randrange(1 << 47), rng.randrange(1 << 32), 64)
     opcode, parts = rng.choice((
         (roce.WRITE_ONLY, wrong_rkey + bytes(64)), (roce.READ_REQUEST, wrong_rkey), (roce.SEND_ONLY, bytes(64)),
@@ -122,7 +122,7 @@ def forged(rng, source, to, qpn, psn):
     return sealed(source, to, roce.bth(opcode, qpn, psn, ack=opcode == roce.WRITE_ONLY, becn=opcode == roce.CNP) + parts)
 
 
-def guesses(targets, clock, sent):
+def guessed_numbers(targets, clock, sent):
     """Packets with the spoofed address of a peer, and guessed queue pairs, PSNs and keys."""
     rng = random.Random(2)
     address, to, _ = targets.bystanders[0]
@@ -134,7 +134,7 @@ def guesses(targets, clock, sent):
 
 
 def known_numbers(targets, clock, sent):
-    """The same from an attacker that knows the queue pairs but not their PSNs: acknowledgements, requests and
+    """As `guessed_numbers`, from an attacker that knows the queue pairs but not their PSNs: acknowledgements, requests and
     congestion notifications with PSNs far behind and far ahead."""
     rng = random.Random(3)
     address, to, qpn = rng.choice(targets.bystanders)
@@ -153,7 +153,7 @@ def describe(tid, rkey):
 
 
 def connection_datagram(rng):
-    """A MAD of the connection manager's class: a valid header, then noise that is mostly zero."""
+    """A MAD of the connection manager's class: a valid header, then a body of zeros with a few random bytes."""
     attribute = rng.choice((0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x19, 0x1A))
     head = struct.pack(">BBBB4xQH2xI", 1, CM_CLASS, 2, 3, rng.randrange(1 << 64), attribute, 0)
     body = bytearray(256 - len(head))
@@ -208,7 +208,7 @@ def packets_between(sniffer, addresses, clock, count=2000):
             continue
         source, destination = (socket.inet_ntoa(frame[at:at + 4]) for at in (12, 16))
         (port,) = struct.unpack_from("!H", frame, 22)
-        # A GSO batch is captured as one frame: left out.
+        # A GSO batch is captured as one frame, which is skipped.
         if {source, destination} <= addresses and port == roce.PORT and len(frame) <= 28 + 4096 + 64:
             captured.append((source, destination, frame[28:-4]))
     return captured
@@ -234,56 +234,56 @@ def replay(targets, clock, sent):
 # ---- connected, to a memory node ------------------------------------------------------------------------------------------
 
 
-def talkers(targets, peer, qpns):
-    """Connections to the node, one after the other; None when the node accepts no more."""
+def connections_to_node(targets, peer, qpns):
+    """Connections to the node, one after the other; None if the node accepts no more."""
     while True:
-        with contextlib.suppress(Silence):
-            yield Talker(peer, targets.node, next(qpns), attempts=3, psn=random.randrange(1 << 24))
+        with contextlib.suppress(NoAnswer):
+            yield ControlClient(peer, targets.node, next(qpns), attempts=3, psn=random.randrange(1 << 24))
             continue
         yield None
 
 
-def collect(targets, clock, sent):
+def exhaust_connections(targets, clock, sent):
     """Opens up to 150 connections and 256 queue pairs on each of 20, then sends FINDs at full speed and acknowledges no
     answer."""
     qpns = itertools.cycle(range(0x1000, 0x8000, 2))
     with peer_at(targets.attackers[1]) as peer, sent(peer):
         while True:
             owned = []
-            for talker in itertools.islice(talkers(targets, peer, qpns), 150):
+            for client in itertools.islice(connections_to_node(targets, peer, qpns), 150):
                 clock.check()
-                if talker is None:
+                if client is None:
                     break
-                with contextlib.suppress(Silence):
-                    talker.find(targets.region)
-                    owned.append(talker)
-            for talker in owned[:20]:
+                with contextlib.suppress(NoAnswer):
+                    client.find(targets.region)
+                    owned.append(client)
+            for client in owned[:20]:
                 for number in range(256):
                     clock.check()
-                    talker.say(message(control.PAIR, struct.pack("<IIH", 0x10000 + number & 0xFFFF, 0, MTU)))
+                    client.send_message(message(control.PAIR, struct.pack("<IIH", 0x10000 + number & 0xFFFF, 0, MTU)))
             question = message(control.FIND, targets.region.encode())
             for _ in range(2000):
                 clock.check()
-                for talker in owned[:40]:
-                    talker.say(question)
+                for client in owned[:40]:
+                    client.send_message(question)
 
 
-def deaf(targets, clock, sent):
-    """READs all of the region over several connections; answers every packet with an RNR NAK, or not at all."""
+def undrained_responses(targets, clock, sent):
+    """READs the whole region over several connections. Answers every packet with an RNR NAK, or not at all."""
     qpns = itertools.cycle(range(0x1000, 0x8000, 4))
     with peer_at(targets.attackers[2]) as peer, sent(peer):
         while True:
             owned = {}
-            for talker in itertools.islice(talkers(targets, peer, qpns), 6):
+            for client in itertools.islice(connections_to_node(targets, peer, qpns), 6):
                 clock.check()
-                if talker is None:
+                if client is None:
                     break
-                with contextlib.suppress(Silence, AssertionError):
-                    rkey, va, length, region_id = talker.find(targets.region)
-                    talker.grant(rkey, region_id)
-                    owned[talker.qpn] = talker
+                with contextlib.suppress(NoAnswer, AssertionError):
+                    rkey, va, length, region_id = client.find(targets.region)
+                    client.grant(rkey, region_id)
+                    owned[client.qpn] = client
                     for _ in range(60):
-                        talker.say(message(control.READ, control.read(rkey, va, length)))
+                        client.send_message(message(control.READ, control.read(rkey, va, length)))
             until = time.monotonic() + 2.5
             while time.monotonic() < until:
                 clock.check()
@@ -294,40 +294,40 @@ def deaf(targets, clock, sent):
                     owned[packet.qpn].acknowledge(packet.psn, roce.RNR_NAK)
 
 
-def nonsense(targets, clock, sent):
+def malformed_requests(targets, clock, sent):
     """Corrupted requests, most of them close to valid ones."""
     rng, qpns = random.Random(7), itertools.cycle(range(0x1000, 0x8000, 2))
     kinds = (control.OPEN, control.MAGIC, control.READ, control.WRITE, control.COUNTS, control.FIND, control.PAIR, control.DONE)
     with peer_at(targets.attackers[3]) as peer, sent(peer):
-        for talker in talkers(targets, peer, qpns):
+        for client in connections_to_node(targets, peer, qpns):
             clock.check()
-            if talker is None:
+            if client is None:
                 continue
-            with contextlib.suppress(Silence, AssertionError):
-                rkey, va, length, region_id = talker.find(targets.region)
-                talker.grant(rkey, region_id)
+            with contextlib.suppress(NoAnswer, AssertionError):
+                rkey, va, length, region_id = client.find(targets.region)
+                client.grant(rkey, region_id)
                 good = (control.read(rkey, va, length, page_count=length // 4096, words=[(1 << 64) - 1] * 64),
                         control.write(rkey, va + length - 8, bytes(16)), control.write_from_memory(rkey, va, 1 << 31, 0, 5),
-                        control.magic(talker.qpn + 1, talker.server_qpn, rkey, region_id), targets.region.encode())
+                        control.magic(client.qpn + 1, client.server_qpn, rkey, region_id), targets.region.encode())
                 for _ in range(40):
                     body = bytearray(rng.choice(good))
                     for _ in range(rng.randrange(4)):
                         body[rng.randrange(len(body))] = rng.randrange(256)
-                    talker.say(message(rng.choice(kinds), bytes(body[:rng.choice((8, 16, 40, 1000))])))
+                    client.send_message(message(rng.choice(kinds), bytes(body[:rng.choice((8, 16, 40, 1000))])))
 
 
-def everything(targets, clock, sent):
-    """One-sided READs of all of the region, 64 per connection, over batches of four connections, again and again."""
+def read_everything(targets, clock, sent):
+    """One-sided READs of the whole region, 64 per connection, repeatedly over batches of four connections."""
     qpns = itertools.cycle(range(0x1000, 0x8000, 2))
     with peer_at(targets.attackers[4]) as peer, sent(peer):
         while True:
-            for talker in itertools.islice(talkers(targets, peer, qpns), 4):
+            for client in itertools.islice(connections_to_node(targets, peer, qpns), 4):
                 clock.check()
-                if talker is None:
+                if client is None:
                     continue
-                with contextlib.suppress(Silence, AssertionError):
-                    rkey, va, length, region_id = talker.find(targets.region)
-                    server_qpn = talker.grant(rkey, region_id)
+                with contextlib.suppress(NoAnswer, AssertionError):
+                    rkey, va, length, region_id = client.find(targets.region)
+                    server_qpn = client.grant(rkey, region_id)
                     for number in range(64):
                         clock.check()
                         header = roce.bth(roce.READ_REQUEST, server_qpn, number * (length // MTU), ack=True)
@@ -338,7 +338,7 @@ def everything(targets, clock, sent):
 # ---- connected, to a verbs program ----------------------------------------------------------------------------------------
 
 
-def unready(targets, clock, sent):
+def endless_rnr_naks(targets, clock, sent):
     """Answers a program's WRITE with RNR NAKs for ever, and acknowledges PSNs that were never sent."""
     with peer_at(targets.attackers[5]) as peer, sent(peer):
         qpn, psn = targets.opened[targets.attackers[5]]
@@ -350,7 +350,7 @@ def unready(targets, clock, sent):
         flood(peer, [(answer, targets.program) for answer in answers], clock)
 
 
-def unasked(targets, clock, sent):
+def unsolicited_packets(targets, clock, sent):
     """SENDs without a posted receive, messages that never end, and CNPs."""
     with peer_at(targets.attackers[6]) as peer, sent(peer):
         qpn, psn = targets.opened[targets.attackers[6]]
@@ -360,11 +360,13 @@ def unasked(targets, clock, sent):
         flood(peer, [(sealed(source, targets.program, body), targets.program) for body in bodies], clock)
 
 
-ATTACKS = (noise, guesses, known_numbers, management, half_open, replay, collect, deaf, nonsense, everything, unready, unasked)
+ATTACKS = (
+    malformed_packets, guessed_numbers, known_numbers, management, half_open, replay, exhaust_connections, undrained_responses,
+    malformed_requests, read_everything, endless_rnr_naks, unsolicited_packets)
 
 
 def run(attack, targets, seconds, report, niceness=0):
-    """Runs an attack in this process at this niceness. Reports how many packets it sent, or why it could not run."""
+    """Runs an attack in this process at this niceness. Reports the number of sent packets, or the reason why it could not run."""
     total = 0
     os.nice(niceness)
 
@@ -378,10 +380,10 @@ def run(attack, targets, seconds, report, niceness=0):
 
     try:
         attack(targets, Clock(seconds), sent)
-    except Over:
+    except TimeOver:
         report.put(total)
     except PermissionError as error:
         report.put(f"not run: {error.strerror}")
     except OSError as error:
-        # An attacker may run out of descriptors and ports first.
+        # An attacker may exhaust its descriptors or ports before the end.
         report.put(f"{total} packets, then {errno.errorcode.get(error.errno, error)}")

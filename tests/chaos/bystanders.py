@@ -1,4 +1,4 @@
-"""Well-behaved peers: each operation that they begin must complete without an error and with the right data."""
+"""Well-behaved peers: each of their operations must complete without an error and with correct data."""
 
 import collections
 import multiprocessing
@@ -9,18 +9,18 @@ import time
 
 import control
 import roce
-from control import Silence, Talker, message
+from control import NoAnswer, ControlClient, message
 from harness import procs
 from harness.endpoint import RTS, SUCCESS, Endpoint
 
 MIB = 1 << 20
-PSN = 0x400000  # the streams' initial PSN: an attacker's guesses can lie on either side of it
+PSN = 0x400000  # the streams' initial PSN, so that an attacker can guess numbers below and above it
 STREAM_BYTES = 16 << 10
-SLOT_OF_CONTROL = 1
+INSTANCE_OF_CONTROL = 1
 
 
 class Failure(Exception):
-    """A bystander was kept from its work."""
+    """An operation of a bystander failed."""
 
 
 class Stream:
@@ -34,7 +34,7 @@ class Stream:
 
     def stop(self):
         """Stops the stream; returns its count of rounds."""
-        result = self.end("rest", "q")
+        result = self.end("stop", "q")
         if (result["wrong"], result["status"], result["pending"]) != (0, SUCCESS, 0):
             raise Failure(f"{self.name}: {result}")
         if self.end("state", "q")["state"] != RTS:
@@ -56,31 +56,31 @@ def stream_between(name, client, program, program_name, span):
 
 
 def stream_to_node(name, client, node_address, region_name, offset, span):
-    """A plain verbs program uses a region of a memory node. A `Talker` on another slot of its address speaks the node's
-    protocol for it."""
+    """A plain verbs program uses a region of a memory node. A `ControlClient` with another instance index of its address
+    speaks the node's protocol for it."""
     client.mr("m", "anon", 2 * STREAM_BYTES)
     qpn = client.qp("q")
-    peer = roce.Peer(client.address, SLOT_OF_CONTROL << 16)
-    talker = Talker(peer, node_address, SLOT_OF_CONTROL << 16 | 0x200)
-    rkey, va, _, _ = talker.find(region_name)
-    kind, _, body = talker.request(control.PAIR, struct.pack("<IIH", qpn, PSN, control.MTU))
+    peer = roce.Peer(client.address, INSTANCE_OF_CONTROL << 16)
+    control_client = ControlClient(peer, node_address, INSTANCE_OF_CONTROL << 16 | 0x200)
+    rkey, va, _, _ = control_client.find(region_name)
+    kind, _, body = control_client.request(control.PAIR, struct.pack("<IIH", qpn, PSN, control.MTU))
     assert kind == control.PAIRED, kind
     server_qpn, server_psn, _ = struct.unpack_from("<IIH", body)
     client("connect", "q", node_address, server_qpn, f"sq_psn={PSN}", f"rq_psn={server_psn}")
-    threading.Thread(target=give_signs_of_life, args=(talker,), daemon=True).start()
+    threading.Thread(target=acknowledge_keepalives, args=(control_client,), daemon=True).start()
     return Stream(name, client, va + offset, rkey, span), [(client.address, node_address, server_qpn)]
 
 
-def give_signs_of_life(talker):
-    """Acknowledges the node's keepalive WRITEs, as the NIC of a client does."""
+def acknowledge_keepalives(client):
+    """Acknowledges the node's keepalive WRITEs, like the NIC of a client."""
     while True:
-        packet = talker.peer.receive(60)
+        packet = client.peer.receive(60)
         if packet is not None and packet.opcode == roce.WRITE_ONLY:
-            talker.acknowledge(packet.psn)
+            client.acknowledge(packet.psn)
 
 
 class Worker:
-    """Work in a process of its own, done over and over. `once` raises an error, and returns a further event to count,
+    """An operation that a separate process repeats. `once` raises an error, and returns an additional event to count,
     or None."""
 
     def __init__(self, name):
@@ -108,8 +108,8 @@ class Worker:
         except (Exception, EOFError) as error:  # the parent process reports it
             pipe.send(error)
 
-    def _expect(self, what=None, patience=30):
-        answer = self._pipe.recv() if self._pipe.poll(patience) else TimeoutError(f"nothing for {patience} s")
+    def _expect(self, what=None, timeout_s=30):
+        answer = self._pipe.recv() if self._pipe.poll(timeout_s) else TimeoutError(f"nothing for {timeout_s} s")
         self.failed = isinstance(answer, BaseException) or (what is not None and answer != what)
         if self.failed:
             raise Failure(f"{self.name}: {type(answer).__name__} {answer}")
@@ -134,8 +134,8 @@ class Worker:
 
 
 class Requester(Worker):
-    """A client of a memory node that writes and reads back by RPC, and compares. It repeats lost requests, as a NIC
-    does."""
+    """A client of a memory node that writes and reads back by RPC, and compares. It repeats lost requests, like a
+    NIC."""
 
     RECORD_BYTES = 512
     RETRY_S, PATIENCE_S = 0.1, 20
@@ -146,62 +146,62 @@ class Requester(Worker):
         self.offset, self.places = offset, span // self.RECORD_BYTES
 
     def prepare(self):
-        self.talker = Talker(roce.Peer(self.address), self.node_address)
-        self.rkey, va, _, region_id = self.talker.find(self.region_name)
+        self.client = ControlClient(roce.Peer(self.address), self.node_address)
+        self.rkey, va, _, region_id = self.client.find(self.region_name)
         self.va = va + self.offset
-        self.talker.grant(self.rkey, region_id)
+        self.client.grant(self.rkey, region_id)
         self.random = random.Random(8)
         self.number = 0
 
-    def ask(self, kind, body):
+    def request(self, kind, body):
         """Sends a request until an answer to it arrives. Returns the packet with the answer."""
         self.number += 1
-        data, talker = message(kind, body, ident=self.number), self.talker
-        psn, deadline = talker.psn, time.monotonic() + self.PATIENCE_S
-        talker.say(data)
+        data, client = message(kind, body, ident=self.number), self.client
+        psn, deadline = client.psn, time.monotonic() + self.PATIENCE_S
+        client.send_message(data)
         while True:
             try:
-                packet = talker.listen(self.RETRY_S)
-            except Silence:
+                packet = client.receive_packet(self.RETRY_S)
+            except NoAnswer:
                 if time.monotonic() > deadline:
                     raise Failure("no answer") from None
                 # A retransmission keeps its PSN.
-                talker.psn = psn
-                talker.say(data)
+                client.psn = psn
+                client.send_message(data)
                 continue
             if packet.opcode == roce.SEND_ONLY:
-                if packet.psn == talker.expected_psn - 1 & roce.PSN_MASK:
+                if packet.psn == client.expected_psn - 1 & roce.PSN_MASK:
                     return packet
-            elif packet.psn == talker.expected_psn:
-                talker.acknowledge(packet.psn)
-                talker.expected_psn = packet.psn + 1 & roce.PSN_MASK
+            elif packet.psn == client.expected_psn:
+                client.acknowledge(packet.psn)
+                client.expected_psn = packet.psn + 1 & roce.PSN_MASK
                 if packet.opcode == roce.WRITE_ONLY_IMM:
                     return packet
             else:
-                talker.acknowledge(talker.expected_psn - 1)
+                client.acknowledge(client.expected_psn - 1)
 
     def once(self):
         place = self.va + self.random.randrange(self.places) * self.RECORD_BYTES
         data = self.random.randbytes(self.RECORD_BYTES)
-        packet = self.ask(control.WRITE, control.write(self.rkey, place, data))
+        packet = self.request(control.WRITE, control.write(self.rkey, place, data))
         kind, status, ident, _ = control.opened_message(packet.body)
         if (kind, status, ident) == (control.DONE, control.BUSY, self.number):
             return
         if (kind, status, ident) != (control.DONE, control.OK, self.number):
             raise Failure(f"a write was answered with {kind}, {status}, {ident}")
-        packet = self.ask(control.READ, control.read(self.rkey, place, self.RECORD_BYTES))
-        # The answer travels with the data: behind the header of the RDMA WRITE and the immediate.
+        packet = self.request(control.READ, control.read(self.rkey, place, self.RECORD_BYTES))
+        # The answer is sent with the data, behind the header of the RDMA WRITE and the immediate.
         if packet.opcode != roce.WRITE_ONLY_IMM or packet.body[20:20 + self.RECORD_BYTES] != data:
-            raise Failure(f"a read at {place:#x} brought something else")
+            raise Failure(f"a read at {place:#x} returned wrong data")
 
 
 class Caller(Worker):
-    """A program that connects by rdma_cm, exchanges messages whose content it checks, and leaves."""
+    """A program that connects by rdma_cm, exchanges messages, checks their content, and disconnects."""
 
     PINGS = 5
-    # At its end rping closes its channel while another of its threads reads from it, and at times fails because of
+    # At its end rping closes its channel while another of its threads reads from it, and sometimes fails because of
     # that: github.com/linux-rdma/rdma-core/pull/1622, which Debian 12 does not have.
-    AFTER_THE_END = "rdma_get_cm_event: Bad file descriptor\n"
+    ERROR_AFTER_THE_END = "rdma_get_cm_event: Bad file descriptor\n"
 
     def __init__(self, name, address, server_address, port, log_dir):
         super().__init__(name)
@@ -218,7 +218,7 @@ class Caller(Worker):
         has_pinged = all(f"rdma-ping-{number}:" in outcome.out for number in range(self.PINGS))
         if has_pinged and outcome.status == 0:
             return None
-        if has_pinged and (outcome.status or -1) > 0 and outcome.err == self.AFTER_THE_END:
+        if has_pinged and (outcome.status or -1) > 0 and outcome.err == self.ERROR_AFTER_THE_END:
             return "runs of rping that closed its channel before it had stopped reading there (rdma-core pull request 1622)"
         raise Failure(f"{outcome.verdict}: {outcome.text.strip()}")
 

@@ -1,4 +1,4 @@
-"""Hostile peers against a live `terrace serve` and live verbs programs, while well-behaved ones work beside them.
+"""Hostile peers against a live `terrace serve` and live verbs programs, while well-behaved peers continue to work.
 
     python3 tests/chaos/run.py [ONLY]         (`make chaos` builds what it needs)
 
@@ -22,7 +22,7 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/badinput")]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/negative")]
 
 import attacks  # noqa: E402
 import bystanders  # noqa: E402
@@ -35,15 +35,15 @@ MIB = 1 << 20
 REGION, REGION_BYTES, DRAM_BYTES = "table", 64 * MIB, 8 * MIB
 STREAM_SPAN, REQUESTS_SPAN = 24 * MIB, 16 * MIB
 QUIET_S, ATTACK_S, ALL_S = 3, 2.5, 8
-# An attacker reads its clock between exchanges, each of which waits for answers: on a busy machine an exchange takes
-# long.
+# An attacker checks its time limit between exchanges. On a busy machine an exchange takes long, because it waits for
+# answers.
 ATTACK_END_S = 90
 # Bounds on the resources that attacks add to a process: less than the sum of the limits of SPECIFICATION.md.
 MEMORY_MIB_MAX, MEMORY_MIB_LEFT_MAX, DESCRIPTORS_MAX, THREADS_MAX = 192, 64, 16, 4
 # The listener uses four or five descriptors for each connection, and 20 connections come each second. A busy machine
-# delays their end, so more are open at a time. Those left at the end are held to DESCRIPTORS_MAX.
+# delays their end, so more are open at a time. The limit for descriptors at the end is DESCRIPTORS_MAX.
 LISTENER_DESCRIPTORS_MAX = 60
-# A node keeps connections of vanished clients while these are few (docs/decisions/0023).
+# A node keeps the connections of vanished clients while there are few (docs/decisions/0023).
 QUEUE_PAIRS_LEFT_MAX = 300
 BACK_DOWN_S = 60
 # Without CAP_SYS_NICE engines cannot raise their priority; attackers then lower theirs by as much (`engine/priority.rs`).
@@ -61,10 +61,10 @@ class Victim:
 
     def __init__(self, name, process, descriptors_max=DESCRIPTORS_MAX):
         self.name, self.process, self.pid, self.descriptors_max = name, process, process.pid, descriptors_max
-        self.remember()
+        self.set_baseline()
 
-    def remember(self):
-        """Takes the present use as the baseline."""
+    def set_baseline(self):
+        """Records the current use as the baseline."""
         self.peak = self.before = self.use()
 
     def use(self):
@@ -73,7 +73,7 @@ class Victim:
         (anonymous,) = [line for line in (proc / "status").read_text().splitlines() if line.startswith("RssAnon:")]
         return int(anonymous.split()[1]) / 1024, len(os.listdir(proc / "fd")), len(os.listdir(proc / "task"))
 
-    def look(self):
+    def sample(self):
         self.peak = tuple(max(pair) for pair in zip(self.peak, self.use()))
 
     def excess(self, use, limits):
@@ -92,10 +92,10 @@ class Watch(threading.Thread):
 
     def run(self):
         while not self.over.wait(0.05):
-            # A process that has ended has no /proc entry.
+            # An ended process has no /proc entry.
             with contextlib.suppress(OSError, ValueError):
                 for victim in self.victims:
-                    victim.look()
+                    victim.sample()
 
 
 class Scene:
@@ -104,9 +104,9 @@ class Scene:
     def __init__(self, stack, fresh, log_dir):
         self.log_dir, self.failures = log_dir, []
         self.fail = failing(self.failures)
-        # Real attackers use no processors of their victims. Here they do, and must not get more of them than the
-        # engines.
-        self.niceness = 0 if may_go_first() else ATTACKERS_NICENESS
+        # Real attackers do not share processors with their victims. In this test they do, and must not get more time
+        # than the engines.
+        self.niceness = 0 if may_raise_priority() else ATTACKERS_NICENESS
         self.node_address = next(fresh)
         file = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) / "table.bin"
         self.node = procs.Program(
@@ -158,7 +158,7 @@ class Scene:
             self.targets.opened[address] = (qpn, bystanders.PSN)
 
     def work(self, seconds):
-        """Lets the bystanders work; returns the operations per second of each."""
+        """Runs the bystanders. Returns the operations per second of each."""
         started = time.monotonic()
         for bystander in self.bystanders:
             bystander.start()
@@ -172,27 +172,27 @@ class Scene:
                 rates[bystander.name] = 0
         return rates
 
-    def expect_life(self):
+    def expect_victims_run(self):
         for victim in self.victims:
             if victim.process.poll() is not None:
                 self.fail(f"{victim.name} has ended with {victim.process.returncode}")
             for line in victim.excess(victim.peak, (MEMORY_MIB_MAX, victim.descriptors_max, THREADS_MAX)):
                 self.fail(line)
 
-    def expect_newcomer(self):
+    def expect_new_client(self):
         """A new client can connect to the node."""
         peer = roce.Peer(self.targets.attackers[7])
         try:
             qpn, psn = random.randrange(2, 1 << 16), random.randrange(1 << 24)
-            bystanders.Talker(peer, self.node_address, qpn, psn=psn).find(REGION)
-        except bystanders.Silence:
-            self.fail("the node takes no new clients")
+            bystanders.ControlClient(peer, self.node_address, qpn, psn=psn).find(REGION)
+        except bystanders.NoAnswer:
+            self.fail("the node accepts no new clients")
         finally:
             peer.close()
 
 
-def may_go_first():
-    """Whether threads may raise their priority here, as an engine does when packets pile up."""
+def may_raise_priority():
+    """Whether threads may raise their priority, like an engine with a packet backlog."""
     try:
         os.setpriority(os.PRIO_PROCESS, 0, -1)
     except PermissionError:
@@ -205,29 +205,29 @@ def attack(scene, chosen, seconds):
     """Runs attacks side by side while the bystanders work. Returns the bystanders' rates and the attackers' reports."""
     context = multiprocessing.get_context("fork")
     reports = [context.Queue() for _ in chosen]
-    if {attacks.unready, attacks.unasked} & set(chosen):
+    if {attacks.endless_rnr_naks, attacks.unsolicited_packets} & set(chosen):
         scene.open_to_attackers()
     processes = [context.Process(target=attacks.run, args=(one, scene.targets, seconds, report, scene.niceness), daemon=True)
                  for one, report in zip(chosen, reports)]
     for process in processes:
         process.start()
     rates = scene.work(seconds)
-    told = []
+    reports = []
     for process, report in zip(processes, reports):
         try:
-            told.append(report.get(timeout=ATTACK_END_S))
+            reports.append(report.get(timeout=ATTACK_END_S))
         except queue.Empty:
-            told.append("no report")
+            reports.append("no report")
             scene.fail("an attack did not end in time")
         process.terminate()
         process.join()
-    scene.expect_life()
-    scene.expect_newcomer()
-    return rates, told
+    scene.expect_victims_run()
+    scene.expect_new_client()
+    return rates, reports
 
 
-def expect_back_down(scene, objects_before):
-    """Resources taken by attackers are freed once the attackers are gone."""
+def expect_resources_freed(scene, objects_before):
+    """The resources that attackers used are freed after the attackers have ended."""
     limits = (MEMORY_MIB_LEFT_MAX, DESCRIPTORS_MAX, THREADS_MAX)
     deadline = time.monotonic() + BACK_DOWN_S
     while True:
@@ -245,13 +245,13 @@ def expect_back_down(scene, objects_before):
         time.sleep(1)
 
 
-def line(name, rates, quiet, told):
-    ratios = "".join(f"{rates[other] / quiet[other] if quiet[other] else 0:>13.2f}" for other in quiet)
-    return f"{name:<15}{ratios}   {', '.join(str(one) for one in told)}"
+def line(name, rates, baseline_rates, reports):
+    ratios = "".join(f"{rates[other] / baseline_rates[other] if baseline_rates[other] else 0:>13.2f}" for other in baseline_rates)
+    return f"{name:<15}{ratios}   {', '.join(str(one) for one in reports)}"
 
 
 def main(only):
-    procs.end_cleanly_when_asked()
+    procs.exit_on_signals()
     for needed in (procs.terrace_binary(), PROGRAM):
         if not needed.exists():
             sys.exit(f"{needed} is missing: run `make chaos`")
@@ -263,10 +263,10 @@ def main(only):
     chosen = [one for one in attacks.ATTACKS if fnmatch.fnmatch(one.__name__, only)]
     stopping = fnmatch.fnmatch(stops.__name__, only)
     if not chosen and not stopping:
-        sys.exit(f"no attack is named {only!r}: {', '.join(one.__name__ for one in [*attacks.ATTACKS, stops])}")
+        sys.exit(f"no attack has the name {only!r}: {', '.join(one.__name__ for one in [*attacks.ATTACKS, stops])}")
     log_dir = procs.new_run_dir("chaos")
     fresh = addresses()
-    failures = attack_in_turn(chosen, fresh, log_dir) if chosen else []
+    failures = run_attacks(chosen, fresh, log_dir) if chosen else []
     if stopping:
         print(f"{stops.__name__:<15}{stops.run(fresh, log_dir, failing(failures))}", flush=True)
     print(f"{len(chosen) + stopping} attacks, {len(failures)} failures")
@@ -283,44 +283,44 @@ def failing(failures):
     return fail
 
 
-def attack_in_turn(chosen, fresh, log_dir):
+def run_attacks(chosen, fresh, log_dir):
     """Runs the chosen attacks one by one, then all at once. Returns the failures."""
     with contextlib.ExitStack() as stack:
         scene = Scene(stack, fresh, log_dir)
-        quiet = scene.work(QUIET_S)
+        baseline_rates = scene.work(QUIET_S)
         for victim in scene.victims:
-            victim.remember()
+            victim.set_baseline()
         objects_before = stat(scene.node.process.pid)["objects"]
         watch = Watch(scene.victims)
         watch.start()
         if scene.niceness:
-            print(f"no CAP_SYS_NICE: engines may not go first, so attackers stand back (nice {scene.niceness})")
-        print("alone, per second: " + ", ".join(f"{name} {rate:.0f}" for name, rate in quiet.items()))
-        print(f"{'under attack by':<15}" + "".join(f"{name.split()[0] + ' ' + name.split()[-1]:>13}" for name in quiet)
+            print(f"no CAP_SYS_NICE: engines cannot raise their priority, so attackers run with nice {scene.niceness}")
+        print("without attacks, per second: " + ", ".join(f"{name} {rate:.0f}" for name, rate in baseline_rates.items()))
+        print(f"{'under attack by':<15}" + "".join(f"{name.split()[0] + ' ' + name.split()[-1]:>13}" for name in baseline_rates)
               + "   of that; packets sent by attackers", flush=True)
         for one in chosen:
-            print(line(one.__name__, *attack_and_quiet(scene, [one], ATTACK_S, quiet)), flush=True)
+            print(line(one.__name__, *attack_and_baseline(scene, [one], ATTACK_S, baseline_rates)), flush=True)
         if len(chosen) > 1:
-            print(line("all at once", *attack_and_quiet(scene, chosen, ALL_S, quiet)), flush=True)
+            print(line("all attacks", *attack_and_baseline(scene, chosen, ALL_S, baseline_rates)), flush=True)
         started = time.monotonic()
-        expect_back_down(scene, objects_before)
+        expect_resources_freed(scene, objects_before)
         watch.over.set()
-        print(f"all gone after {time.monotonic() - started:.0f} s; MiB of their own, descriptors, threads:")
+        print(f"resources freed after {time.monotonic() - started:.0f} s; anonymous MiB, descriptors, threads:")
         for victim in scene.victims:
             uses = [f"{use[0]:.0f}, {use[1]}, {use[2]}" for use in (victim.before, victim.peak, victim.use())]
             print(f"  {victim.name}: {uses[0]} before; at most {uses[1]}; {uses[2]} after")
-        complaints = scene.node.paths[1].read_text()
-        if complaints:
-            scene.fail(f"the node complains: {complaints[:2000]}")
+        errors = scene.node.paths[1].read_text()
+        if errors:
+            scene.fail(f"the node printed: {errors[:2000]}")
     for worker in scene.workers:
         for what, count in worker.counts.items():
             print(f"{worker.name}: {count} {what}")
     return scene.failures
 
 
-def attack_and_quiet(scene, chosen, seconds, quiet):
-    rates, told = attack(scene, chosen, seconds)
-    return rates, quiet, told
+def attack_and_baseline(scene, chosen, seconds, baseline_rates):
+    rates, reports = attack(scene, chosen, seconds)
+    return rates, baseline_rates, reports
 
 
 if __name__ == "__main__":

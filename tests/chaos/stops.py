@@ -1,4 +1,4 @@
-"""Clients that are stopped (SIGSTOP, a debugger, a frozen control group) while they reach into the memory of a node of their host.
+"""Clients that are stopped (SIGSTOP, a debugger, a frozen control group) in the middle of accesses to the memory of a node of their host.
 
 A client of the same host reads and writes a node's memory itself (docs/decisions/0031). Stopped in the middle of an access, it may keep the
 page that it accesses, and nothing else: other clients go on, and the node ends on SIGTERM.
@@ -15,7 +15,7 @@ import bystanders
 from harness import procs
 
 MIB = 1 << 20
-# All of the region fits into memory: same-host clients access only resident pages themselves.
+# The whole region fits into memory, because same-host clients access only resident pages directly.
 REGION, REGION_BYTES, DRAM_BYTES, PERIOD_MS = "table", 16 * MIB, 16 * MIB, 20
 CLIENTS, SPAN = 3, 4 * MIB
 ROUNDS, WATCHED_S = 6, 0.4
@@ -44,7 +44,7 @@ def rounds_of(streams, seconds):
     time.sleep(seconds)
     rounds = [stream.stop() for stream in streams]
     if 0 in rounds:
-        raise bystanders.Failure(f"a client stood still: {rounds}")
+        raise bystanders.Failure(f"a client made no progress: {rounds}")
     return sum(rounds)
 
 
@@ -66,15 +66,15 @@ class Scene:
             stream, _ = bystanders.stream_to_node(f"client {number}", end, address, REGION, number * SPAN, SPAN)
             self.streams.append(stream)
 
-    def stop_one(self, moment):
-        """Stops a client `moment` seconds after it starts. Returns the others' rounds with the client at rest and with
+    def stop_one(self, delay_s):
+        """Stops a client `delay_s` seconds after it starts. Returns the others' rounds with the client at rest and with
         it stopped, and how many seconds the node took to end."""
         victim, *others = self.streams
-        # An unmeasured round first: it brings the units into memory.
+        # The first round is not measured: it fetches the units into memory.
         rounds_of(self.streams, WATCHED_S)
         at_rest = rounds_of(others, WATCHED_S)
         victim.start()
-        time.sleep(moment)
+        time.sleep(delay_s)
         with Stopped(victim.end.process):
             while_stopped = rounds_of(others, WATCHED_S)
             self.node.process.send_signal(signal.SIGTERM)

@@ -6,7 +6,7 @@ import unittest
 from unittest import mock
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "scripts"), str(HERE.parent / "badinput")]
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "scripts"), str(HERE.parent / "negative")]
 
 import bystanders  # noqa: E402
 from harness import procs  # noqa: E402

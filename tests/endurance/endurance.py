@@ -32,18 +32,19 @@ MIB = 1 << 20
 REGION_MIB, CLIENT_MIB = 96, 16
 LINKS_MAX = 16
 MTU_1024, MTU_4096 = 3, 5  # ibv_mtu
-LINKS_WANTED = 6  # of each worker
+LINKS_WANTED = 6  # for each worker
 TICK_S, SAMPLE_S, KILL_S = 0.25, 2.0, 6.0
 OLDEST_MS_MAX = 30_000
 # Allowed growth of memory between early and late samples: allocators keep varying amounts.
 GROWTH_RATIO, GROWTH_KIB = 1.05, 2048
-# A node keeps the state of killed clients until there are 512 of them (decision 23): so much for each.
+# A node keeps the state of killed clients until there are 512 of them (decision 23): the state of one client.
 DEAD_CLIENT_KIB = 1 << 10
-# With more runnable threads per processor than this, a process may wait for one longer than its peers' retries last.
+# With more runnable threads per processor than this, a process may wait for a processor longer than its peers' retries
+# last.
 STARVED_LOAD = 3.0
-# Connections that may be lost like that: one, and one more per period of this length. The peers' retries take seconds.
-# If processes wait that long again and again, the machine is too busy for the run to show anything about Terrace, or
-# Terrace loses the connections.
+# Connections that may be lost for this reason: one, and one more per period of this length. The peers' retries take
+# seconds. If processes wait that long repeatedly, either the machine is too busy for a valid run, or Terrace loses the
+# connections.
 STARVED_EVERY_S = 300
 WORKERS = ("verbs-0", "verbs-paged", "verbs-2", "verbs-3", "verbs-4")
 CLIENTS = ("client-0", "client-1")
@@ -60,14 +61,14 @@ class Run:
         self.random = random.Random(seed)
         self.started = time.monotonic()
         self.counts = collections.Counter()
-        self.ended = collections.Counter()  # the work of processes that are gone
+        self.ended = collections.Counter()  # the counts of ended processes
         self.failures = []
         self.samples = collections.defaultdict(list)  # by name: (seconds, figures without the device)
         self.pairs = {}  # by process and queue pair: its counters, as last seen
         self.ports = {}  # by process: the port's counters, as last seen
         self.slowest_ms = 0
-        self.client_deaths = []  # when
-        self.reports = {}  # by name: the work of each, as last reported
+        self.client_deaths = []  # seconds since the start
+        self.reports = {}  # by name: each process's counts, as last reported
         self.processes = {}
 
     # ---- processes ----
@@ -89,9 +90,9 @@ class Run:
         return [self.processes[name] for name in WORKERS]
 
     def kill(self, name):
-        """Kills a process in the middle of its work; its peers must notice. A new process replaces it."""
+        """Kills a process in the middle of its work; its peers must detect that. A new process replaces it."""
         victim = self.processes[name]
-        self.note_report(victim)
+        self.record_report(victim)
         self.counts["kills"] += 1
         for key, value in self.reports.pop(name, {}).items():
             self.ended[key] += value
@@ -102,14 +103,14 @@ class Run:
             for link, (peer, peer_link) in list(victim.links.items()):
                 if peer is victim:
                     continue
-                peer.settle("rest", peer_link)
+                peer.quiesce("drain", peer_link)
                 self.finish(peer, peer_link, (SUCCESS, RETRY_EXC_ERR))
             victim.stop()
         self.processes[name] = self.make(name)
 
     def was_starved(self, process):
         """Whether a client has lost its connection on an overloaded machine."""
-        return "RetryExceeded" in process.complaints() and os.getloadavg()[0] > STARVED_LOAD * os.cpu_count()
+        return "RetryExceeded" in process.error_output() and os.getloadavg()[0] > STARVED_LOAD * os.cpu_count()
 
     def replace_starved(self, name):
         self.counts["connections lost while starved"] += 1
@@ -124,39 +125,39 @@ class Run:
     def link(self):
         """Makes a link between two workers with few links; both may be the same worker."""
         fewest = sorted(self.workers, key=lambda worker: (len(worker.links), self.random.random()))
-        self.join(fewest[0], self.random.choice(fewest[:3]))
+        self.connect(fewest[0], self.random.choice(fewest[:3]))
 
-    def join(self, left, right):
+    def connect(self, left, right):
         """Makes a link between these two, if both have a free number."""
         free = [[number for number in range(LINKS_MAX) if number not in worker.links] for worker in (left, right)]
         if not free[0] or len(free[1]) < 2:
             return
         ends = [(left, free[0][0]), (right, free[1][1] if left is right else free[1][0])]
-        made = [worker("new", link) for worker, link in ends]
+        made = [worker("create", link) for worker, link in ends]
         mtu = self.random.choice((MTU_1024, MTU_4096))
         for (worker, link), about in zip(ends, reversed(made)):
-            worker("join", link, about["qpn"], about["addr"], about["rkey"], mtu)
+            worker("connect", link, about["qpn"], about["addr"], about["rkey"], mtu)
         for (worker, link), peer in zip(ends, reversed(ends)):
-            worker("go", link)
+            worker("start", link)
             worker.links[link] = peer
         self.counts["queue pairs"] += 2
 
     def unlink(self):
-        """Ends a link: at rest, or by cutting it."""
+        """Ends a link, either idle or with requests outstanding."""
         ends = [(worker, link) for worker in self.workers for link in worker.links]
         if not ends:
             return
         worker, link = self.random.choice(ends)
         peer, peer_link = worker.links[link]
-        is_cut = self.random.random() < 0.3
-        worker.settle("cut" if is_cut else "rest", link)
-        peer.settle("rest", peer_link)
-        self.counts["links cut"] += is_cut
-        self.finish(worker, link, (SUCCESS, WR_FLUSH_ERR) if is_cut else (SUCCESS,))
-        self.finish(peer, peer_link, (SUCCESS, RETRY_EXC_ERR) if is_cut else (SUCCESS,))
+        is_failed = self.random.random() < 0.3
+        worker.quiesce("error" if is_failed else "drain", link)
+        peer.quiesce("drain", peer_link)
+        self.counts["links set to the error state"] += is_failed
+        self.finish(worker, link, (SUCCESS, WR_FLUSH_ERR) if is_failed else (SUCCESS,))
+        self.finish(peer, peer_link, (SUCCESS, RETRY_EXC_ERR) if is_failed else (SUCCESS,))
 
     def finish(self, worker, link, expected):
-        done = worker("end", link)
+        done = worker("destroy", link)
         del worker.links[link]
         if done["status"] not in expected:
             self.failures.append(f"{worker.name}: a link ended with status {done['status']}")
@@ -165,7 +166,7 @@ class Run:
 
     # ---- samples ----
 
-    def note_report(self, process):
+    def record_report(self, process):
         if process.name == "node":
             return
         report = process.report()
@@ -180,29 +181,29 @@ class Run:
             if process.process.poll() is not None and name in CLIENTS and self.was_starved(process):
                 process = self.replace_starved(name)
             if process.process.poll() is not None:
-                raise Stuck(f"{name} has ended with {process.process.returncode}: {process.complaints()}")
-            self.note_report(process)
+                raise Stuck(f"{name} has ended with {process.process.returncode}: {process.error_output()}")
+            self.record_report(process)
             seen = figures(process.pid)
             if seen is None:
-                self.counts["looks without an answer"] += 1
+                self.counts["samples without an answer"] += 1
                 continue
             device = seen.pop("device")
             self.samples[name].append((now, seen))
             self.ports[process.pid] = device["port"]
             for pair in device["queue_pairs"]:
                 self.pairs[process.pid, pair["qpn"]] = pair["counts"]
-        slots = len(ports_in_use(self.address))
-        self.counts["most slots taken"] = max(self.counts["most slots taken"], slots)
-        self.samples["slots"].append((now, {"slots": slots}))
+        instances = len(ports_in_use(self.address))
+        self.counts["most instance indexes in use"] = max(self.counts["most instance indexes in use"], instances)
+        self.samples["instances"].append((now, {"instances": instances}))
 
     # ---- the run ----
 
     def run(self):
         for name in ("node", *CLIENTS, *WORKERS):
             self.processes[name] = self.make(name)
-        # Only this worker has no fault plan. Its first link to itself uses the same-host path, which keeps descriptors:
-        # made now, not by chance.
-        self.join(self.workers[0], self.workers[0])
+        # Only this worker has no fault plan. Its first link to itself uses the same-host path, which keeps descriptors. They
+        # are opened now, not at a random time.
+        self.connect(self.workers[0], self.workers[0])
         deadline = self.started + self.seconds
         sample_at = kill_at = time.monotonic()
         kill_at += KILL_S
@@ -220,12 +221,12 @@ class Run:
             time.sleep(TICK_S)
         self.sample()
 
-    def wind_down(self):
+    def shut_down(self):
         """Ends all links and processes in order; no object and no port may be left."""
         while any(worker.links for worker in self.workers):
             self.unlink()
         for worker in self.workers:
-            self.note_report(worker)
+            self.record_report(worker)
             objects = worker.stat()["objects"]
             left = {what: objects[what] for what in ("queue_pairs", "memory_regions", "completion_queues")}
             if left != {"queue_pairs": 0, "memory_regions": 1, "completion_queues": 1}:
@@ -233,15 +234,15 @@ class Run:
         for name in (*CLIENTS, *WORKERS, "node"):
             process = self.processes[name]
             process.stop()
-            self.note_last_words(process)
+            self.record_last_output(process)
         left = ports_in_use(self.address)
         if left:
-            self.failures.append(f"UDP ports {left} are still taken")
+            self.failures.append(f"UDP ports {left} are still in use")
 
-    def note_last_words(self, process):
+    def record_last_output(self, process):
         if isinstance(process, Client):
-            self.note_report(process)
-        said = process.complaints() if not isinstance(process, Worker) else ""
+            self.record_report(process)
+        said = process.error_output() if not isinstance(process, Worker) else ""
         if said:
             self.failures.append(f"{process.name} said: {said}")
 
@@ -256,9 +257,9 @@ class Run:
         return statistics.median(values) if values else None
 
     def growth(self):
-        """Each early and late figure of the processes that stay."""
+        """Each early and late figure of the permanent processes."""
         rows = []
-        for name, names in [*((name, ("anonymous_kib", "descriptors", "threads")) for name in STAYING), ("slots", ("slots",))]:
+        for name, names in [*((name, ("anonymous_kib", "descriptors", "threads")) for name in STAYING), ("instances", ("instances",))]:
             for figure in names:
                 early, late = self.window(name, figure, 0.2, 0.4), self.window(name, figure, 0.8, 1.1)
                 if early is None or late is None:
@@ -294,7 +295,7 @@ class Run:
             **{name.replace(" ", "_"): count for name, count in self.counts.items()},
             "slowest_operation_ms": self.slowest_ms,
             "largest_resident_mib": resident // 1024,
-            # As of the samples: counts of a queue pair after its last sample are missing.
+            # The counts are those of the samples, without a queue pair's counts after its last sample.
             "packets_sent": over_ports("tx_packets"),
             "bad_icrc": over_ports("bad_icrc"),
             **{name: over_pairs(name) for name in ("retransmits", "timeouts", "duplicates", "sequence_naks_sent", "rnr_naks_sent")},
@@ -319,17 +320,17 @@ def main():
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--addr", default="127.0.42.1", help="the address of all processes (default 127.0.42.1)")
-    parser.add_argument("--pause-us", type=int, default=1000, help="between two looks of a verbs program (default 1000)")
+    parser.add_argument("--pause-us", type=int, default=1000, help="pause between two polls of a verbs program (default 1000)")
     options = parser.parse_args()
-    procs.end_cleanly_when_asked()
+    procs.exit_on_signals()
     print(f"endurance: {options.minutes:g} minutes, seed {options.seed}", flush=True)
     if ports_in_use(options.addr):
-        sys.exit(f"endurance: somebody uses {options.addr}")
+        sys.exit(f"endurance: another process uses {options.addr}")
     with tempfile.TemporaryDirectory(prefix="terrace-endurance-", dir=procs.ROOT) as directory:
         run = Run(directory, options.addr, options.minutes * 60, options.seed, options.pause_us)
         try:
             run.run()
-            run.wind_down()
+            run.shut_down()
         except (Stuck, AssertionError, OSError) as error:
             run.failures.append(f"{type(error).__name__}: {error}")
         finally:

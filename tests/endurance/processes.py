@@ -19,7 +19,7 @@ FIRST_PORT = 4791
 START_TIMEOUT_S = 30
 END_TIMEOUT_S = 90
 # Limit for the end of a link's load: requests to a killed peer are retried for seconds.
-SETTLE_TIMEOUT_S = 80
+DRAIN_TIMEOUT_S = 80
 
 PLAN = """# Seed {seed} of an endurance run.
 seed = {seed}
@@ -64,14 +64,14 @@ def own_threads(pid):
     """The threads of a process, without the io_uring workers that the kernel starts and ends by itself."""
     names = []
     for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
-        # A thread that has ended meanwhile does not count.
+        # A thread that has ended meanwhile is not counted.
         with contextlib.suppress(OSError):
             names.append((task / "comm").read_text())
     return sum(not name.startswith("iou-wrk-") for name in names)
 
 
 def ports_in_use(address):
-    """UDP ports of the address: one for each slot that is taken."""
+    """UDP ports of the address: one for each instance index in use."""
     bytes_of = bytes(int(part) for part in address.split("."))[::-1].hex().upper()
     with open("/proc/net/udp") as lines:
         locals_ = [line.split()[1].split(":") for line in lines if ":" in line.split()[1]]
@@ -87,17 +87,17 @@ class Worker(Endpoint):
         options += ["--dram", "4M"] if dram_file else []
         program = [WORKER, "-p", pause_us, "-s", seed, *(["-e"] if events else [])]
         super().__init__(address, *options, program=program)
-        self("open", *([dram_file] if dram_file else []), patience=START_TIMEOUT_S)
+        self("open", *([dram_file] if dram_file else []), timeout_s=START_TIMEOUT_S)
 
     def report(self):
         return self("report")
 
-    def settle(self, how, link):
-        """Ends the load of a link by `rest` or `cut`."""
-        self.send(how, link)
-        answer = self._line(SETTLE_TIMEOUT_S)
+    def quiesce(self, command, link):
+        """Ends the load of a link by `drain` or `error`, and waits for its outstanding requests."""
+        self.send(command, link)
+        answer = self._line(DRAIN_TIMEOUT_S)
         if answer != "ok":
-            raise Stuck(f"{self.name}: link {link}: {answer} at `{how}`")
+            raise Stuck(f"{self.name}: link {link}: {answer} at `{command}`")
 
 
 class Node:
@@ -113,25 +113,25 @@ class Node:
         self.pid = self.process.pid
         line = self.process.stdout.readline()
         if "UDP port " not in line:
-            raise Stuck(f"the node does not serve: {self.complaints()}")
-        self.slot = int(line.split("UDP port ")[1].split(")")[0]) - FIRST_PORT
+            raise Stuck(f"the node does not serve: {self.error_output()}")
+        self.instance = int(line.split("UDP port ")[1].split(")")[0]) - FIRST_PORT
 
-    def complaints(self):
+    def error_output(self):
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip()
 
     def stop(self):
         self.process.terminate()
         if self.process.wait(END_TIMEOUT_S) != 0:
-            raise Stuck(f"the node ended with {self.process.returncode}: {self.complaints()}")
+            raise Stuck(f"the node ended with {self.process.returncode}: {self.error_output()}")
 
 
 class Client:
-    """A client of the node, with a part of its region to itself."""
+    """A client of the node with exclusive use of a part of its region."""
 
     def __init__(self, name, node, address, first_byte, size, seed, plan):
         self.name, self._pending, self._said = name, b"", {}
-        argv = [str(CLIENT), address, str(node.slot), "data", str(first_byte), str(size), str(seed), *([str(plan)] if plan else [])]
+        argv = [str(CLIENT), address, str(node.instance), "data", str(first_byte), str(size), str(seed), *([str(plan)] if plan else [])]
         self._errors = tempfile.TemporaryFile()
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0)
         self.pid = self.process.pid
@@ -150,10 +150,10 @@ class Client:
             self._said = {name: int(value) for name, value in (word.split("=") for word in lines[-1].decode().split())}
             self.heard = time.monotonic()
         if time.monotonic() - self.heard > START_TIMEOUT_S:
-            raise Stuck(f"{self.name} has said nothing for {START_TIMEOUT_S} s: {self.complaints()}")
+            raise Stuck(f"{self.name} has said nothing for {START_TIMEOUT_S} s: {self.error_output()}")
         return self._said
 
-    def complaints(self):
+    def error_output(self):
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip()
 
@@ -164,7 +164,7 @@ class Client:
         self.process.stdout.close()
 
     def stop(self):
-        """Closes the client's input: it finishes its outstanding requests and ends."""
+        """Closes the client's input. The client finishes its outstanding requests and exits."""
         self.process.stdin.close()
         if self.process.wait(END_TIMEOUT_S) != 0:
-            raise Stuck(f"{self.name} ended with {self.process.returncode}: {self.complaints()}")
+            raise Stuck(f"{self.name} ended with {self.process.returncode}: {self.error_output()}")

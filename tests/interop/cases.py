@@ -1,4 +1,4 @@
-"""Conformance cases: their definition, and how each kind is run and judged."""
+"""Conformance cases: their definition, execution and evaluation."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ from typing import Callable, Optional
 from harness import perftest, procs
 
 ZERO = "a result of zero"
-# Tries of a case that at times fails for a cause outside of Terrace.
+# Tries of a case that sometimes fails for a cause outside of Terrace.
 TRIES = 3
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
@@ -29,7 +29,7 @@ def repeated(run, cause_of):
 
 @dataclasses.dataclass
 class Result:
-    """How a case ended."""
+    """The result of a case."""
 
     name: str
     status: str
@@ -62,9 +62,9 @@ class Case:
     fixed_port: int = 0
     run_options: tuple = ()
     env: dict = dataclasses.field(default_factory=dict)
-    server_stays: bool = False
-    # An unreliable service loses packets while a busy machine does not schedule the receiver. On any NIC perftest then
-    # waits for the lost messages for ever, or computes a rate of zero. Such a case is repeated when the kernel has
+    is_server_permanent: bool = False
+    # An unreliable service loses packets while a busy machine does not schedule the receiver. perftest then waits for
+    # the lost messages for ever, or computes a rate of zero, as with any NIC. Such a case is repeated if the kernel has
     # dropped a packet.
     is_unreliable: bool = False
     # A feature that the case needs and Terrace does not have (yet): the program must then print an error and end.
@@ -76,7 +76,7 @@ class Case:
         def run(attempt):
             attempt_dir = log_dir / f"try-{attempt + 1}" if self.is_unreliable else log_dir
             attempt_dir.mkdir(parents=True)
-            return self._judge(attempt_dir)
+            return self._evaluate(attempt_dir)
 
         (status, reason, _), causes = repeated(run, lambda judged: judged[2])
         is_flaky = bool(causes) and status == PASSED
@@ -87,10 +87,10 @@ class Case:
         return result
 
     def describe(self):
-        """The commands, for a reader who wants to run them by hand."""
+        """The commands, for execution by hand."""
         return [" ".join(argv) for argv in (self.server, self.client, self.single) if argv]
 
-    def _judge(self, log_dir):
+    def _evaluate(self, log_dir):
         """Status, reason, and the cause to repeat the case, or None."""
         programs = [argv[0] for argv in (self.server, self.client, self.single) if argv]
         missing = [program for program in programs if shutil.which(program) is None]
@@ -100,7 +100,7 @@ class Case:
             outcomes, note = self._execute(log_dir)
         except procs.UnexpectedEnd as end:
             return FAILED, str(end), None
-        status, reason = self._judge_outcomes(outcomes, note)
+        status, reason = self._evaluate_outcomes(outcomes, note)
         return status, reason, self._cause_to_repeat(outcomes, reason)
 
     def _cause_to_repeat(self, outcomes, reason):
@@ -108,29 +108,29 @@ class Case:
         has_overflowed = any(outcome.has_overflowed for outcome in outcomes.values())
         return "after the kernel had dropped packets" if self.is_unreliable and is_starved and has_overflowed else None
 
-    def _judge_outcomes(self, outcomes, note):
+    def _evaluate_outcomes(self, outcomes, note):
         if self.unsupported:
-            return self._judge_unsupported(outcomes)
+            return self._evaluate_unsupported(outcomes)
         for end, outcome in outcomes.items():
             if outcome.status != 0:
-                return FAILED, note or f"{end}: {outcome.verdict}: {last_words(outcome)}"
+                return FAILED, note or f"{end}: {outcome.verdict}: {last_output(outcome)}"
         complaint = self.check(outcomes) if self.check else None
         return (FAILED, complaint) if complaint else (PASSED, "")
 
-    def _judge_unsupported(self, outcomes):
-        """The user must see a clear refusal: no crash, no hang, and a message."""
+    def _evaluate_unsupported(self, outcomes):
+        """The program must exit with an error message, without a crash or hang."""
         first = next(iter(outcomes.values()))
         if all(outcome.status == 0 for outcome in outcomes.values()):
-            return FAILED, f"works, although listed as unsupported ({self.unsupported}): take it off that list"
+            return FAILED, f"works, although listed as unsupported ({self.unsupported}): remove it from that list"
         if first.status is None or first.status < 0:
             return FAILED, f"{self.unsupported} is unsupported, but the program {first.verdict}"
         if not first.text.strip():
             return FAILED, f"{self.unsupported} is unsupported, but the program did not say anything"
-        return SKIPPED, f"{self.unsupported} is not supported; the program says: {last_words(first)}"
+        return SKIPPED, f"{self.unsupported} is not supported; the program says: {last_output(first)}"
 
     def _execute(self, log_dir):
         port = self.fixed_port or procs.free_port()
-        # The log of a program that has ended says whether packets were dropped.
+        # The log of an ended program tells whether packets were dropped.
         env = {**self.env, "TERRACE_LOG": "info"} if self.is_unreliable else self.env
 
         def command(argv, addr=self.addr):
@@ -140,12 +140,12 @@ class Case:
         if self.single:
             return {"program": procs.run_one(command(self.single), log_dir, "program", self.timeout_s, env)}, ""
         client = command(self.client, self.client_addr or self.addr)
-        pair = procs.run_pair(command(self.server), client, port, log_dir, self.timeout_s, env, self.server_stays)
+        pair = procs.run_pair(command(self.server), client, port, log_dir, self.timeout_s, env, self.is_server_permanent)
         return {"server": pair.server, "client": pair.client}, pair.note
 
 
-def last_words(outcome):
-    """The most likely reason: the last lines on standard error, or else the last one on standard output."""
+def last_output(outcome):
+    """The most likely reason: the last lines on standard error, otherwise the last line on standard output."""
     for text, count in ((outcome.err, 3), (outcome.out, 1)):
         lines = [line.strip() for line in text.splitlines() if line.strip(" -\t\r")]
         if lines:
@@ -163,7 +163,7 @@ def table_rows(count):
         rows = perftest.parse_table(outcomes["client"].out)
         if len(rows) != count:
             return f"{len(rows)} rows of results instead of {count}"
-        # The message rate of large messages is printed with too few digits to be anything but 0.
+        # The message rate of large messages is printed with too few digits and may be 0.
         measured = ("BW average[MB/sec]", "t_typical[usec]", "t_avg[usec]")
         for row in rows:
             if any(row[title] <= 0 for title in measured if title in row):
@@ -174,7 +174,7 @@ def table_rows(count):
 
 
 def prints(*needles, end="client"):
-    """The output of `end` has each of these strings in it."""
+    """The output of `end` contains each of these strings."""
 
     def check(outcomes):
         missing = [needle for needle in needles if needle not in outcomes[end].text]
@@ -184,20 +184,20 @@ def prints(*needles, end="client"):
 
 
 def prints_none(*needles):
-    """No end's output has one of these strings in it."""
+    """No end's output contains one of these strings."""
 
     def check(outcomes):
         for end, outcome in outcomes.items():
             for needle in needles:
                 if needle in outcome.text:
-                    return f"the {end} printed {needle!r}: {last_words(outcome)}"
+                    return f"the {end} printed {needle!r}: {last_output(outcome)}"
         return None
 
     return check
 
 
 def all_of(*checks):
-    """The first complaint of several checks."""
+    """The first error of several checks."""
 
     def check(outcomes):
         return next(filter(None, (each(outcomes) for each in checks)), None)
@@ -211,5 +211,5 @@ def installed(program):
 
 
 def run_quietly(argv):
-    """Standard output of a helper program that is no part of the test."""
+    """Standard output of a helper program outside of the test."""
     return subprocess.run(argv, capture_output=True, text=True, timeout=60).stdout

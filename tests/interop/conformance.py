@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs real RDMA programs on Terrace and says which of them work.
+"""Runs real RDMA programs on Terrace and reports which of them work.
 
     conformance.py                          everything
     conformance.py 'perftest/ib_read*' ud   cases whose name matches a pattern, or has the word in it
@@ -37,7 +37,7 @@ def main():
         sys.exit("conformance: no case has such a name (--list shows them)")
     if not procs.terrace_binary().exists():
         sys.exit(f"conformance: {procs.terrace_binary()} is missing: run `make build`")
-    procs.end_cleanly_when_asked()
+    procs.exit_on_signals()
     run_dir = procs.new_run_dir("conformance")
     report = Report(options.json, run_dir)
     for name in names:
@@ -64,8 +64,8 @@ def is_chosen(name, patterns):
 
 
 def run_pyverbs(report, run_dir, options):
-    """The suite is one process and always runs whole; the patterns choose what is reported."""
-    report.say("pyverbs: running rdma-core's own tests ...")
+    """The suite is one process and always runs completely. The patterns select the reported tests."""
+    report.print("pyverbs: running rdma-core's own tests ...")
     started = time.monotonic()
     try:
         outcomes = pyverbs_suite.run(run_dir / "pyverbs")
@@ -74,28 +74,28 @@ def run_pyverbs(report, run_dir, options):
         return
     if options.update_pyverbs_list:
         pyverbs_suite.update_list(outcomes)
-    for result in pyverbs_suite.judge(outcomes, pyverbs_suite.passing_names()):
+    for result in pyverbs_suite.evaluate(outcomes, pyverbs_suite.passing_names()):
         if is_chosen(result.name, options.patterns):
             report.add(result, quiet=result.status != FAILED and not result.reason.startswith("not in"))
-    report.say(f"pyverbs: took {time.monotonic() - started:.0f} s")
+    report.print(f"pyverbs: took {time.monotonic() - started:.0f} s")
 
 
 class Report:
-    """Prints results as they come, and the totals at the end."""
+    """Prints results as they arrive, and the totals at the end."""
 
     def __init__(self, as_json, run_dir):
         self.as_json, self.run_dir, self.results = as_json, run_dir, []
         self.started = time.monotonic()
-        self.say(f"run {run_dir.name}, logs in {run_dir}")
+        self.print(f"run {run_dir.name}, logs in {run_dir}")
 
-    def say(self, text):
+    def print(self, text):
         print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
 
     def add(self, result, quiet=False):
         self.results.append(result)
         if not quiet:
             mark = {PASSED: "ok", FAILED: "FAILED", SKIPPED: "skipped"}[result.status]
-            self.say(f"{mark:8}{result.seconds:6.1f} s  {result.name}" + (f": {result.reason}" if result.reason else ""))
+            self.print(f"{mark:8}{result.seconds:6.1f} s  {result.name}" + (f": {result.reason}" if result.reason else ""))
 
     def close(self):
         count = {status: sum(result.status == status for result in self.results) for status in (PASSED, FAILED, SKIPPED)}
@@ -110,11 +110,11 @@ class Report:
         failed = [result for result in self.results if result.status == FAILED]
         for title, some in (("Flaky", flaky), ("Failed", failed)):
             if some:
-                self.say(f"\n{title}:")
+                self.print(f"\n{title}:")
             for result in some:
-                self.say(f"  {result.name}: {result.reason}")
-        self.say(f"\n{seconds:.0f} seconds, logs in {self.run_dir}")
-        self.say(f"{count[PASSED]} passed ({len(flaky)} flaky), {count[FAILED]} failed, {count[SKIPPED]} skipped")
+                self.print(f"  {result.name}: {result.reason}")
+        self.print(f"\n{seconds:.0f} seconds, logs in {self.run_dir}")
+        self.print(f"{count[PASSED]} passed ({len(flaky)} flaky), {count[FAILED]} failed, {count[SKIPPED]} skipped")
         return 1 if failed else 0
 
 

@@ -5,7 +5,7 @@ import pathlib
 
 from cases import Case, all_of, prints, prints_none, run_quietly, table_rows
 
-# Two addresses, for two hosts.
+# Two addresses, which represent two hosts.
 SERVER, CLIENT = "127.0.0.50", "127.0.0.51"
 
 LOSSY_PLAN = str(pathlib.Path(__file__).resolve().parent / "lossy.toml")
@@ -28,7 +28,7 @@ def rping_cases():
     yield case("loopback", addr="127.0.0.1", client_addr="127.0.0.1")
     yield case("64-kib", "-S", "65000")
     yield case("lossy", run_options=("--fault-plan", LOSSY_PLAN))
-    yield case("persistent", client_addr=CLIENT, bind=("-a", "{addr}", "-P"), server_stays=True)
+    yield case("persistent", client_addr=CLIENT, bind=("-a", "{addr}", "-P"), is_server_permanent=True)
 
 
 # Program -> options of both ends, of the server, of the client; the output of a successful client.
@@ -76,7 +76,7 @@ LIBFABRIC_VARIANTS = [
 
 
 def network_address():
-    """An IPv4 address off the loopback, because libfabric skips the loopback; None on a machine without a network."""
+    """An IPv4 address outside of the loopback, which libfabric skips; None on a machine without a network."""
     found = run_quietly(["ip", "-json", "-4", "address", "show", "up"]) or "[]"
     for interface in json.loads(found):
         for address in interface.get("addr_info", []):

@@ -1,21 +1,21 @@
-"""Fault plans as users run them: their effects on a program, and the counts that are printed afterwards."""
+"""Fault plans as in use: their effects on a program, and the counts that are printed afterwards."""
 
 import json
 import re
 import time
 
-from cases import last_words
+from cases import last_output
 from harness import procs
 
 RESILIENT_SEND = procs.ROOT / "build/examples/resilient_send"
 FILE_REGION = procs.ROOT / "build/examples/file_region"
-TROUBLE_PLAN = procs.ROOT / "examples/trouble.toml"
+EXAMPLE_PLAN = procs.ROOT / "examples/faults.toml"
 
 RNR_EXCEEDED = "RNR retry counter exceeded"
 RETRY_EXCEEDED = "transport retry counter exceeded"
 
 # Kind -> the rest of its fault, and the name of its count. Each is injected into a server that answers pings; packets
-# of the two directions alternate, so a plan always has the first hundred packets to hit. Faults that lose packets end
+# of the two directions alternate, so a plan always applies to the first hundred packets. Faults that lose packets end
 # before the last of the 200 pings, of six packets each way: a lost ACK of the last message cannot be repeated once its
 # sender has ended.
 KINDS = {
@@ -54,38 +54,38 @@ def one_kind(kind):
         pair = procs.run_pair(server, procs.under_terrace([*program, procs.HOST]), int(port), log_dir, timeout_s=60)
         for end, outcome in (("server", pair.server), ("client", pair.client)):
             if outcome.status != 0:
-                return pair.note or f"{end}: {outcome.verdict}: {last_words(outcome)}"
+                return pair.note or f"{end}: {outcome.verdict}: {last_output(outcome)}"
         if "invalid data" in pair.client.text + pair.server.text:
             return "invalid data"
         counts = injected(pair.server.err)
-        return None if counts and counts.get(count, 0) > 0 else f"the server told of {counts}, not of {count}"
+        return None if counts and counts.get(count, 0) > 0 else f"the server printed {counts}, without {count}"
 
     return case
 
 
 def resilient(log_dir):
     """The example program survives an outage and a lack of receives, and every message arrives once."""
-    pair = _resilient(log_dir, TROUBLE_PLAN)
+    pair = _resilient(log_dir, EXAMPLE_PLAN)
     for end, outcome in (("server", pair.server), ("client", pair.client)):
         if outcome.status != 0:
-            return pair.note or f"{end}: {outcome.verdict}: {last_words(outcome)}"
+            return pair.note or f"{end}: {outcome.verdict}: {last_output(outcome)}"
     for said in (RNR_EXCEEDED, RETRY_EXCEEDED):
         if said not in pair.client.out:
-            return f"the client was never told: {said}"
+            return f"the client got no error: {said}"
     if "5000 messages, each once and in order" not in pair.server.out:
-        return f"the server said: {last_words(pair.server)}"
+        return f"the server printed: {last_output(pair.server)}"
     counts = injected(pair.server.err) or {}
     if counts.get("rnr_naks") != 8 or not counts.get("packets_blackholed"):
-        return f"the server told of {counts}"
+        return f"the server printed {counts}"
     return None
 
 
 def fragile(log_dir):
-    """The same program without its error handling ends with the first error: the plan finds the mistake."""
-    pair = _resilient(log_dir, TROUBLE_PLAN, "--fragile")
+    """The same program without its error handling ends at the first error: the plan finds the mistake."""
+    pair = _resilient(log_dir, EXAMPLE_PLAN, "--fragile")
     if pair.client.status != 1 or "not all messages could be sent" not in pair.client.out:
-        return f"the client: {pair.client.verdict}: {last_words(pair.client)}"
-    return None if RNR_EXCEEDED in pair.client.out else f"the client was not told of a lack of receives: {last_words(pair.client)}"
+        return f"the client: {pair.client.verdict}: {last_output(pair.client)}"
+    return None if RNR_EXCEEDED in pair.client.out else f"the client got no RNR error: {last_output(pair.client)}"
 
 
 def _resilient(log_dir, plan, *options):
@@ -103,7 +103,7 @@ def statistics(log_dir):
     server = procs.Program(procs.under_terrace(program), log_dir, "server")
     while not procs.is_listening(port):
         if server.wait(0.02) is not None:
-            return f"the server did not start: {last_words(server.outcome())}"
+            return f"the server did not start: {last_output(server.outcome())}"
     client = procs.Program(procs.under_terrace([*program, procs.HOST], "--fault-plan", str(plan)), log_dir, "client")
     command = [str(procs.terrace_binary()), "stat", str(client.process.pid)]
     try:
@@ -112,17 +112,17 @@ def statistics(log_dir):
             shown = procs.run_one([*command, "--json"], log_dir, "stat", timeout_s=10)
             if shown.status == 0 and json.loads(shown.out)[0].get("injected", {}).get("packets_duplicated", 0) > 0:
                 text = procs.run_one(command, log_dir, "stat-text", timeout_s=10).out
-                return None if "injected by the fault plan" in text else "`terrace stat PID` does not show it"
+                return None if "injected by the fault plan" in text else "`terrace stat PID` does not show the faults"
             time.sleep(0.1)
-        return f"`terrace stat --json` never showed it: {last_words(shown)}"
+        return f"`terrace stat --json` never showed the faults: {last_output(shown)}"
     finally:
         for program in (client, server):
             program.wait(10)
         procs.stop_all((client, server))
 
 
-def storage(kind, keys, complain):
-    """A region larger than memory whose file is slow or fails. `complain` judges both ends, the injected faults, and
+def storage(kind, keys, check):
+    """A region larger than memory whose file is slow or fails. `check` judges both ends, the injected faults, and
     the file."""
 
     def case(log_dir):
@@ -134,31 +134,31 @@ def storage(kind, keys, complain):
         client = procs.under_terrace([str(FILE_REGION), "fetch", "-p", port, procs.HOST])
         pair = procs.run_pair(server, client, int(port), log_dir, timeout_s=60)
         arrived = (log_dir / "client.out").read_bytes() == data.read_bytes()
-        return complain(pair, injected(pair.server.err) or {}, arrived)
+        return check(pair, injected(pair.server.err) or {}, arrived)
 
     return case
 
 
-def _came_late(pair, counts, arrived):
+def _check_slow_storage(pair, counts, arrived):
     if pair.client.status != 0 or not arrived:
-        return f"the client: {pair.client.verdict}: {last_words(pair.client)}"
+        return f"the client: {pair.client.verdict}: {last_output(pair.client)}"
     if pair.client.seconds < 0.3:
-        return f"it took {pair.client.seconds:.2f} s only"
-    return None if counts.get("storage_slowed") else f"the server told of {counts}"
+        return f"the client took only {pair.client.seconds:.2f} s"
+    return None if counts.get("storage_slowed") else f"the server printed {counts}"
 
 
-def _was_told(pair, counts, arrived):
+def _check_failed_storage(pair, counts, arrived):
     if pair.client.status == 0 or arrived or "remote operation error" not in pair.client.text:
-        return f"the client was not told: {pair.client.verdict}: {last_words(pair.client)}"
+        return f"the client got no error: {pair.client.verdict}: {last_output(pair.client)}"
     if pair.server.status not in (0, 1):
-        return f"the server: {pair.server.verdict}: {last_words(pair.server)}"
-    return None if counts.get("storage_failed") else f"the server told of {counts}"
+        return f"the server: {pair.server.verdict}: {last_output(pair.server)}"
+    return None if counts.get("storage_failed") else f"the server printed {counts}"
 
 
 SPECIAL = {
     **{f"special/fault-{kind}": one_kind(kind) for kind in KINDS},
-    "special/fault-slow-storage": storage("slow-storage", "delay_us_min = 300000\nfor_operations = 4", _came_late),
-    "special/fault-failing-storage": storage("failing-storage", "after_operations = 1", _was_told),
+    "special/fault-slow-storage": storage("slow-storage", "delay_us_min = 300000\nfor_operations = 4", _check_slow_storage),
+    "special/fault-failing-storage": storage("failing-storage", "after_operations = 1", _check_failed_storage),
     "special/fault-example": resilient,
     "special/fault-example-fragile": fragile,
     "special/fault-statistics": statistics,

@@ -1,4 +1,4 @@
-"""The conformance matrix: which programs run with which options. Data first, the few rules that expand it below."""
+"""The conformance matrix: programs and their options. The data is followed by the rules that expand it."""
 
 import pathlib
 
@@ -33,7 +33,7 @@ PERFTEST_VARIANTS = [
     ("8-qps", ["-q", "8"], 1, lambda tool, service: tool.endswith("_bw")),
     ("srq", ["--use-srq"], 1, lambda tool, service: "send" in tool and service == "RC"),
     ("srq-8-qps", ["--use-srq", "-q", "8"], 1, lambda tool, service: tool == "ib_send_bw" and service == "RC"),
-    # perftest itself refuses atomics with on-demand paging.
+    # perftest does not support atomics with on-demand paging.
     ("odp", ["--odp"], 1, lambda tool, service: service in RELIABLE and "atomic" not in tool),
     ("odp-ud", ["--odp"], 1, lambda tool, service: service == "UD"),
     ("inline", ["-I", "128", "-s", "128"], 1, lambda tool, service: "send" in tool or "write" in tool),
@@ -160,7 +160,7 @@ def qperf_cases():
 def qperf_case(name, test, options):
     client = ("qperf", "-lp", "{port}", "{host}", "-t", "1", *options, test)
     check = all_of(prints(test + ":"), prints_none("failed", "error"))
-    return Case(name, ("qperf", "-lp", "{port}"), client, check=check, server_stays=True)
+    return Case(name, ("qperf", "-lp", "{port}"), client, check=check, is_server_permanent=True)
 
 
 # ---- UCX -----------------------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def mpi_case(name, options, rounds="3", **more):
                 timeout_s=120, **more)
 
 
-# ---- what the device looks like -------------------------------------------------------------------------------------------
+# ---- device properties ----------------------------------------------------------------------------------------------------
 
 
 def device_cases():

@@ -1,4 +1,4 @@
-"""Unmodified programs whose region is a file larger than the memory that their server may use: `terrace run --dram`."""
+"""Unmodified programs whose region is a file larger than their server's memory limit: `terrace run --dram`."""
 
 import contextlib
 import filecmp
@@ -8,7 +8,7 @@ import random
 import subprocess
 import time
 
-from cases import last_words
+from cases import last_output
 from matrix import LOSSY_PLAN
 from harness import cgroup, perftest, procs
 
@@ -20,11 +20,11 @@ FILE_MIB = 128
 DRAM_MIB = 24
 # The server's memory limit, page cache included.
 LIMIT_MIB = 80
-# Units are promoted and demoted at random, at full speed.
+# Units are promoted and demoted at random at the maximum rate.
 CHURN = {"TERRACE_CHURN": "1"}
 
 
-class Served:
+class TieredPair:
     """A server under `terrace run --dram` within a memory limit, and its client."""
 
     def __init__(self, log_dir, server, client, port, env=None, client_options=(), go_file=None):
@@ -36,7 +36,7 @@ class Served:
         self.memory = None  # the last memory statistics of `terrace stat` for the server
 
     def run(self, timeout_s=120):
-        """Runs both to their end. Returns a complaint or None."""
+        """Runs both to their end. Returns an error or None."""
         with cgroup.memory_group(f"terrace-paged-{os.getpid()}", LIMIT_MIB * MIB) as group:
             self.server = procs.Program(group.argv(self.server_argv), self.log_dir, "server", self.env)
             try:
@@ -48,47 +48,47 @@ class Served:
         deadline = time.monotonic() + timeout_s
         while not procs.is_listening(self.port):
             if self.server.wait(0.05) is not None or time.monotonic() > deadline:
-                return f"the server did not start: {last_words(self.server.outcome())}"
+                return f"the server did not start: {last_output(self.server.outcome())}"
         self.client = procs.Program(self.client_argv, self.log_dir, "client")
         try:
             while self.client.wait(0.2 if self.go_file is None else 0) is None:
-                self._look()
+                self._sample()
                 if self.go_file is not None and self._misses() > 0:
                     self.go_file.touch()
                     self.go_file = None
                 if time.monotonic() > deadline:
-                    return f"the client did not end in {timeout_s} s; {self._shown()}"
+                    return f"the client did not end in {timeout_s} s; {self._statistics()}"
         finally:
             self.client.stop()
         for name, program in (("client", self.client), ("server", self.server)):
             if program.wait(20) != 0:
-                return f"{name}: {program.outcome().verdict}: {last_words(program.outcome())}"
-        return self._complaint_about_memory(group)
+                return f"{name}: {program.outcome().verdict}: {last_output(program.outcome())}"
+        return self._check_memory(group)
 
-    def _look(self):
-        """Keeps the newest answer of `terrace stat`: the server may be gone at the next query."""
+    def _sample(self):
+        """Keeps the newest answer of `terrace stat`, because the server may have ended at the next query."""
         with contextlib.suppress(OSError, ValueError, LookupError, subprocess.SubprocessError):
             command = [str(procs.terrace_binary()), "stat", str(self.server.process.pid), "--json"]
-            shown = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-            memory = json.loads(shown.stdout)[0]["memory"]
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+            memory = json.loads(answer.stdout)[0]["memory"]
             if memory["regions"]:
                 self.memory = memory
 
     def _misses(self):
-        """How many accesses went to the file, by the newest answer."""
+        """The number of accesses to the file, by the newest answer."""
         regions = self.memory["regions"] if self.memory else []
-        return sum(region[kind][way] for region in regions for kind in ("reads", "writes") for way in ("cached", "buffered", "direct"))
+        return sum(region[kind][path] for region in regions for kind in ("reads", "writes") for path in ("cached", "buffered", "direct"))
 
-    def _shown(self):
+    def _statistics(self):
         return f"`terrace stat` showed {self.memory}"
 
-    def _complaint_about_memory(self, group):
+    def _check_memory(self, group):
         if not self.memory:
-            return "no region was extended by its file"
+            return "no region was tiered to its file"
         if self._misses() == 0:
-            return f"nothing was fetched from the file; {self._shown()}"
+            return f"nothing was fetched from the file; {self._statistics()}"
         if self.memory["locked_bytes"] > DRAM_MIB * MIB:
-            return f"more memory was locked than --dram said; {self._shown()}"
+            return f"more memory was locked than --dram allows; {self._statistics()}"
         peak = group.peak_bytes()
         if peak is not None and peak > LIMIT_MIB * MIB:
             return f"the server used {peak // MIB} MiB"
@@ -114,27 +114,28 @@ def _perftest(tool, *options):
         client = [tool, "-F", "-p", str(port), *options, procs.HOST]
         server = [tool, "-F", "-p", str(port), *options, "--odp", f"--mmap={path}"]
         try:
-            served = Served(log_dir, server, client, port)
-            complaint = served.run()
+            served = TieredPair(log_dir, server, client, port)
+            error = served.run()
         finally:
             path.unlink()
-        rows = perftest.parse_table(served.client.outcome().out) if complaint is None else []
-        return complaint or (None if len(rows) == 1 else f"{len(rows)} rows of results instead of 1")
+        rows = perftest.parse_table(served.client.outcome().out) if error is None else []
+        return error or (None if len(rows) == 1 else f"{len(rows)} rows of results instead of 1")
 
     return case
 
 
 def _file_region(log_dir):
-    """All of the file arrives as it is; it is READ twice as much as fits into memory."""
+    """The whole file arrives unchanged. Its size is a multiple of the memory budget."""
     path, port, go_file = _file(log_dir), str(procs.free_port()), log_dir / "go"
-    # The client's output waits in a pipe until the server's misses were seen: the whole transfer may take less time than a look.
+    # The client's output waits in a pipe until the server's misses were sampled: the whole transfer may take less time
+    # than a sample.
     fetch = 'set -o pipefail; "$0" fetch -p "$1" "$2" | { until [ -e "$3" ]; do sleep 0.02; done; cat; }'
     client = ["bash", "-c", fetch, str(FILE_REGION), port, procs.HOST, str(go_file)]
     try:
-        complaint = Served(log_dir, [str(FILE_REGION), "serve", "--odp", "-p", port, str(path)], client, int(port),
+        error = TieredPair(log_dir, [str(FILE_REGION), "serve", "--odp", "-p", port, str(path)], client, int(port),
                            go_file=go_file).run()
-        if complaint:
-            return complaint
+        if error:
+            return error
         return None if filecmp.cmp(path, log_dir / "client.out", shallow=False) else "the data differs"
     finally:
         path.unlink()
@@ -152,14 +153,14 @@ def _stress(seconds, *client_options):
         server = [str(STRESS), "serve", "-p", port, "-m", str(FILE_MIB), "-s", seed, str(path)]
         client = [str(STRESS), "drive", "-p", port, "-t", str(seconds), procs.HOST]
         try:
-            served = Served(log_dir, server, client, int(port), CHURN, client_options)
-            complaint = served.run(timeout_s=seconds + 120)
+            served = TieredPair(log_dir, server, client, int(port), CHURN, client_options)
+            error = served.run(timeout_s=seconds + 120)
         finally:
             path.unlink(missing_ok=True)
-        if complaint:
-            return complaint
-        moved = [sum(region[what] for region in served.memory["regions"]) for what in ("promotions", "demotions")]
-        return f"memory did not churn: {moved[0]} promotions, {moved[1]} demotions" if min(moved) < 100 else None
+        if error:
+            return error
+        moved = [sum(region[counter] for region in served.memory["regions"]) for counter in ("promotions", "demotions")]
+        return f"too little memory churn: {moved[0]} promotions, {moved[1]} demotions" if min(moved) < 100 else None
 
     return case
 

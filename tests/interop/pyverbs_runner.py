@@ -1,4 +1,4 @@
-"""Runs the tests of pyverbs inside one process and writes the outcome of each at once.
+"""Runs the tests of pyverbs in one process and writes the outcome of each immediately.
 
     terrace run -- /usr/bin/python3 pyverbs_runner.py TESTS_DIR RESULTS_FILE [SKIP_COUNT]
 
@@ -23,7 +23,7 @@ def flatten(suite):
 
 
 class Recorder(unittest.TestResult):
-    """Writes every outcome to a file at once: the next test may crash."""
+    """Writes every outcome to a file immediately, because the next test may crash."""
 
     def __init__(self, file):
         super().__init__()
@@ -59,7 +59,7 @@ def main():
     tests_dir, results, skip_count = sys.argv[1], sys.argv[2], int((sys.argv + ["0"])[3])
     faulthandler.enable()
     sys.path.insert(0, tests_dir)
-    # The suite's modules read their options here.
+    # The suite's modules read their options from this place.
     from args_parser import parser
 
     sys.argv[1:] = []

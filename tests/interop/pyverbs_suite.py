@@ -15,10 +15,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 PASSING_LIST = HERE / "pyverbs-passing.txt"
 SKIPPED_LIST = HERE / "pyverbs-skipped.txt"
 PACKAGED_TESTS = "usr/share/doc/rdma-core/tests"
-# The suite is built against the distribution's Python, which need not be the first in the PATH.
+# The suite is built for the distribution's Python, which need not be the first in the PATH.
 PYTHON = "/usr/bin/python3"
 PREFIX = "pyverbs/"
-SILENCE_S = 60  # a test without output for so long hangs
+HANG_TIMEOUT_S = 60  # a test without output for this long is considered hung
 
 HUGE_PAGES_COUNT = 24  # more than the suite's tests need at a time
 NO_HUGE_PAGES = "There are no huge pages"
@@ -37,7 +37,7 @@ def skip_reasons():
 
 
 def unpack(destination):
-    """Lays the suite out as Python wants it: Debian ships the larger files compressed."""
+    """Unpacks the suite for Python: Debian ships the larger files compressed."""
     source = pathlib.Path("/") / PACKAGED_TESTS
     if not source.is_dir():
         source = _from_package(destination.parent) / PACKAGED_TESTS
@@ -50,7 +50,7 @@ def unpack(destination):
 
 
 def _from_package(directory):
-    """Minimal images are set up to leave out /usr/share/doc: get the files from the package itself."""
+    """Gets the files from the package, because minimal images omit /usr/share/doc."""
     directory.mkdir(parents=True, exist_ok=True)
     subprocess.run(["apt-get", "download", "rdma-core"], cwd=directory, check=True, capture_output=True)
     package = next(directory.glob("rdma-core_*.deb"))
@@ -60,7 +60,7 @@ def _from_package(directory):
 
 def run(log_dir):
     """Runs the whole suite. Returns {name: (outcome, why, seconds)}."""
-    with hugepages.set_aside(HUGE_PAGES_COUNT):
+    with hugepages.reserve(HUGE_PAGES_COUNT):
         return _run(log_dir)
 
 
@@ -89,13 +89,13 @@ def _run(log_dir):
 
 
 def _watch(program, results_file):
-    """Waits for the end; False when a test hung and had to be stopped."""
+    """Waits for the end. Returns False if a test hung and was stopped."""
     size, changed = -1, time.monotonic()
     while program.wait(0.2) is None:
         now_size = results_file.stat().st_size
         if now_size != size:
             size, changed = now_size, time.monotonic()
-        if time.monotonic() - changed > SILENCE_S:
+        if time.monotonic() - changed > HANG_TIMEOUT_S:
             program.stop(is_late=True)
             return False
     return True
@@ -109,21 +109,21 @@ def _read(results_file):
             done[record["start"]] = (None, "", 0.0)
         elif record["end"] in done or record["outcome"] == "skipped":
             first = done.get(record["end"], (None, "", 0.0))
-            # A test can end twice (its body and its clean-up): one failure is enough.
+            # A test can end twice (its body and its clean-up): one failure suffices.
             if first[0] != "failed":
                 done[record["end"]] = (record["outcome"], record["why"], 0.0)
     return done
 
 
-def judge(outcomes, expected):
-    """One result per expected name, and one per test that the list does not know."""
+def evaluate(outcomes, expected):
+    """One result per expected name, and one per test outside of the list."""
     results, reasons = [], skip_reasons()
     for name in expected:
         outcome, why, _ = outcomes.get(name, ("missing", "", 0.0))
         if outcome == "passed":
             results.append(Result(PREFIX + name, PASSED))
         elif outcome == "skipped" and NO_HUGE_PAGES in why:
-            results.append(Result(PREFIX + name, SKIPPED, "no huge pages here, and only root may set some aside"))
+            results.append(Result(PREFIX + name, SKIPPED, "no huge pages, and only root can reserve some"))
         else:
             results.append(Result(PREFIX + name, FAILED, f"passed before, now {outcome}: {_last_line(why)}"))
     for name, (outcome, why, _) in outcomes.items():

@@ -1,4 +1,4 @@
-"""Debian's services that use RDMA, run as their users run them; the data is compared at the end."""
+"""Debian's services that use RDMA, run as by their users. The data is compared at the end."""
 
 import contextlib
 import json
@@ -6,20 +6,21 @@ import random
 import socket
 import time
 
-from cases import last_words
+from cases import last_output
 from harness import procs
 
 MIB = 1 << 20
 SERVER, CLIENT = "127.0.0.52", "127.0.0.53"
 LIMIT_S = 90
 
-# ---- QEMU: a machine moves, its memory by RDMA WRITE ----
+# ---- QEMU: migration of a machine by RDMA WRITE ----
 
 RAM_MIB = 96
 # Random bytes in the machine's memory, above the range that its program changes and below that of its firmware.
 RANDOM_AT, RANDOM_BYTES = 16 * MIB, 48 * MIB
 BOOT_SECTOR_BYTES = 512
-# In 16-bit mode, for ever: adds 1 to every word from 0x10000 to 0x9ffff, so that pages change while they are moved.
+# An endless 16-bit program that adds 1 to every word from 0x10000 to 0x9ffff, so that pages change during the
+# migration.
 CHANGES_MEMORY = bytes.fromhex(
     "b80010"  # again:   mov ax, 0x1000
     "8ec0"  #   segment: mov es, ax
@@ -44,7 +45,7 @@ class Machine:
                 "-qmp", f"unix:{self.path},server=on,wait=off", *options]
         self.program = procs.Program(procs.under_terrace(argv, addr=address), log_dir, name)
         self._connect()
-        self.ask("qmp_capabilities")
+        self.execute("qmp_capabilities")
 
     def _connect(self):
         deadline = time.monotonic() + LIMIT_S
@@ -55,34 +56,34 @@ class Machine:
                 self._socket.connect(str(self.path))
                 break
             if self.program.wait(0.05) is not None or time.monotonic() > deadline:
-                raise Failed(f"QEMU did not start: {last_words(self.program.outcome())}")
+                raise Failed(f"QEMU did not start: {last_output(self.program.outcome())}")
         self._lines = self._socket.makefile("rw")
         self._lines.readline()  # its greeting
 
-    def ask(self, command, **arguments):
+    def execute(self, command, **arguments):
         self._lines.write(json.dumps({"execute": command, "arguments": arguments}) + "\n")
         self._lines.flush()
         while True:
             line = self._lines.readline()
             if not line:
                 self.program.wait(5)
-                raise Failed(f"QEMU {self.program.outcome().verdict}: {last_words(self.program.outcome())}")
+                raise Failed(f"QEMU {self.program.outcome().verdict}: {last_output(self.program.outcome())}")
             answer = json.loads(line)
             if "error" in answer:
-                raise Failed(f"QEMU refuses {command}: {answer['error']['desc']}")
+                raise Failed(f"QEMU rejects {command}: {answer['error']['desc']}")
             if "return" in answer:
                 return answer["return"]
 
-    def wait_for_move(self):
+    def wait_for_migration(self):
         deadline = time.monotonic() + LIMIT_S
-        while (state := self.ask("query-migrate")).get("status") != "completed":
+        while (state := self.execute("query-migrate")).get("status") != "completed":
             if state.get("status") in ("failed", "cancelled") or time.monotonic() > deadline:
-                raise Failed(f"migration: {state.get('status')}: {state.get('error-desc')}: {last_words(self.program.outcome())}")
+                raise Failed(f"migration: {state.get('status')}: {state.get('error-desc')}: {last_output(self.program.outcome())}")
             time.sleep(0.1)
         return state
 
     def memory(self, path):
-        self.ask("pmemsave", val=0, size=RAM_MIB * MIB, filename=str(path))
+        self.execute("pmemsave", val=0, size=RAM_MIB * MIB, filename=str(path))
         data = path.read_bytes()
         path.unlink()
         return data
@@ -95,7 +96,7 @@ class Failed(Exception):
     """An error message."""
 
 
-def _complains(case):
+def _returns_failures(case):
     """Makes a case that raises `Failed` return its message."""
 
     def run(log_dir):
@@ -108,9 +109,9 @@ def _complains(case):
 
 
 def migration(pin_all):
-    """A running machine moves to another QEMU, which has its memory byte for byte."""
+    """A running machine migrates to another QEMU with identical memory."""
 
-    @_complains
+    @_returns_failures
     def case(log_dir):
         boot = CHANGES_MEMORY.ljust(BOOT_SECTOR_BYTES - 2, b"\0") + b"\x55\xaa"
         (log_dir / "boot.img").write_bytes(boot.ljust(1440 << 10, b"\0"))
@@ -119,28 +120,28 @@ def migration(pin_all):
         port = procs.free_port()
         loader = f"loader,file={log_dir / 'noise.bin'},addr={RANDOM_AT},force-raw=on"
         with contextlib.ExitStack() as stack:
-            # The machine is not resumed, so its memory stays as it arrives.
+            # The machine is not resumed, so its memory does not change after arrival.
             there = Machine(SERVER, log_dir, "destination", "-S", "-incoming", "defer")
             stack.callback(there.close)
             here = Machine(CLIENT, log_dir, "source", "-device", loader)
             stack.callback(here.close)
             for machine in (there, here):
-                machine.ask("migrate-set-capabilities",
+                machine.execute("migrate-set-capabilities",
                             capabilities=[{"capability": "rdma-pin-all", "state": pin_all}])
-            there.ask("migrate-incoming", uri=f"rdma:{SERVER}:{port}")
+            there.execute("migrate-incoming", uri=f"rdma:{SERVER}:{port}")
             before = here.memory(log_dir / "before.bin")
-            here.ask("migrate", uri=f"rdma:{SERVER}:{port}")
-            state = here.wait_for_move()
+            here.execute("migrate", uri=f"rdma:{SERVER}:{port}")
+            state = here.wait_for_migration()
             moved, arrived = (machine.memory(log_dir / "memory.bin") for machine in (here, there))
         (log_dir / "noise.bin").unlink()
         if moved != arrived:
             first = next(index for index, (left, right) in enumerate(zip(moved, arrived)) if left != right)
             return f"the memory differs, first at {first:#x}"
         if arrived[RANDOM_AT:][:RANDOM_BYTES] != noise:
-            return "the random bytes are not there"
+            return "the random bytes are missing"
         if before[0x10000:0x20000] == arrived[0x10000:0x20000]:
-            return "the machine did not run while it moved"
-        return None if state["ram"]["transferred"] > RANDOM_BYTES else f"it did not move by RDMA: {state}"
+            return "the machine did not run during the migration"
+        return None if state["ram"]["transferred"] > RANDOM_BYTES else f"the migration did not use RDMA: {state}"
 
     return case
 
@@ -149,7 +150,7 @@ def migration(pin_all):
 
 
 def fio(verb):
-    """fio's own engine: a server and a client, all blocks moved. With every verb the client writes."""
+    """fio's RDMA engine: a server and a client transfer all blocks. With every verb the client writes."""
 
     def case(log_dir):
         port = procs.free_port()
@@ -160,7 +161,7 @@ def fio(verb):
                               timeout_s=LIMIT_S)
         for end, outcome in (("server", pair.server), ("client", pair.client)):
             if outcome.status != 0:
-                return pair.note or f"{end}: {outcome.verdict}: {last_words(outcome)}"
+                return pair.note or f"{end}: {outcome.verdict}: {last_output(outcome)}"
         job = json.loads(pair.client.out[pair.client.out.index("{"):])["jobs"][0]
         moved = job["write"]["io_bytes"]
         return None if moved == 64 * MIB and job["error"] == 0 else f"{moved} bytes, error {job['error']}"

@@ -1,4 +1,4 @@
-"""Cases that are more than one command line per end."""
+"""Cases with more than one command line per end."""
 
 import filecmp
 import json
@@ -10,7 +10,7 @@ import time
 import faults
 import paged
 import services
-from cases import FAILED, PASSED, Result, last_words
+from cases import FAILED, PASSED, Result, last_output
 from matrix import LOSSY_PLAN
 from harness import cgroup, perftest, procs
 
@@ -33,7 +33,7 @@ def validated_under_faults(log_dir):
     program = ["ibv_rc_pingpong", "-g", "0", "-p", port, "-c", "-s", "20000", "-n", "300"]
     server = procs.under_terrace(program, "--fault-plan", str(plan))
     pair = procs.run_pair(server, procs.under_terrace([*program, procs.HOST]), int(port), log_dir, timeout_s=90)
-    return _complaint(pair) or ("invalid data" if "invalid data" in pair.client.text + pair.server.text else None)
+    return _error_of(pair) or ("invalid data" if "invalid data" in pair.client.text + pair.server.text else None)
 
 
 def file_under_faults(log_dir):
@@ -47,7 +47,7 @@ def file_under_faults(log_dir):
 
     pair = procs.run_pair(command("serve", "-p", port, str(data)), command("fetch", "-p", port, procs.HOST), int(port),
                           log_dir, timeout_s=90)
-    return _complaint(pair) or (None if filecmp.cmp(data, log_dir / "client.out", shallow=False) else "the data differs")
+    return _error_of(pair) or (None if filecmp.cmp(data, log_dir / "client.out", shallow=False) else "the data differs")
 
 
 def captured(log_dir):
@@ -58,7 +58,7 @@ def captured(log_dir):
     port = str(procs.free_port())
     program = ["ib_write_bw", "-F", "-p", port, "-n", "20", "-s", "10000"]
     client = procs.under_terrace([*program, procs.HOST], "--pcap", str(capture))
-    complaint = _complaint(procs.run_pair(procs.under_terrace(program), client, int(port), log_dir))
+    complaint = _error_of(procs.run_pair(procs.under_terrace(program), client, int(port), log_dir))
     if complaint:
         return complaint
     decode = ["-d", "udp.port==4791-5046,infiniband"]
@@ -73,7 +73,7 @@ def captured(log_dir):
 
 
 def idle(log_dir):
-    """A passive server without a peer uses no CPU."""
+    """A passive server without a peer uses no processor time."""
     data = log_dir / "data.bin"
     data.write_bytes(bytes(1 << 20))
     port = procs.free_port()
@@ -82,7 +82,7 @@ def idle(log_dir):
         deadline = time.monotonic() + 20
         while not procs.is_listening(port):
             if server.wait(0.05) is not None or time.monotonic() > deadline:
-                return f"the server did not start: {last_words(server.outcome())}"
+                return f"the server did not start: {last_output(server.outcome())}"
         time.sleep(0.5)
         before = procs.cpu_seconds(server.process.pid)
         time.sleep(2)
@@ -92,8 +92,8 @@ def idle(log_dir):
         server.stop()
 
 
-def neighbours(log_dir):
-    """Three pairs at once on one address: each process has a slot of its own, and no pair disturbs another."""
+def parallel_pairs(log_dir):
+    """Three concurrent pairs at one address: each process has its own instance index, and no pair affects another."""
     pairs = []
     for index in range(3):
         port = procs.free_port()
@@ -101,7 +101,7 @@ def neighbours(log_dir):
         server = procs.Program(procs.under_terrace(program), log_dir, f"server-{index}")
         while not procs.is_listening(port):
             if server.wait(0.02) is not None:
-                return f"server {index}: {last_words(server.outcome())}"
+                return f"server {index}: {last_output(server.outcome())}"
         pairs.append((server, [*program, procs.HOST]))
     clients = [procs.Program(procs.under_terrace(command), log_dir, f"client-{index}")
                for index, (_, command) in enumerate(pairs)]
@@ -113,7 +113,7 @@ def neighbours(log_dir):
     bad = [program.outcome() for program in programs if program.process.returncode != 0]
     bad_tables = [client for client in clients if len(perftest.parse_table(client.outcome().out)) != 1]
     if bad:
-        return f"{bad[0].argv[-1]}: {last_words(bad[0])}"
+        return f"{bad[0].argv[-1]}: {last_output(bad[0])}"
     return "a client printed no result" if bad_tables else None
 
 
@@ -124,7 +124,7 @@ def statistics(log_dir):
     server = procs.Program(procs.under_terrace(program), log_dir, "server")
     while not procs.is_listening(port):
         if server.wait(0.02) is not None:
-            return f"the server did not start: {last_words(server.outcome())}"
+            return f"the server did not start: {last_output(server.outcome())}"
     client = procs.Program(procs.under_terrace([*program, procs.HOST]), log_dir, "client")
     pid = str(client.process.pid)
     try:
@@ -133,15 +133,15 @@ def statistics(log_dir):
         while True:
             listing = procs.run_one([str(procs.terrace_binary()), "stat"], log_dir, "stat-list", timeout_s=10)
             if listing.status != 0:
-                return f"`terrace stat`: {last_words(listing)}"
+                return f"`terrace stat`: {last_output(listing)}"
             if any(line.split()[0] == pid for line in listing.out.splitlines()):
                 break
             if time.monotonic() > deadline:
-                return f"`terrace stat` does not list process {pid}: {last_words(listing)}"
+                return f"`terrace stat` does not list process {pid}: {last_output(listing)}"
             time.sleep(0.1)
         one = procs.run_one([str(procs.terrace_binary()), "stat", pid, "--json"], log_dir, "stat-one", timeout_s=10)
         if one.status != 0 or "tx_packets" not in json.loads(one.out)[0]["port"]:
-            return f"`terrace stat {pid} --json`: {last_words(one)}"
+            return f"`terrace stat {pid} --json`: {last_output(one)}"
         return None
     finally:
         client.wait(20)
@@ -149,10 +149,10 @@ def statistics(log_dir):
         procs.stop_all((client, server))
 
 
-def _complaint(pair):
+def _error_of(pair):
     for end, outcome in (("server", pair.server), ("client", pair.client)):
         if outcome.status != 0:
-            return pair.note or f"{end}: {outcome.verdict}: {last_words(outcome)}"
+            return pair.note or f"{end}: {outcome.verdict}: {last_output(outcome)}"
     return None
 
 
@@ -161,7 +161,7 @@ SPECIAL = {
     "special/file-under-faults": file_under_faults,
     "special/pcap-read-by-tshark": captured,
     "special/idle-uses-no-cpu": idle,
-    "special/three-pairs-at-once": neighbours,
+    "special/three-pairs-at-once": parallel_pairs,
     "special/terrace-stat": statistics,
     **faults.SPECIAL,
     **paged.SPECIAL,

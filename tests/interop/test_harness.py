@@ -1,4 +1,4 @@
-"""Tests of the harness itself: `python3 -m unittest discover -s tests/interop`. They need no RDMA."""
+"""Tests of the harness: `python3 -m unittest discover -s tests/interop`. They need no RDMA."""
 
 import contextlib
 import io
@@ -12,7 +12,7 @@ import unittest
 from unittest import mock
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "scripts"), str(HERE / "kernel"), str(HERE.parent / "badinput")]
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "scripts"), str(HERE / "kernel"), str(HERE.parent / "negative")]
 
 import cases  # noqa: E402
 import conformance  # noqa: E402
@@ -53,7 +53,7 @@ class PerftestTables(unittest.TestCase):
     def test_no_table(self):
         self.assertEqual(perftest.parse_table("Unable to find the Infiniband/RoCE device\n"), [])
 
-    def test_a_zero_is_a_complaint(self):
+    def test_a_zero_is_an_error(self):
         zero = BANDWIDTH.replace("3304.98", "0.00")
         self.assertIn("zero", cases.table_rows(1)({"client": cases.procs.Outcome([], 0, 0, zero)}))
         self.assertIsNone(cases.table_rows(1)({"client": cases.procs.Outcome([], 0, 0, BANDWIDTH)}))
@@ -61,7 +61,7 @@ class PerftestTables(unittest.TestCase):
 
 
 class Programs(unittest.TestCase):
-    def test_a_listener_is_seen_without_connecting(self):
+    def test_a_listener_is_found_without_connecting(self):
         with contextlib.closing(socket.socket()) as listener:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
@@ -82,8 +82,8 @@ class Programs(unittest.TestCase):
             self.assertEqual((pair.note, pair.server.status), ("the server never listened", 1))
 
 
-class Ends(unittest.TestCase):
-    """A stopped program must end with an expected status; an unexpected one is never lost."""
+class ExitStatuses(unittest.TestCase):
+    """A stopped program must end with an expected status. An unexpected status is never lost."""
 
     LISTENS_THEN_ABORTS = ("import os, signal, socket, sys\n"
                            "signal.signal(signal.SIGTERM, lambda *_: os.abort())\n"
@@ -97,7 +97,7 @@ class Ends(unittest.TestCase):
                 self.assertIsNone(program.wait(0.02))
             program.stop(is_late)
 
-    def test_as_told(self):
+    def test_expected_statuses(self):
         for script in ("echo ready; exec sleep 60", "trap 'exit 0' TERM; echo ready; sleep 60 & wait"):
             self.stop(script)
 
@@ -106,27 +106,27 @@ class Ends(unittest.TestCase):
             with self.subTest(how=how), self.assertRaisesRegex(AssertionError, said):
                 self.stop(f"trap '{how}' TERM; echo ready; while true; do sleep 60 & wait; done")
 
-    def test_one_that_is_late(self):
-        """A late program has failed already; stopping it raises only after a crash."""
+    def test_a_late_program(self):
+        """A late program has failed already, so stopping it raises only after a crash."""
         late = "trap '{}' TERM; echo ready; while true; do sleep 60 & wait; done"
         self.stop(late.format("exit 3"), is_late=True)
         with self.assertRaisesRegex(AssertionError, "SIGSEGV"):
             self.stop(late.format("kill -SEGV $$"), is_late=True)
 
-    def test_one_that_has_ended_before(self):
+    def test_a_program_that_has_ended_before(self):
         with tempfile.TemporaryDirectory() as directory:
             program = procs.Program(["sh", "-c", "kill -ABRT $$"], directory, "program")
             program.process.wait()
             with self.assertRaisesRegex(AssertionError, "SIGABRT"):
                 program.stop()
 
-    def test_a_server_that_stays_must_not_crash(self):
+    def test_a_permanent_server_must_not_crash(self):
         port = procs.free_port()
         server = [sys.executable, "-c", self.LISTENS_THEN_ABORTS, str(port)]
         with tempfile.TemporaryDirectory() as directory, self.assertRaisesRegex(AssertionError, "SIGABRT"):
-            procs.run_pair(server, ["true"], port, directory, server_stays=True)
+            procs.run_pair(server, ["true"], port, directory, is_server_permanent=True)
 
-    def test_of_an_endpoint(self):
+    def test_an_endpoint(self):
         with mock.patch.object(procs, "under_terrace", side_effect=lambda argv, **_: argv):
             endpoint.Endpoint("", program=["sh", "-c", "cat"]).stop()
             for how, said in (("kill -SEGV $$", "-11"), ("exit 3", "3")):
@@ -141,14 +141,14 @@ class Verdicts(unittest.TestCase):
     CASE = cases.Case("x", unsupported="tag matching")
 
     def judge(self, status, text):
-        return self.CASE._judge_unsupported({"server": procs.Outcome([], status, 0, "", text)})
+        return self.CASE._evaluate_unsupported({"server": procs.Outcome([], status, 0, "", text)})
 
-    def test_a_refusal_must_be_clear(self):
+    def test_an_unsupported_feature_needs_an_error_message(self):
         self.assertEqual(self.judge(1, "Couldn't create the queue\n")[0], cases.SKIPPED)
         self.assertEqual(self.judge(1, "")[0], cases.FAILED)
         self.assertEqual(self.judge(-11, "boom\n")[0], cases.FAILED)
         self.assertEqual(self.judge(None, "waiting\n")[0], cases.FAILED)
-        self.assertIn("take it off", self.judge(0, "fine\n")[1])
+        self.assertIn("remove it from that list", self.judge(0, "fine\n")[1])
 
     def test_names_are_unique_and_patterns_choose(self):
         names = [case.name for case in matrix.all_cases()]
@@ -159,12 +159,12 @@ class Verdicts(unittest.TestCase):
 
 
 class Repetitions(unittest.TestCase):
-    """A case of an unreliable service is repeated when the kernel has dropped a packet, and only then."""
+    """A case of an unreliable service is repeated only if the kernel has dropped a packet."""
 
     CASE = next(case for case in matrix.all_cases() if case.name == "perftest/ib_send_bw/UD/default")
 
     def run_case(self, *tries):
-        """The result of a case whose tries end so, and how often it was tried."""
+        """The result of a case whose tries have these outcomes, and the number of tries."""
         with tempfile.TemporaryDirectory() as directory, mock.patch.object(cases.shutil, "which", return_value="/bin/true"), \
                 mock.patch.object(cases.Case, "_execute", side_effect=[(outcomes, "") for outcomes in tries]) as execute:
             result = self.CASE.run(pathlib.Path(directory) / "case")
@@ -174,12 +174,12 @@ class Repetitions(unittest.TestCase):
     def ends(status, out="", **more):
         return {end: procs.Outcome([], status, 0, out, **more) for end in ("server", "client")}
 
-    def test_not_without_a_dropped_packet(self):
+    def test_no_repetition_without_a_dropped_packet(self):
         for ends in (self.ends(None), self.ends(0, BANDWIDTH.replace("3304.98", "0.00"))):
             result, tries = self.run_case(*[ends] * 3)
             self.assertEqual((result.status, tries), (cases.FAILED, 1))
 
-    def test_with_one_and_counted(self):
+    def test_a_repetition_is_counted(self):
         result, tries = self.run_case(self.ends(None, has_overflowed=True), self.ends(0, BANDWIDTH))
         self.assertEqual((result.status, tries), (cases.PASSED, 2))
         self.assertIn("flaky", result.reason)
@@ -190,7 +190,7 @@ class Repetitions(unittest.TestCase):
             self.assertEqual(report.close(), 0)
         self.assertIn("1 passed (1 flaky), 0 failed, 0 skipped", said.getvalue())
 
-    def test_not_for_ever(self):
+    def test_repetitions_are_limited(self):
         result, tries = self.run_case(*[self.ends(None, has_overflowed=True)] * 4)
         self.assertEqual((result.status, tries), (cases.FAILED, 3))
 
@@ -216,7 +216,7 @@ class FakeGuest:
     def death(self):
         return "it is dead" if self.is_dead else None
 
-    def last_words(self):
+    def last_output(self):
         return "BUG: unable to handle page fault"
 
 
@@ -246,7 +246,7 @@ class KernelRuns(unittest.TestCase):
 
     @staticmethod
     def kills(times):
-        """The body of a test that kills so many guests."""
+        """The body of a test that kills this many guests."""
         left = iter(range(times))
 
         def body():
@@ -269,11 +269,11 @@ class KernelRuns(unittest.TestCase):
         self.assertEqual((status, account, guests), (0, "2 passed, 0 failed, 0 skipped; the guest died 1 times", 2))
         self.assertIn("BUG: unable", said)
 
-    def test_one_that_dies_twice_in_a_test_fails_it(self):
+    def test_a_guest_that_dies_twice_fails_the_test(self):
         status, account, _, guests = self.run_tests(self.kills(2), lambda: None)
         self.assertEqual((status, account, guests), (1, "1 passed, 1 failed, 0 skipped; the guest died 2 times", 3))
 
-    def test_it_may_not_die_for_ever(self):
+    def test_guest_deaths_are_limited(self):
         status, account, _, _ = self.run_tests(*(self.kills(1) for _ in range(kernel_run.DEATHS_MAX + 1)))
         self.assertEqual((status, account), (1, "3 passed, 1 failed, 0 skipped; the guest died 4 times"))
 
@@ -288,9 +288,9 @@ class KernelRuns(unittest.TestCase):
         self.assertEqual(self.run_tests(self.skips, TERRACE_MUST_RUN="1")[:2],
                          (1, "0 passed, 0 failed, 1 skipped; the guest died 0 times"))
 
-    def test_a_machine_that_cannot_do_it_fails_where_it_must(self):
+    def test_a_machine_without_support_fails_if_it_must_run(self):
         for must_run, status in (("", 0), ("1", 1)):
-            with mock.patch.dict("os.environ", {kernel_run.MUST_RUN: must_run}), mock.patch.object(kernel_run, "why_not", return_value="no tun"), \
+            with mock.patch.dict("os.environ", {kernel_run.MUST_RUN: must_run}), mock.patch.object(kernel_run, "reason_to_skip", return_value="no tun"), \
                     contextlib.redirect_stdout(io.StringIO()) as said:
                 self.assertEqual(kernel_run.main(), status)
             self.assertIn("all skipped", said.getvalue())
@@ -334,7 +334,7 @@ class FaultPlans(unittest.TestCase):
 
     COUNTS = ", ".join(f"{count} 9" for _, count in faults.KINDS.values())
 
-    def complaint(self, case):
+    def error_of(self, case):
         server = procs.Outcome([], 0, 0, "", f"terrace: fault plan x has injected: {self.COUNTS}\n")
         client = procs.Outcome([], 1, 0, f"Failed status {faults.RETRY_EXCEEDED} (12) for wr_id 2\n")
         with tempfile.TemporaryDirectory() as directory, \
@@ -346,10 +346,10 @@ class FaultPlans(unittest.TestCase):
     def test_an_exceeded_retry_count_is_a_failure(self):
         for kind in faults.KINDS:
             with self.subTest(kind=kind):
-                self.assertIn(faults.RETRY_EXCEEDED, str(self.complaint(faults.one_kind(kind))))
+                self.assertIn(faults.RETRY_EXCEEDED, str(self.error_of(faults.one_kind(kind))))
 
-    def test_it_is_one_at_the_validating_pingpong(self):
-        self.assertIn(faults.RETRY_EXCEEDED, str(self.complaint(special.validated_under_faults)))
+    def test_an_exceeded_retry_count_fails_the_validating_pingpong(self):
+        self.assertIn(faults.RETRY_EXCEEDED, str(self.error_of(special.validated_under_faults)))
 
 
 class Pyverbs(unittest.TestCase):
@@ -357,18 +357,18 @@ class Pyverbs(unittest.TestCase):
                 "tests.test_tag_matching.x": ("skipped", "no tag matching", 0)}
 
     def statuses(self, expected):
-        return {result.name: result.status for result in pyverbs_suite.judge(self.OUTCOMES, expected)}
+        return {result.name: result.status for result in pyverbs_suite.evaluate(self.OUTCOMES, expected)}
 
-    def test_a_regression_shows_by_name(self):
+    def test_a_regression_is_reported_by_name(self):
         got = self.statuses(["a", "b", "c", "d"])
         self.assertEqual(got, {"pyverbs/a": "passed", "pyverbs/b": "failed", "pyverbs/c": "failed", "pyverbs/d": "failed",
                                "pyverbs/tests.test_tag_matching.x": "skipped"})
 
-    def test_a_failure_counts_even_if_the_list_does_not_know_it(self):
+    def test_a_failure_outside_of_the_list_counts(self):
         self.assertEqual(self.statuses([])["pyverbs/b"], "failed")
 
-    def test_what_is_skipped_has_a_reason_in_the_list(self):
-        got = {result.name: result for result in pyverbs_suite.judge(self.OUTCOMES, [])}
+    def test_skipped_tests_have_a_reason_in_the_list(self):
+        got = {result.name: result for result in pyverbs_suite.evaluate(self.OUTCOMES, [])}
         self.assertEqual(got["pyverbs/c"].status, "failed")
         self.assertIn("not in pyverbs-skipped.txt", got["pyverbs/c"].reason)
         self.assertEqual(got["pyverbs/tests.test_tag_matching.x"].status, "skipped")
@@ -377,9 +377,9 @@ class Pyverbs(unittest.TestCase):
 
     def test_tests_that_need_huge_pages_may_be_skipped_for_that(self):
         outcomes = {"a": ("skipped", "There are no huge pages of size 2M allocated", 0)}
-        self.assertEqual(pyverbs_suite.judge(outcomes, ["a"])[0].status, "skipped")
+        self.assertEqual(pyverbs_suite.evaluate(outcomes, ["a"])[0].status, "skipped")
 
-    def test_the_test_that_crashed_is_known(self):
+    def test_a_crashed_test_is_reported(self):
         lines = [{"start": "a"}, {"end": "a", "outcome": "passed", "why": ""}, {"start": "b"}]
         with tempfile.TemporaryDirectory() as directory:
             file = pathlib.Path(directory) / "results"

@@ -1,4 +1,4 @@
-"""The packages in build/packages/, unpacked: what is in them, that it runs, and that a second build gives the same bytes.
+"""The packages in build/packages/: their contents, an installation and run, and a second build with the same bytes.
 
 `make packages-test` runs this.
 """
@@ -68,7 +68,7 @@ class Packages(unittest.TestCase):
     def setUpClass(cls):
         (cls.deb,), (cls.tarball,) = PACKAGES.glob("*.deb"), PACKAGES.glob("*.tar.gz")
         cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="terrace packages ")))
-        # An ordinary user is to reach what is in it.
+        # The folder is accessible to an ordinary user.
         cls.folder.chmod(0o755)
         cls.root = cls.folder / "root"
         subprocess.run(["dpkg-deb", "--extract", cls.deb, cls.root], check=True)
@@ -185,12 +185,12 @@ class Packages(unittest.TestCase):
         self.assertEqual(run("systemd-analyze", "verify", "--man=no", path).stderr, "")
 
     @unittest.skipUnless(IS_ROOT, "dpkg installs as root only")
-    def test_it_is_installed_and_removed_without_a_trace(self):
+    def test_installation_and_removal_leave_no_files(self):
         with tempfile.TemporaryDirectory() as root:
             database = pathlib.Path(root, "var/lib/dpkg")
             for name in ("info", "updates"):
                 (database / name).mkdir(parents=True)
-            # What this machine has installed counts as installed there: the dependencies are checked.
+            # The packages of this machine count as installed, so that dependencies are checked.
             shutil.copy("/var/lib/dpkg/status", database)
             self.succeed("dpkg", f"--root={root}", "--install", self.deb)
             self.assertEqual(set(modes_below(pathlib.Path(root, "usr"))), set(DEB_FILES))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plants faults into a copy of Terrace, one at a time, and shows that the simulation finds each of them.
+"""Mutation test: inserts faults into a copy of Terrace, one at a time, and checks that the simulation finds each of them.
 
     tests/sim/mutants.py [--seeds N] [--work DIRECTORY] [PATTERN...]
 
@@ -103,7 +103,7 @@ MUTANTS = [
 
 def copy_tree(work):
     """Copies the sources as they are now, whether committed or not. A file that is the same already keeps its time, and
-    one that differs gets a new time: cargo compiles what is newer than its last build."""
+    one that differs gets a new time, because cargo compiles files that are newer than its last build."""
     listed = subprocess.run(["git", "ls-files", "-z", "Cargo.toml", "Cargo.lock", "crates", "tests/corpus", "tests/sim"],
                             cwd=ROOT, check=True, capture_output=True)
     for name in listed.stdout.decode().split("\0"):
@@ -117,7 +117,7 @@ def copy_tree(work):
 
 def mutate(source, name, old, new):
     if source.count(old) != 1:
-        sys.exit(f"{name}: the text occurs {source.count(old)} times; mend the table in {__file__}")
+        sys.exit(f"{name}: the text occurs {source.count(old)} times; fix the table in {__file__}")
     return source.replace(old, new)
 
 
@@ -128,7 +128,7 @@ def cargo(work, arguments, **options):
 
 
 def run(work, seeds):
-    """The failure that the simulation prints, in one line; `None` when it finds none."""
+    """The failure that the simulation prints, in one line; `None` if it finds none."""
     built = cargo(work, ["build", "--quiet", "--package", "terrace-sim"])
     if built.returncode != 0:
         sys.exit(f"does not compile:\n{built.stdout}")
@@ -142,7 +142,7 @@ def run(work, seeds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=2000)
-    parser.add_argument("--work", help="a directory that is kept, with what was compiled")
+    parser.add_argument("--work", help="a directory to keep, with the compiled code")
     parser.add_argument("patterns", nargs="*", default=["*"], metavar="PATTERN", help="names of faults; all unless given")
     arguments = parser.parse_args()
     work = pathlib.Path(arguments.work or tempfile.mkdtemp(prefix="terrace-mutants-"))

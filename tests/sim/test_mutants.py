@@ -1,4 +1,4 @@
-"""The table of planted faults fits the source. `mutants.py` is run by hand, so only this test notices a text that has changed."""
+"""The table of mutations matches the source. `mutants.py` is run by hand, so only this test detects a changed text."""
 
 import unittest
 
@@ -9,12 +9,12 @@ class Table(unittest.TestCase):
     maxDiff = None
 
     def test_each_text_occurs_exactly_once(self):
-        misfits = []
+        mismatches = []
         for name, path, text, _ in mutants.MUTANTS:
             count = (mutants.ROOT / path).read_text().count(text)
             if count != 1:
-                misfits.append(f"{name}: occurs {count} times in {path}")
-        self.assertEqual(misfits, [], "mend the table in tests/sim/mutants.py")
+                mismatches.append(f"{name}: occurs {count} times in {path}")
+        self.assertEqual(mismatches, [], "fix the table in tests/sim/mutants.py")
 
     def test_each_replacement_differs(self):
         self.assertEqual([name for name, _, text, replacement in mutants.MUTANTS if text == replacement], [])

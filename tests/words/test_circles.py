@@ -1,4 +1,4 @@
-"""Circles of files that import each other stay small."""
+"""Import circles of files stay small."""
 
 import pathlib
 import sys

@@ -9,7 +9,7 @@ CRATES = ("transport", "nic", "shm", "memory", "fabric", "ibverbs")
 
 
 def names_in(text):
-    """The names in code spans, before the section on what went: `Type::function`, `function`, `Type`."""
+    """The names in code spans before the section on removed functions: `Type::function`, `function`, `Type`."""
     described = text.split("## What went")[0]
     spans = re.findall(r"`([A-Za-z_:]+)`", described)
     return sorted({span.split("::")[-1] for span in spans})

@@ -7,7 +7,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORDS = ROOT / "docs/words.txt"
-# Foreign files, versions of crates, the list itself, and what lists the functions that went.
+# Foreign files, versions of crates, the list itself, and the document that lists removed functions.
 OTHERS = (
     "fuzz/corpus/",
     "tests/corpus/",

@@ -1,5 +1,5 @@
 //! Forwarding between co-located devices: packets that came to another device's port. Between processes:
-//! `tests/badinput/test_passing.py`.
+//! `tests/negative/test_forwarding.py`.
 
 mod common;
 

@@ -1,25 +1,28 @@
 /*
- * worker: a process that puts mixed load on other workers, over links that come and go, and checks all data.
+ * worker: a process that puts mixed load on other workers, over links that the test creates and destroys. It checks all
+ * data.
  *
- * Plain verbs. It is controlled by lines of text; the answer to each is one line: `ok` and perhaps some `name=value`.
- * A link is a queue pair with a region of its own, named by a number; the controlling test makes the other end, too.
+ * The program uses plain verbs. A test controls it by lines of text, and gets one line for each: `ok` and results as
+ * `name=value`. A link is a queue pair with its own region, and is named by a number. The test creates the link's other
+ * end, too.
  *
- *     open [FILE]                   the device; with FILE, the peers' target is a mapping of it, registered on demand
- *     new LINK                      makes it: qpn, addr and rkey for the peer
- *     join LINK QPN ADDR RKEY MTU   connects it to a link of a process at the same address
- *     go LINK                       begins
- *     rest LINK                     ends the load, and waits for outstanding requests
- *     cut LINK                      to the error state with requests outstanding, and waits for those
- *     end LINK                      destroys it; answers its counts, and its first status other than success
- *     report                        the counts of all links
+ *     open [FILE]                      opens the device; with FILE, the peers' target is a mapping of FILE, registered
+ *                                      with on-demand paging
+ *     create LINK                      creates a link; returns qpn, addr and rkey for the peer
+ *     connect LINK QPN ADDR RKEY MTU   connects a link to one of a process at the same address
+ *     start LINK                       starts the load
+ *     drain LINK                       ends the load, and waits for outstanding requests
+ *     error LINK                       sets the error state with requests outstanding, and waits for their completions
+ *     destroy LINK                     destroys a link; returns its counts, and its first status other than success
+ *     report                           returns the counts of all links
  *
- * Each link keeps DEPTH errands outstanding: a WRITE (at times with immediate) and a READ of the same bytes; a
- * fetch-and-add or compare-and-swap, whose result is known because no other errand changes that word; a SEND, which the
- * peer checks. Messages are numbered, so that lost, duplicate and reordered ones are detected. Odd links have a
- * completion queue of their own. With -e the load's thread sleeps on completion events, otherwise it polls; with -p it
- * pauses so many microseconds between two polls.
+ * Each link keeps DEPTH operations outstanding. An operation is a WRITE (some with immediate) and a READ of the same
+ * bytes, or an atomic operation, or a SEND. The result of the atomic operation is known because no other operation
+ * changes that word. The peer checks the SEND. Messages are numbered, so that lost, duplicate and reordered ones are
+ * detected. Odd links have their own completion queue. With -e the load's thread sleeps on completion events; otherwise
+ * it polls. With -p it pauses so many microseconds between two polls.
  */
-#include "lab.h"
+#include "env.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -37,22 +40,22 @@ enum {
     DEPTH = 4,
     RECEIVES = 8,
     MESSAGE_BYTES = 16 << 10,
-    REACH_BYTES = 512 << 10, /* of an errand, in the peer's memory: its counter, then data */
-    LINK_BYTES = DEPTH * REACH_BYTES,
+    TARGET_BYTES = 512 << 10, /* the peer's memory for an operation: its counter, then data */
+    LINK_BYTES = DEPTH * TARGET_BYTES,
     WORDS_MAX = 8,
     POLL_MAX = 32,
 };
 
-static const double PATIENCE_S = 60.0;
+static const double TIMEOUT_S = 60.0;
 
-/* The kind of errand in a slot of a link. */
-enum kind { NOTHING, THERE_AND_BACK, ADD, SWAP, MESSAGE };
+/* The kind of the operation with this index of a link. */
+enum kind { NONE, WRITE_AND_READ, ADD, SWAP, MESSAGE };
 
-struct errand {
+struct operation {
     enum kind kind;
     uint64_t seed, counter, expected;
     uint32_t bytes;
-    double since;
+    double posted_at;
 };
 
 struct message {
@@ -67,7 +70,7 @@ struct link {
     struct ibv_mr *mr;
     uint32_t rkey;
     uint64_t remote;
-    struct errand errands[DEPTH];
+    struct operation operations[DEPTH];
     unsigned receives_posted;
     uint64_t sent, received; /* numbers of the next messages */
     uint64_t ops, bytes, wrong;
@@ -81,10 +84,10 @@ static struct ibv_comp_channel *channel;
 static struct ibv_cq *shared_cq;
 static uint8_t *target, *own; /* written by peers; local buffers */
 static struct ibv_mr *own_mr;
-static int target_access = LAB_ACCESS & ~IBV_ACCESS_MW_BIND;
+static int target_access = ENV_ACCESS & ~IBV_ACCESS_MW_BIND;
 static struct link links[LINKS_MAX];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t settled = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t completed = PTHREAD_COND_INITIALIZER;
 static uint64_t random_state, total_ops, total_bytes, total_wrong, total_messages;
 static double slowest_s;
 static bool use_events;
@@ -123,73 +126,73 @@ static bool is_filled(const uint8_t *bytes, size_t length, uint64_t seed)
     return true;
 }
 
-/* Local buffers of a link: for each errand one to send from and one to read into, then those of the receives. */
-static uint8_t *place(const struct link *link, unsigned number)
+/* A local buffer of a link. Each operation has one to send from and one to read into; those of the receives follow. */
+static uint8_t *buffer_of(const struct link *link, unsigned number)
 {
     return own + ((size_t)link->index * (2 * DEPTH + RECEIVES) + number) * MESSAGE_BYTES;
 }
 
-static void complain(struct link *link, const char *what)
+static void report_error(struct link *link, const char *message)
 {
-    fprintf(stderr, "worker: link %u: %s\n", link->index, what);
+    fprintf(stderr, "worker: link %u: %s\n", link->index, message);
     link->wrong++;
     total_wrong++;
 }
 
-/* ---- errands ---------------------------------------------------------------------------------------------------- */
+/* ---- operations ------------------------------------------------------------------------------------------------- */
 
 enum { RECEIVE = 1 << 8 }; /* a flag in wr_id, below the link's index */
 
-static struct ibv_sge part(uint8_t *at, uint32_t bytes)
+static struct ibv_sge sge_of(uint8_t *at, uint32_t bytes)
 {
     return (struct ibv_sge){(uintptr_t)at, bytes, own_mr->lkey};
 }
 
 static void post_receive(struct link *link, unsigned number)
 {
-    struct ibv_sge sge = part(place(link, 2 * DEPTH + number), MESSAGE_BYTES);
+    struct ibv_sge sge = sge_of(buffer_of(link, 2 * DEPTH + number), MESSAGE_BYTES);
     struct ibv_recv_wr wr = {.wr_id = (uint64_t)link->index << 16 | RECEIVE | number, .sg_list = &sge, .num_sge = 1}, *bad;
     if (ibv_post_recv(link->qp, &wr, &bad) != 0)
-        die("no receive");
+        die("a receive is not posted");
     link->receives_posted++;
 }
 
-static void send_message(struct link *link, unsigned slot, struct errand *errand, struct ibv_send_wr *wr)
+static void post_message(struct link *link, unsigned slot, struct operation *operation, struct ibv_send_wr *wr)
 {
-    uint8_t *out = place(link, slot);
+    uint8_t *out = buffer_of(link, slot);
     struct message head = {link->sent++, sizeof head + below(MESSAGE_BYTES - sizeof head)};
     memcpy(out, &head, sizeof head);
     fill(out + sizeof head, head.bytes - sizeof head, head.number);
-    errand->bytes = (uint32_t)head.bytes;
-    struct ibv_sge sge = part(out, errand->bytes);
+    operation->bytes = (uint32_t)head.bytes;
+    struct ibv_sge sge = sge_of(out, operation->bytes);
     struct ibv_send_wr *bad;
     wr->opcode = IBV_WR_SEND, wr->sg_list = &sge;
     if (ibv_post_send(link->qp, wr, &bad) != 0)
-        die("no SEND");
+        die("a SEND is not posted");
 }
 
-static void change_counter(struct link *link, unsigned slot, struct errand *errand, struct ibv_send_wr *wr)
+static void post_atomic(struct link *link, unsigned slot, struct operation *operation, struct ibv_send_wr *wr)
 {
-    struct ibv_sge sge = part(place(link, DEPTH + slot), 8);
+    struct ibv_sge sge = sge_of(buffer_of(link, DEPTH + slot), 8);
     struct ibv_send_wr *bad;
-    errand->expected = errand->counter;
-    errand->bytes = 8;
-    errand->counter = errand->kind == ADD ? errand->counter + errand->seed : errand->seed;
-    wr->opcode = errand->kind == ADD ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_ATOMIC_CMP_AND_SWP;
+    operation->expected = operation->counter;
+    operation->bytes = 8;
+    operation->counter = operation->kind == ADD ? operation->counter + operation->seed : operation->seed;
+    wr->opcode = operation->kind == ADD ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_ATOMIC_CMP_AND_SWP;
     wr->sg_list = &sge;
-    wr->wr.atomic.remote_addr = link->remote + slot * REACH_BYTES, wr->wr.atomic.rkey = link->rkey;
-    wr->wr.atomic.compare_add = errand->kind == ADD ? errand->seed : errand->expected, wr->wr.atomic.swap = errand->seed;
+    wr->wr.atomic.remote_addr = link->remote + slot * TARGET_BYTES, wr->wr.atomic.rkey = link->rkey;
+    wr->wr.atomic.compare_add = operation->kind == ADD ? operation->seed : operation->expected, wr->wr.atomic.swap = operation->seed;
     if (ibv_post_send(link->qp, wr, &bad) != 0)
-        die("no atomic operation");
+        die("an atomic operation is not posted");
 }
 
-static void go_and_come_back(struct link *link, unsigned slot, struct errand *errand, struct ibv_send_wr *read)
+static void post_write_and_read(struct link *link, unsigned slot, struct operation *operation, struct ibv_send_wr *read)
 {
-    errand->bytes = 1 + (uint32_t)below(MESSAGE_BYTES);
-    uint64_t remote = link->remote + slot * REACH_BYTES + 8 + below(REACH_BYTES - 8 - errand->bytes);
-    struct ibv_sge out = part(place(link, slot), errand->bytes), back = part(place(link, DEPTH + slot), errand->bytes);
-    fill(place(link, slot), errand->bytes, errand->seed);
-    memset(place(link, DEPTH + slot), 0, errand->bytes);
+    operation->bytes = 1 + (uint32_t)below(MESSAGE_BYTES);
+    uint64_t remote = link->remote + slot * TARGET_BYTES + 8 + below(TARGET_BYTES - 8 - operation->bytes);
+    struct ibv_sge out = sge_of(buffer_of(link, slot), operation->bytes), back = sge_of(buffer_of(link, DEPTH + slot), operation->bytes);
+    fill(buffer_of(link, slot), operation->bytes, operation->seed);
+    memset(buffer_of(link, DEPTH + slot), 0, operation->bytes);
     read->opcode = IBV_WR_RDMA_READ, read->sg_list = &back;
     read->wr.rdma.remote_addr = remote, read->wr.rdma.rkey = link->rkey;
     struct ibv_send_wr write = {.wr_id = read->wr_id, .next = read, .sg_list = &out, .num_sge = 1,
@@ -199,62 +202,62 @@ static void go_and_come_back(struct link *link, unsigned slot, struct errand *er
         write.imm_data = htonl((uint32_t)link->sent++);
     }
     if (ibv_post_send(link->qp, &write, &bad) != 0)
-        die("no WRITE and READ");
+        die("a WRITE and a READ are not posted");
 }
 
-static void begin(struct link *link, unsigned slot)
+static void post_operation(struct link *link, unsigned slot)
 {
-    static void (*const HOW[])(struct link *, unsigned, struct errand *, struct ibv_send_wr *) = {
-        [THERE_AND_BACK] = go_and_come_back, [ADD] = change_counter, [SWAP] = change_counter, [MESSAGE] = send_message,
+    static void (*const POST[])(struct link *, unsigned, struct operation *, struct ibv_send_wr *) = {
+        [WRITE_AND_READ] = post_write_and_read, [ADD] = post_atomic, [SWAP] = post_atomic, [MESSAGE] = post_message,
     };
-    static const enum kind KINDS[] = {THERE_AND_BACK, THERE_AND_BACK, THERE_AND_BACK, THERE_AND_BACK, ADD, SWAP, MESSAGE, MESSAGE};
-    struct errand *errand = &link->errands[slot];
+    static const enum kind KINDS[] = {WRITE_AND_READ, WRITE_AND_READ, WRITE_AND_READ, WRITE_AND_READ, ADD, SWAP, MESSAGE, MESSAGE};
+    struct operation *operation = &link->operations[slot];
     struct ibv_send_wr wr = {.wr_id = (uint64_t)link->index << 16 | slot, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED};
-    errand->kind = KINDS[below(sizeof KINDS / sizeof KINDS[0])];
-    errand->seed = mix(random_state++);
-    errand->since = seconds_now();
-    HOW[errand->kind](link, slot, errand, &wr);
+    operation->kind = KINDS[below(sizeof KINDS / sizeof KINDS[0])];
+    operation->seed = mix(random_state++);
+    operation->posted_at = seconds_now();
+    POST[operation->kind](link, slot, operation, &wr);
 }
 
 static bool is_busy(const struct link *link)
 {
     for (unsigned slot = 0; slot < DEPTH; slot++)
-        if (link->errands[slot].kind != NOTHING)
+        if (link->operations[slot].kind != NONE)
             return true;
     return false;
 }
 
 /* ---- completions ------------------------------------------------------------------------------------------------ */
 
-static void check_errand(struct link *link, unsigned slot)
+static void check_operation(struct link *link, unsigned slot)
 {
-    struct errand *errand = &link->errands[slot];
-    const uint8_t *back = place(link, DEPTH + slot);
+    struct operation *operation = &link->operations[slot];
+    const uint8_t *back = buffer_of(link, DEPTH + slot);
     uint64_t before;
     memcpy(&before, back, sizeof before);
-    if (errand->kind == THERE_AND_BACK && !is_filled(back, errand->bytes, errand->seed))
-        complain(link, "what was READ is not what was WRITTEN");
-    if ((errand->kind == ADD || errand->kind == SWAP) && before != errand->expected)
-        complain(link, "a counter is not what it was");
-    unsigned requests = errand->kind == THERE_AND_BACK ? 2 : 1;
+    if (operation->kind == WRITE_AND_READ && !is_filled(back, operation->bytes, operation->seed))
+        report_error(link, "a READ returned other bytes than the WRITE before it wrote");
+    if ((operation->kind == ADD || operation->kind == SWAP) && before != operation->expected)
+        report_error(link, "an atomic operation returned another value than the counter had");
+    unsigned requests = operation->kind == WRITE_AND_READ ? 2 : 1;
     link->ops += requests, total_ops += requests;
-    link->bytes += errand->bytes * requests, total_bytes += errand->bytes * requests;
-    double took = seconds_now() - errand->since;
-    slowest_s = took > slowest_s ? took : slowest_s;
+    link->bytes += operation->bytes * requests, total_bytes += operation->bytes * requests;
+    double elapsed = seconds_now() - operation->posted_at;
+    slowest_s = elapsed > slowest_s ? elapsed : slowest_s;
 }
 
 static void check_received(struct link *link, const struct ibv_wc *wc, unsigned number)
 {
-    const uint8_t *at = place(link, 2 * DEPTH + number);
+    const uint8_t *at = buffer_of(link, 2 * DEPTH + number);
     struct message head;
     memcpy(&head, at, sizeof head);
     if ((wc->wc_flags & IBV_WC_WITH_IMM) != 0) {
         if (ntohl(wc->imm_data) != (uint32_t)link->received)
-            complain(link, "an immediate out of order");
+            report_error(link, "an immediate is out of order");
     } else if (head.number != link->received || head.bytes != wc->byte_len) {
-        complain(link, "a message out of order");
+        report_error(link, "a message is out of order");
     } else if (!is_filled(at + sizeof head, head.bytes - sizeof head, head.number)) {
-        complain(link, "a message's bytes are wrong");
+        report_error(link, "a message's bytes are wrong");
     }
     link->received++;
     total_messages++;
@@ -265,7 +268,7 @@ static void complete(const struct ibv_wc *wc)
     struct link *link = &links[wc->wr_id >> 16];
     unsigned number = wc->wr_id & 0xff;
     if (!link->exists)
-        die("a completion of a queue pair that is gone");
+        die("a completion of a destroyed queue pair");
     if (wc->status != IBV_WC_SUCCESS) {
         link->status = link->status == IBV_WC_SUCCESS ? wc->status : link->status;
         link->loaded = false;
@@ -279,10 +282,10 @@ static void complete(const struct ibv_wc *wc)
     } else {
         /* The WRITE of a pair completes with an entry only if it fails; its READ is then flushed. */
         if (wc->status == IBV_WC_SUCCESS)
-            check_errand(link, number);
-        link->errands[number].kind = NOTHING;
+            check_operation(link, number);
+        link->operations[number].kind = NONE;
     }
-    pthread_cond_broadcast(&settled);
+    pthread_cond_broadcast(&completed);
 }
 
 static unsigned poll_all(void)
@@ -310,7 +313,8 @@ static void arm_all(void)
     }
 }
 
-/* Takes all pending events. Under the lock: a completion queue must not be destroyed while its event is held. */
+/* Takes all pending events. The caller has the lock, because a completion queue must not be destroyed with an
+ * unacknowledged event. */
 static void take_events(void)
 {
     struct ibv_cq *cq;
@@ -327,8 +331,8 @@ static void *load(void *argument)
         unsigned got = poll_all();
         for (struct link *link = links; link < links + LINKS_MAX; link++)
             for (unsigned slot = 0; link->exists && link->loaded && slot < DEPTH; slot++)
-                if (link->errands[slot].kind == NOTHING)
-                    begin(link, slot);
+                if (link->operations[slot].kind == NONE)
+                    post_operation(link, slot);
         bool sleeps = use_events && got == 0;
         if (sleeps)
             arm_all();
@@ -366,7 +370,7 @@ static void command_open(void)
 {
     struct ibv_device **list = ibv_get_device_list(NULL);
     context = list == NULL || list[0] == NULL ? NULL : ibv_open_device(list[0]);
-    if (context == NULL || ibv_query_gid(context, LAB_PORT, 0, &gid) != 0)
+    if (context == NULL || ibv_query_gid(context, ENV_PORT, 0, &gid) != 0)
         die("no device");
     ibv_free_device_list(list);
     size_t target_bytes = (size_t)LINKS_MAX * LINK_BYTES, own_bytes = (size_t)LINKS_MAX * (2 * DEPTH + RECEIVES) * MESSAGE_BYTES;
@@ -387,20 +391,20 @@ static void command_open(void)
     pthread_t thread;
     if (target == MAP_FAILED || shared_cq == NULL || own_mr == NULL)
         die("no objects");
-    lab_nonblocking(channel->fd);
+    env_nonblocking(channel->fd);
     if (pthread_create(&thread, NULL, load, NULL) != 0)
         die("no thread");
     puts("ok");
 }
 
-static void command_new(void)
+static void command_create(void)
 {
     struct link *link = link_named();
     memset(link, 0, sizeof *link);
     link->index = (unsigned)number(1);
     uint8_t *memory = target + (size_t)link->index * LINK_BYTES;
     for (unsigned slot = 0; slot < DEPTH; slot++)
-        memset(memory + slot * REACH_BYTES, 0, 8);
+        memset(memory + slot * TARGET_BYTES, 0, 8);
     if (link->index % 2 == 1)
         link->own_cq = ibv_create_cq(context, 2 * DEPTH + RECEIVES, NULL, channel, 0);
     struct ibv_cq *cq = link->own_cq != NULL ? link->own_cq : shared_cq;
@@ -415,64 +419,64 @@ static void command_new(void)
     printf("ok qpn=%u addr=%llu rkey=%u\n", link->qp->qp_num, (unsigned long long)(uintptr_t)memory, link->mr->rkey);
 }
 
-static void command_join(void)
+static void command_connect(void)
 {
     struct link *link = link_named();
-    struct lab lab = {.gid = gid};
-    struct ibv_qp_attr attr = lab_attr(&lab, (uint32_t)number(2));
+    struct env env = {.gid = gid};
+    struct ibv_qp_attr attr = env_attr(&env, (uint32_t)number(2));
     attr.path_mtu = (enum ibv_mtu)number(5);
     attr.min_rnr_timer = 1;
     link->remote = number(3), link->rkey = (uint32_t)number(4);
     for (attr.qp_state = IBV_QPS_INIT; attr.qp_state <= IBV_QPS_RTS; attr.qp_state++)
-        if (ibv_modify_qp(link->qp, &attr, lab_mask(IBV_QPT_RC, attr.qp_state)) != 0)
+        if (ibv_modify_qp(link->qp, &attr, env_mask(IBV_QPT_RC, attr.qp_state)) != 0)
             die("a link does not connect");
     for (unsigned i = 0; i < RECEIVES; i++)
         post_receive(link, i);
     puts("ok");
 }
 
-static void command_go(void)
+static void command_start(void)
 {
     link_named()->loaded = true;
     puts("ok");
 }
 
-/* Waits for the outstanding requests of a link, and for its receives if they are flushed. */
-static bool wait_settled(struct link *link, bool receives)
+/* Waits until a link has no outstanding requests, and with `receives` no posted receives, which are flushed. */
+static bool wait_idle(struct link *link, bool receives)
 {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += (time_t)PATIENCE_S;
+    until.tv_sec += (time_t)TIMEOUT_S;
     while (is_busy(link) || (receives && link->receives_posted > 0))
-        if (pthread_cond_timedwait(&settled, &lock, &until) == ETIMEDOUT)
+        if (pthread_cond_timedwait(&completed, &lock, &until) == ETIMEDOUT)
             return false;
     return true;
 }
 
-static void command_rest(void)
+static void command_drain(void)
 {
     struct link *link = link_named();
     link->loaded = false;
-    puts(wait_settled(link, false) ? "ok" : "stuck");
+    puts(wait_idle(link, false) ? "ok" : "timeout");
 }
 
-static void command_cut(void)
+static void command_error(void)
 {
     struct link *link = link_named();
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
     link->loaded = false;
     if (ibv_modify_qp(link->qp, &attr, IBV_QP_STATE) != 0)
-        die("a link cannot be cut");
-    puts(wait_settled(link, true) ? "ok" : "stuck");
+        die("a link cannot be set to the error state");
+    puts(wait_idle(link, true) ? "ok" : "timeout");
 }
 
-static void command_end(void)
+static void command_destroy(void)
 {
     struct link *link = link_named();
     if (is_busy(link))
-        die("a link with work under way");
+        die("a link has outstanding requests");
     if (ibv_destroy_qp(link->qp) != 0 || ibv_dereg_mr(link->mr) != 0 || (link->own_cq != NULL && ibv_destroy_cq(link->own_cq) != 0))
-        die("a link stays");
+        die("a link cannot be destroyed");
     link->exists = false;
     printf("ok ops=%llu bytes=%llu received=%llu wrong=%llu status=%d\n", (unsigned long long)link->ops,
            (unsigned long long)link->bytes, (unsigned long long)link->received, (unsigned long long)link->wrong, link->status);
@@ -483,8 +487,8 @@ static void command_report(void)
     double now = seconds_now(), oldest = 0;
     for (struct link *link = links; link < links + LINKS_MAX; link++)
         for (unsigned slot = 0; link->exists && slot < DEPTH; slot++)
-            if (link->errands[slot].kind != NOTHING && now - link->errands[slot].since > oldest)
-                oldest = now - link->errands[slot].since;
+            if (link->operations[slot].kind != NONE && now - link->operations[slot].posted_at > oldest)
+                oldest = now - link->operations[slot].posted_at;
     printf("ok ops=%llu bytes=%llu received=%llu wrong=%llu slowest_ms=%.0f oldest_ms=%.0f\n", (unsigned long long)total_ops,
            (unsigned long long)total_bytes, (unsigned long long)total_messages, (unsigned long long)total_wrong,
            slowest_s * 1e3, oldest * 1e3);
@@ -496,8 +500,8 @@ static void run(char *line)
         const char *name;
         void (*run)(void);
     } COMMANDS[] = {
-        {"open", command_open}, {"new", command_new}, {"join", command_join}, {"go", command_go},
-        {"rest", command_rest}, {"cut", command_cut}, {"end", command_end},   {"report", command_report},
+        {"open", command_open},   {"create", command_create}, {"connect", command_connect}, {"start", command_start},
+        {"drain", command_drain}, {"error", command_error},   {"destroy", command_destroy}, {"report", command_report},
     };
     int count = 0;
     memset(words, 0, sizeof words);
@@ -511,7 +515,7 @@ static void run(char *line)
             fflush(stdout);
             return;
         }
-    die("what does this mean?");
+    die("an unknown command");
 }
 
 int main(int argc, char **argv)

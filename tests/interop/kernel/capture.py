@@ -1,4 +1,4 @@
-"""Reads a capture of the wire (pcap, Ethernet): every RoCEv2 packet, and whether its invariant CRC is right."""
+"""Reads a capture of the wire (pcap, Ethernet): every RoCEv2 packet, and whether its invariant CRC is correct."""
 
 import struct
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import roce
 
 ETHERNET_BYTES, UDP_BYTES, ICRC_BYTES = 14, 8, 4
 IPV4, IPV6, UDP = 0x0800, 0x86DD, 17
-# The RoCEv2 port, and the ports of Terrace's further slots.
+# The RoCEv2 port, and the ports of Terrace's other instance indexes.
 ROCE_PORTS = range(roce.PORT, roce.PORT + 256)
 
 
@@ -32,7 +32,7 @@ def packets(path):
         return
     endian = "<" if content[:4] == b"\xd4\xc3\xb2\xa1" else ">"
     at = 24
-    # The last packet may be incomplete: it is still being written.
+    # The last packet may be incomplete, because it is still being written.
     while at + 16 <= len(content):
         _, _, length, _ = struct.unpack_from(endian + "IIII", content, at)
         frame = content[at + 16:at + 16 + length]

@@ -9,9 +9,9 @@ from peers import KernelPeer
 
 LIMIT_S = 30
 TERRACE, RXE = "Terrace", "rxe"
-# A program is alone at its address, or second, behind a process that has the address's port 4791.
-ALONE, BEHIND = "alone", "behind another process"
-PLACES = (ALONE, BEHIND)
+# A program is alone at its address, or another process has the address's port 4791.
+ALONE, SECOND = "alone", "second process"
+PLACES = (ALONE, SECOND)
 
 _ports = itertools.count(24000)
 
@@ -22,7 +22,7 @@ def fresh_port():
 
 
 class Connecting(KernelPeer):
-    """A test case whose programs connect by address; it stops them at its end."""
+    """A test case whose programs connect by address. It stops them at its end."""
 
     @contextlib.contextmanager
     def address(self, place, family=4):

@@ -1,4 +1,4 @@
-"""The guest as it runs: QEMU on a tap device of this network namespace, commands over TCP, captures, and its own counters."""
+"""The running guest: QEMU on a tap device of this network namespace, commands over TCP, captures, and the guest's counters."""
 
 import contextlib
 import itertools
@@ -20,9 +20,10 @@ TAP, MTU = "tap0", 9000
 TAP_QUEUE_PACKETS = 10_000
 IPV4_NET, IPV6_NET = "192.0.2", "fd00:7e"
 IPV4, IPV6 = f"{IPV4_NET}.2", f"{IPV6_NET}::2"
-# This side's addresses, each a host of its own: a NIC that has an address alone has the port that every RoCEv2 peer uses.
+# The addresses of this side, each of which represents a host: a NIC that has an address alone has the standard port.
 HOST_NUMBERS = range(16, 64)
-# A NIC has one address of each family besides its own, the first that the kernel lists: the oldest of IPv4, the newest of IPv6.
+# A NIC has one address of each family besides its own, the first in the kernel's list: the oldest of IPv4, the newest
+# of IPv6.
 OLDEST, NEWEST = 1, 64
 COMMAND_PORT = 7000
 BOOT_LIMIT_S = 90.0
@@ -47,8 +48,8 @@ def _run(*argv):
     subprocess.run(argv, check=True, capture_output=True, text=True, timeout=20)
 
 
-def lay_network():
-    """Makes the tap device and this side's addresses, in this network namespace only."""
+def create_network():
+    """Creates the tap device and this side's addresses, only in this network namespace."""
     # /sys shows the interfaces of the namespace in which it was mounted.
     _run("mount", "-t", "sysfs", "sysfs", "/sys")
     _run("ip", "link", "set", "lo", "up")
@@ -87,14 +88,14 @@ class Session:
         out = self.read_until(EXIT_STATUS.search, limit_s)
         ending = EXIT_STATUS.search(out)
         if ending is None:
-            raise GuestError(f"the guest broke off `{self.command}`: {out[-500:]!r}")
+            raise GuestError(f"the guest aborted `{self.command}`: {out[-500:]!r}")
         return int(ending[1]), out[:ending.start()].decode(errors="replace")
 
     def close(self):
         self.socket.close()
 
 
-# A guest without an answer for so long is taken for dead, also on a busy machine.
+# A guest without an answer for this long is considered dead, also on a busy machine.
 SILENCE_S = 60.0
 # Time for a guest to print its stack after an NMI.
 TRACE_S = 10.0
@@ -110,7 +111,7 @@ class Guest:
         self.log_dir = log_dir
         boot = next(_boots)
         self.console_path = log_dir / f"console-{boot}.log"
-        # In a folder of its own: the path of a socket must be short.
+        # The socket is in a separate folder, because its path must be short.
         self._qmp_folder = tempfile.TemporaryDirectory(prefix="terrace-interop-")
         self._qmp_path = pathlib.Path(self._qmp_folder.name) / "qmp"
         self.capture = None  # the file of the current capture
@@ -119,14 +120,14 @@ class Guest:
         self._wait_for_boot()
         self._connect_qmp()
         self.gid_indexes = self._gid_indexes()
-        self._introduce_neighbours()
+        self._fill_neighbour_table()
 
     def _argv(self, kernel, initramfs):
-        # An oops ends the guest: locks that it leaves held would block later tests. So does an NMI, which makes a
-        # silent guest print its stack.
+        # An oops ends the guest, because locks that stay held would block later tests. An NMI also ends it, which makes
+        # an unresponsive guest print its stack.
         words = f"console=ttyS0 panic=-1 oops=panic unknown_nmi_panic terrace.ipv4={IPV4}/24 terrace.ipv6={IPV6}/64 terrace.mtu={MTU}"
         device = f"virtio-net-pci,netdev=net,romfile=,mac=52:54:00:12:34:56,host_mtu={MTU}"
-        # No KVM: a stock kernel hangs under an emulated /dev/kvm.
+        # KVM is not used, because a stock kernel hangs under an emulated /dev/kvm.
         return ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "1", "-m", "384", "-nodefaults",
                 "-no-user-config", "-display", "none", "-no-reboot", "-kernel", kernel, "-initrd", initramfs, "-append", words,
                 "-serial", f"file:{self.console_path}", "-qmp", f"unix:{self._qmp_path},server=on,wait=off",
@@ -185,7 +186,7 @@ class Guest:
         return self.qemu.wait(0.01) is not None
 
     def death(self):
-        """How the guest has died, or None if it lives."""
+        """The cause of the guest's death, or None if it is alive."""
         try:
             if not self.has_ended():
                 with contextlib.closing(Session("true", SILENCE_S)) as session:
@@ -195,12 +196,12 @@ class Guest:
             # QEMU may be about to end.
             if self.qemu.wait(1) is None:
                 with contextlib.suppress(GuestError, OSError):
-                    self._ask_qemu("inject-nmi")
+                    self._execute_qmp("inject-nmi")
                 self.qemu.wait(TRACE_S)
-                return f"the guest answers nothing: {error}"
+                return f"the guest does not answer: {error}"
         return f"the guest has ended, QEMU with {self.qemu.outcome().verdict}"
 
-    def last_words(self):
+    def last_output(self):
         return "\n".join(self.console().splitlines()[-LAST_LINES:])
 
     def _gid_indexes(self):
@@ -210,12 +211,12 @@ class Guest:
         mapped = (bytes(10) + b"\xff\xff" + socket.inet_aton(IPV4)).hex()
         return {IPV4: gids[mapped], IPV6: gids[socket.inet_pton(socket.AF_INET6, IPV6).hex()]}
 
-    def _introduce_neighbours(self):
-        """Adds this side's addresses to the guest's neighbour table. Without an entry rxe waits a whole second for the
+    def _fill_neighbour_table(self):
+        """Adds this side's addresses to the guest's neighbour table. Without an entry rxe waits a second for the ARP
         answer."""
         own_mac = pathlib.Path(f"/sys/class/net/{TAP}/address").read_text().strip()
         addresses = [address(number) for number in (1, *HOST_NUMBERS) for address in (host_ipv4, host_ipv6)]
-        # A command is one line: the line breaks are for the guest's printf to make.
+        # A command is one line, so the guest's printf writes the line breaks.
         lines = "".join(rf"neigh replace {address} lladdr {own_mac} dev eth0 nud permanent\n" for address in addresses)
         self.run(f"printf '{lines}' | /bin/ip -batch -")
 
@@ -232,9 +233,9 @@ class Guest:
         channel.connect(str(self._qmp_path))
         self._qmp = channel.makefile("rw")
         self._qmp.readline()  # its greeting
-        self._ask_qemu("qmp_capabilities")
+        self._execute_qmp("qmp_capabilities")
 
-    def _ask_qemu(self, command, **arguments):
+    def _execute_qmp(self, command, **arguments):
         message = {"execute": command, "arguments": arguments}
         self._qmp.write(json.dumps(message) + "\n")
         self._qmp.flush()
@@ -250,11 +251,11 @@ class Guest:
 
     def begin_capture(self, path):
         """Starts the capture of every packet on the wire to a file."""
-        self._ask_qemu("object-add", **{"qom-type": "filter-dump", "id": "dump", "netdev": "net", "file": str(path)})
+        self._execute_qmp("object-add", **{"qom-type": "filter-dump", "id": "dump", "netdev": "net", "file": str(path)})
         self.capture = path
 
     def end_capture(self):
-        self._ask_qemu("object-del", id="dump")
+        self._execute_qmp("object-del", id="dump")
 
     def close(self):
         """Ends QEMU, if it still runs."""

@@ -1,4 +1,4 @@
-"""The guest: Debian's stock kernel with rdma_rxe, and an initramfs of Debian's programs around it.
+"""The guest's image: Debian's stock kernel with rdma_rxe, and an initramfs of Debian's programs.
 
 Both lie below build/interop/guest/ and are made again when something that goes in has changed. The kernel is not installed on
 this machine: `scripts/setup.sh interop` has only unpacked its package.
@@ -19,22 +19,23 @@ BUILD = procs.ROOT / "build/interop"
 KERNEL_ROOT = BUILD / "kernel"  # where setup.sh has unpacked the package
 GUEST = BUILD / "guest"
 
-# Loaded in this order, each with its dependencies. rxe of 6.1 asks for "crc32" by the name of an algorithm, not of a
-# module, so its module must be there before.
+# Loaded in this order, each with its dependencies. rxe of 6.1 requests "crc32" by the name of the algorithm, not of the
+# module, so the module must be loaded before.
 MODULES = ["virtio_pci", "virtio_net", "crc32_generic", "rdma_rxe", "rdma_ucm", "ib_umad"]
 # Loaded by the tests that need them (`Guest.modprobe`).
 MODULES_AT_HAND = ["sch_netem", "sch_prio", "sch_ingress", "cls_u32", "act_mirred", "ifb"]
 
-# Debian's, by name; their libraries come along.
+# Debian's programs by name. Their libraries are added.
 PROGRAMS = ["ip", "rdma", "tc", "ib_read_bw", "ib_read_lat", "ib_write_bw", "ib_write_lat", "ib_send_bw", "ib_send_lat",
             "ib_atomic_bw", "ib_atomic_lat", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_devinfo",
             "rping", "ucmatose", "udaddy", "rdma_server", "rdma_client"]
-# Our own: `endpoint` is an end of a connection, `mad` sends a management datagram, `cm_talk` connects by address.
-OWN_PROGRAMS = [procs.ROOT / "build/badinput/programs/endpoint", BUILD / "programs/mad", BUILD / "programs/cm_talk"]
+# Terrace's test programs: `endpoint` is an end of a connection, `mad` sends a management datagram, `cm_talk` connects
+# by address.
+OWN_PROGRAMS = [procs.ROOT / "build/negative/programs/endpoint", BUILD / "programs/mad", BUILD / "programs/cm_talk"]
 BUSYBOX = pathlib.Path("/bin/busybox")
-# rxe's half of libibverbs is loaded by name, so no list of libraries has it.
+# rxe's provider for libibverbs is loaded by name, so it is in no list of libraries.
 PROVIDER_PATTERN = "usr/lib/*/libibverbs/librxe-*.so"
-# The C library loads it when a thread is cancelled, as rping does.
+# The C library loads it when a thread is cancelled, as by rping.
 UNWINDER_PATTERN = "lib/*/libgcc_s.so.1"
 PROVIDER_CONFIGURATION = pathlib.Path("/etc/libibverbs.d/rxe.driver")
 
@@ -52,7 +53,7 @@ def kernel():
 
 
 def initramfs():
-    """The initramfs's file, which is made unless it is up to date."""
+    """The initramfs's file, which is created unless it is up to date."""
     content = _content()
     digest = hashlib.sha256()
     for name, (mode, data) in sorted(content.items()):
@@ -124,7 +125,7 @@ def _modules():
     files = {}
     for name, group in [*((name, "boot") for name in MODULES), *((name, name) for name in MODULES_AT_HAND)]:
         if name not in needs:
-            continue  # a part of this kernel, not a module of it
+            continue  # built into this kernel
         listed = files.setdefault(f"lib/modules/{group}.list", (0o100644, b""))[1]
         for path in needs[name]:
             files[f"lib/modules/{_module_name(path)}.ko"] = (0o100644, _module(tree / path))

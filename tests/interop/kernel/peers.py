@@ -1,4 +1,4 @@
-"""Shared by the tests of this directory: an end on this side, on Terrace, and an end in the guest, on rxe."""
+"""Shared by the tests of this directory: an end on Terrace on this side, and an end on rxe in the guest."""
 
 import collections
 import itertools
@@ -15,7 +15,7 @@ RawPeer = roce.Peer
 
 # Set by run.py: one guest for all tests.
 guest = None
-# How often programs were repeated, by the cause.
+# Number of repetitions of programs, by cause.
 repetitions = collections.Counter()
 
 _numbers = itertools.cycle(machine.HOST_NUMBERS)
@@ -50,7 +50,7 @@ class GuestEndpoint(Commands):
 
 
 class KernelPeer(unittest.TestCase):
-    """A test case that stops its ends, and in which every packet must have the right ICRC."""
+    """A test case that stops its ends, and in which every packet must have a correct ICRC."""
 
     maxDiff = None
 
@@ -60,7 +60,7 @@ class KernelPeer(unittest.TestCase):
 
     def _check_icrcs(self):
         wrong = [packet for packet in capture.packets(guest.capture) if not packet.icrc_is_right]
-        self.assertEqual(wrong, [], "packets whose ICRC is wrong")
+        self.assertEqual(wrong, [], "packets with a wrong ICRC")
 
     def host(self, family=4, *options):
         """Starts an end on this side with its device open."""
@@ -91,7 +91,7 @@ class KernelPeer(unittest.TestCase):
         return host, peer, *regions
 
     def join(self, left, right, name, service="rc", **attributes):
-        """Makes a queue pair of that name at each end, and connects the two."""
+        """Creates a queue pair with this name at each end, and connects them."""
         for end in (left, right):
             end.qp(name, service)
         connect(left, name, right, name, **attributes)
@@ -105,20 +105,20 @@ class KernelPeer(unittest.TestCase):
         return outcome
 
     def expect(self, end, name, status=SUCCESS, what="completion"):
-        """The next completion, which must have that status."""
+        """The next completion, which must have this status."""
         completions = end.completions(name)
         self.assertEqual(len(completions), 1, f"{what}: none came")
         self.assertEqual(completions[0][1], status, what)
         return completions[0]
 
-    def eventually(self, condition, what, patience=10.0):
-        deadline = time.monotonic() + patience
+    def eventually(self, condition, what, timeout_s=10.0):
+        deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
-                self.fail(f"{what}: not within {patience} s")
+                self.fail(f"{what}: not within {timeout_s} s")
             time.sleep(0.02)
 
-    def same(self, end, offset, size, seed, **options):
+    def check_content(self, end, offset, size, seed, **options):
         """The memory of region "m" holds the bytes of this seed."""
         words = [f"{name}={value}" for name, value in options.items()]
         self.assertEqual(end("check", "m", offset, size, seed, *words), {"differ": 0}, f"{size} bytes at {offset}")

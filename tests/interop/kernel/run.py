@@ -20,7 +20,7 @@ import time
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[2] / "scripts"), str(HERE.parents[1] / "badinput"), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parents[2] / "scripts"), str(HERE.parents[1] / "negative"), str(HERE.parent)]
 
 import guest as machine  # noqa: E402
 import image  # noqa: E402
@@ -32,14 +32,15 @@ TUN = pathlib.Path("/dev/net/tun")
 INSIDE = "TERRACE_INTEROP_INSIDE"
 # If set, a run that skips all tests is a failure.
 MUST_RUN = "TERRACE_MUST_RUN"
-# How often the guest may die in a run: rxe of 6.1 has faults of its own, and a guest that dies more often shows nothing about Terrace.
+# Limit of the guest's deaths in a run. rxe of 6.1 has faults, and a guest that dies more often proves nothing about
+# Terrace.
 DEATHS_MAX = 3
 
 
 def main():
     if INSIDE in os.environ:
         return run(sys.argv[1:])
-    reason = why_not()
+    reason = reason_to_skip()
     if reason:
         print(f"interop: 0 passed, 0 failed, all skipped: {reason}")
         return skipped_all()
@@ -48,18 +49,18 @@ def main():
 
 
 def unshare():
-    """The argv prefix that runs a command in namespaces of its own: no interface of this machine is touched."""
+    """The argv prefix that runs a command in separate namespaces, so that no interface of this machine changes."""
     return ["unshare", "--net", "--mount", *(["--map-root-user"] if os.geteuid() != 0 else [])]
 
 
-def why_not():
+def reason_to_skip():
     """The reason why this machine cannot run the tests, or None."""
     if not TUN.exists():
         return f"{TUN} is missing, so a guest cannot have a network (modprobe tun; in a container: --device {TUN})"
     setup = subprocess.run([procs.ROOT / "scripts/setup.sh", "interop"], stdout=sys.stdout, stderr=subprocess.PIPE, text=True)
     if setup.returncode != 0:
         if shutil.which("qemu-system-x86_64") is None:
-            return f"QEMU cannot be had here: {setup.stderr.strip()}"
+            return f"QEMU cannot be installed: {setup.stderr.strip()}"
         sys.exit(setup.stderr.strip())
     namespace = subprocess.run([*unshare(), "mount", "-t", "sysfs", "sysfs", "/sys"], capture_output=True, text=True)
     return None if namespace.returncode == 0 else f"no network namespace: {namespace.stderr.strip()}"
@@ -77,12 +78,12 @@ def skipped_all():
 
 
 def run(patterns):
-    procs.end_cleanly_when_asked()
+    procs.exit_on_signals()
     run_dir = procs.new_run_dir("interop")
     loader = unittest.TestLoader()
     loader.testNamePatterns = [f"*{pattern}*" for pattern in patterns] or None
     tests = Tests(loader.discover(str(HERE), pattern="test_*.py"), lambda: start_guest(run_dir))
-    machine.lay_network()
+    machine.create_network()
     try:
         result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2, resultclass=Result).run(tests)
     except (machine.GuestError, image.Incomplete) as error:
@@ -90,7 +91,7 @@ def run(patterns):
     finally:
         if peers.guest is not None:
             peers.guest.close()
-    return account(result, tests.deaths)
+    return print_summary(result, tests.deaths)
 
 
 def start_guest(run_dir):
@@ -101,7 +102,7 @@ def start_guest(run_dir):
     print(f"the guest was up in {time.monotonic() - started:.1f} s; logs in {run_dir}", flush=True)
 
 
-def account(result, deaths):
+def print_summary(result, deaths):
     """Prints the summary; returns the exit status."""
     failed = len({id(getattr(test, "test_case", test)) for test, _ in result.failures + result.errors})  # a test may fail in parts
     skipped = len(result.skipped)
@@ -114,7 +115,7 @@ def account(result, deaths):
 
 
 class Tests:
-    """All tests, as a test runner calls them. A failed test that leaves a dead guest is repeated with a new guest."""
+    """All tests, for a test runner. A failed test that leaves a dead guest is repeated with a new guest."""
 
     def __init__(self, suite, start_guest):
         self.tests, self.start_guest, self.deaths = list(each_test(suite)), start_guest, 0
@@ -134,7 +135,7 @@ class Tests:
         self.start_guest()
         if self.deaths > DEATHS_MAX:
             return
-        result.go_back(before)
+        result.restore(before)
         test(result)
         if result.state() != before and self.is_guest_dead(test):
             print(f"{test.id()}: the guest died in it twice", flush=True)
@@ -146,7 +147,7 @@ class Tests:
         if how is None:
             return False
         self.deaths += 1
-        print(f"{test.id()}: {how} (death {self.deaths} of this run); its console ends with\n{peers.guest.last_words()}", flush=True)
+        print(f"{test.id()}: {how} (death {self.deaths} of this run); its console ends with\n{peers.guest.last_output()}", flush=True)
         return True
 
 
@@ -167,7 +168,7 @@ class Result(unittest.TextTestResult):
 
     def stopTest(self, test):
         super().stopTest(test)
-        # A guest that has died takes the end of the capture with it.
+        # The end of the capture is lost with a dead guest.
         with contextlib.suppress(machine.GuestError, OSError):
             peers.guest.end_capture()
         if self.state() == self._before:
@@ -178,10 +179,10 @@ class Result(unittest.TextTestResult):
         super().addSuccess(test)
 
     def state(self):
-        """How many failures and errors there are."""
+        """The number of failures and errors."""
         return len(self.failures), len(self.errors)
 
-    def go_back(self, state):
+    def restore(self, state):
         """Drops the failures and errors of the last test."""
         del self.failures[state[0]:], self.errors[state[1]:]
         self.testsRun -= 1

@@ -7,8 +7,8 @@ at its address and has that port, or is second, behind a process that has the po
 import itertools
 
 import guest as machine
-from cases import all_of, last_words, prints, prints_none, table_rows
-from connecting import ALONE, BEHIND, PLACES, RXE, TERRACE, Connecting, fresh_port
+from cases import all_of, last_output, prints, prints_none, table_rows
+from connecting import ALONE, SECOND, PLACES, RXE, TERRACE, Connecting, fresh_port
 from harness import procs
 from peers import FAMILIES, guest_address
 
@@ -19,7 +19,7 @@ PERFTEST = [
     ("ib_write_bw", "-n", "50", "-R", "-F"),
     ("ib_send_lat", "-n", "100", "-R", "-F"),
 ]
-# A port that is fixed in the program.
+# The program's fixed port.
 UDADDY_PORT = 7174
 
 TALK = procs.ROOT / "build/interop/programs/cm_talk"
@@ -53,7 +53,7 @@ class Programs(Connecting):
         for program, server in itertools.product(PERFTEST, (TERRACE, RXE)):
             self.one(program, (), (), table_rows(1), server, ALONE)
         for server in (TERRACE, RXE):
-            self.one(PERFTEST[0], (), (), table_rows(1), server, BEHIND)
+            self.one(PERFTEST[0], (), (), table_rows(1), server, SECOND)
 
     def one(self, both, server_words, client_words, check, server, place, family=4, port=None):
         """Runs a program against itself, one end in the guest. Port and address of the server are added to the
@@ -63,23 +63,23 @@ class Programs(Connecting):
                 with self.address(place, family) as address:
                     return self.run_pair(server, *self.commands(both, server_words, client_words, server, address, port))
 
-            outcomes = self.repeated(run, lambda outcomes: None if check(outcomes) else self.tripped_at_its_end(outcomes))
+            outcomes = self.repeated(run, lambda outcomes: None if check(outcomes) else self.failed_at_its_end(outcomes))
             for end, outcome in outcomes.items():
-                self.assertEqual(outcome.status, 0, f"{end}: {outcome.verdict}: {last_words(outcome)}")
+                self.assertEqual(outcome.status, 0, f"{end}: {outcome.verdict}: {last_output(outcome)}")
             self.assertIsNone(check(outcomes))
 
     @staticmethod
-    def tripped_at_its_end(outcomes):
+    def failed_at_its_end(outcomes):
         """Whether rping has closed the channel that its second thread reads, and so failed after all messages were
         exchanged: github.com/linux-rdma/rdma-core/pull/1622, which Debian 12 does not have."""
-        tripped = any("rdma_get_cm_event: Bad file descriptor" in outcome.text for outcome in outcomes.values())
-        return "rping closed its channel before it had stopped reading there (rdma-core pull request 1622)" if tripped else None
+        failed = any("rdma_get_cm_event: Bad file descriptor" in outcome.text for outcome in outcomes.values())
+        return "rping closed its channel before it had stopped reading there (rdma-core pull request 1622)" if failed else None
 
     def commands(self, both, server_words, client_words, server, address, port):
         """Both command lines, the address on this side, and the port."""
         words = [] if port else ["-p", str(fresh_port())]
         target = address if server == TERRACE else guest_address(self.family_of(address))
-        # Without words of its own a server takes no address.
+        # A server without server words takes no address.
         where = [*server_words, target] if server_words else []
         argv = {"server": [*both, *words, *where], "client": [*both, *words, *client_words, target]}
         return argv, address, port or int(words[1])
@@ -92,17 +92,17 @@ class Programs(Connecting):
 class Events(Connecting):
     """The events that programs get, with status and private data."""
 
-    def test_a_client_ends_it(self):
+    def test_a_client_disconnects(self):
         self.each("accept", "leave",
                   [event("ESTABLISHED", data="welcome"), event("DISCONNECTED")],
                   [event("CONNECT_REQUEST", data="leave"), event("ESTABLISHED"), event("DISCONNECTED")])
 
-    def test_a_server_ends_it(self):
+    def test_a_server_disconnects(self):
         self.each("accept", "stay",
                   [event("ESTABLISHED", data="welcome"), event("DISCONNECTED")],
                   [event("CONNECT_REQUEST", data="stay"), event("ESTABLISHED"), event("DISCONNECTED")])
 
-    def test_a_server_refuses(self):
+    def test_a_server_rejects(self):
         self.each("reject", "leave",
                   [event("REJECTED", CONSUMER_DEFINED, "not you")], [event("CONNECT_REQUEST", data="leave")])
 
@@ -119,7 +119,7 @@ class Events(Connecting):
                 self.assertEqual(said["client"], [*RESOLVED, *client_says])
                 self.assertEqual(said["server"], ["listening", *server_says])
 
-    def test_nobody_listens(self):
+    def test_no_listener(self):
         words = [TALK.name, "client"]
         with self.subTest(asks=RXE):
             somebody = self.host()
@@ -133,10 +133,10 @@ class Events(Connecting):
                 self.assertEqual(outcome.out.splitlines(), [*RESOLVED, event("REJECTED", INVALID_SERVICE)])
 
 
-class Succession(Connecting):
-    """Programs go on when the process ends that has port 4791 of their address."""
+class PortTakeover(Connecting):
+    """Programs continue after the process that has port 4791 of their address has ended."""
 
-    def test_the_next_one_takes_the_port(self):
+    def test_another_process_takes_over_the_port(self):
         first, port = self.host(), fresh_port()
         server = self.host_program([*RPING, "-s", "-P", "-p", port], first.address, f"{port}-server")
         self.wait_for_host(server, port)
@@ -144,7 +144,7 @@ class Succession(Connecting):
         first.kill()
         self.eventually(lambda: self.has_port(first.address), "the server has the port")
         self.ping(first.address, port)
-        # So does a program that starts and listens now.
+        # A program that starts now and listens works, too.
         second_port = fresh_port()
         second = self.host_program([*RPING, "-s", "-P", "-p", second_port], first.address, f"{second_port}-server")
         self.wait_for_host(second, second_port)
@@ -153,7 +153,7 @@ class Succession(Connecting):
     def ping(self, address, port):
         with self.in_guest([*RPING, "-c", "-a", address, "-p", port]) as session:
             outcome = self.guest_outcome(session)
-        self.assertEqual(outcome.status, 0, last_words(outcome))
+        self.assertEqual(outcome.status, 0, last_output(outcome))
         self.assertIsNone(RPING_OK({"client": outcome}))
 
     @staticmethod

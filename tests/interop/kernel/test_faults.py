@@ -1,4 +1,4 @@
-"""Each side answers the other's mistakes as the standard says: NAKs, RNR waits, and the resulting statuses."""
+"""Each side answers invalid requests of the other as in the standard: NAKs, RNR waits, and the resulting statuses."""
 
 import contextlib
 
@@ -10,7 +10,7 @@ from peers import FAMILIES, KernelPeer
 
 SIZE = 1 << 16
 RIGHTS = {"write": REMOTE_WRITE, "read": REMOTE_READ, "add": REMOTE_ATOMIC, "cas": REMOTE_ATOMIC}
-FOR_EVER = 7  # of RNR retries
+FOR_EVER = 7  # infinite RNR retries
 # Retry count and timeout exponent (4.096 us * 2^exponent) of requests to an absent peer.
 SHORT = {"retry": 1, "timeout": 10}
 
@@ -27,7 +27,7 @@ class Faults(KernelPeer):
 
     @contextlib.contextmanager
     def connection(self, requester, responder, service="rc", **attributes):
-        """A connection for one mistake, which ends it."""
+        """A connection for one invalid request, which ends it."""
         self.join(requester, responder, "q", service, **attributes)
         try:
             yield
@@ -45,7 +45,7 @@ class Faults(KernelPeer):
             requester("post", "q", "send", 2, "m", 0, 8, 0, 0)
             self.assertEqual(requester.poll("q", 2), [(1, status), (2, WR_FLUSH_ERR)], f"{op} of {length} bytes")
             self.assertEqual(requester("state", "q"), {"state": ERR})
-        self.same(responder, 0, SIZE, 5)
+        self.check_content(responder, 0, SIZE, 5)
 
     def test_access(self):
         """Unknown keys, ranges beyond the region, and missing access rights."""
@@ -53,13 +53,13 @@ class Faults(KernelPeer):
             va, rkey = region["addr"], region["rkey"]
             for op, right in RIGHTS.items():
                 length = 8 if right == REMOTE_ATOMIC else 3000
-                weak = responder("also", "weak", "m", 0, SIZE, ALL & ~right)
+                weak = responder("submr", "weak", "m", 0, SIZE, ALL & ~right)
                 outside = (va + SIZE - length + 8, va - 8, va + SIZE, (1 << 64) - 8)
                 keys = (rkey ^ 0x550000, rkey ^ 1, 0, weak["rkey"])
                 for wrong in (*((va, key) for key in keys), *((at, rkey) for at in outside)):
                     self.refused(requester, responder, REM_ACCESS_ERR, op, length, *wrong)
                 responder("dereg", "weak")
-            gone = responder("also", "gone", "m", 0, SIZE, ALL)
+            gone = responder("submr", "gone", "m", 0, SIZE, ALL)
             responder("dereg", "gone")
             self.refused(requester, responder, REM_ACCESS_ERR, "write", 3000, va, gone["rkey"])
 
@@ -68,7 +68,7 @@ class Faults(KernelPeer):
     def test_misaligned_atomics(self):
         def body(requester, responder, region):
             if not isinstance(requester, Endpoint):
-                return  # rxe does not take such a request, so it never leaves the guest
+                return  # rxe rejects such a request, so it never leaves the guest
             for op in ("add", "cas"):
                 self.refused(requester, responder, REM_INV_REQ_ERR, op, 8, region["addr"] + 4, region["rkey"])
 
@@ -88,7 +88,7 @@ class Faults(KernelPeer):
         def body(requester, responder, _region):
             own, peers = LOC_LEN_ERR, REM_INV_REQ_ERR
             if not isinstance(responder, Endpoint):
-                # rxe finds the error as it copies, and then no longer knows that the length is wrong.
+                # rxe finds the error during the copy, where it no longer distinguishes a wrong length.
                 own, peers = LOC_QP_OP_ERR, REM_OP_ERR
             for length, room in ((100, 99), (5000, 4999), (5000, 100), (1, 0)):
                 with self.connection(requester, responder):
@@ -99,10 +99,10 @@ class Faults(KernelPeer):
 
         self.each_way(body)
 
-    def test_receives_whose_memory_is_gone(self):
+    def test_receives_of_unmapped_memory(self):
         def body(requester, responder, _region):
             with self.connection(requester, responder):
-                responder("also", "gone", "m", 0, SIZE, ALL)
+                responder("submr", "gone", "m", 0, SIZE, ALL)
                 responder("recv", "q", 2, "gone", 0, 1000)
                 responder("dereg", "gone")
                 requester("post", "q", "send", 1, "m", 0, 1000, 0, 0)
@@ -115,7 +115,7 @@ class Faults(KernelPeer):
         self.each_way(body)
 
     def test_memory_that_is_unmapped(self):
-        """Access to memory that the process on Terrace has unmapped is refused, and the process goes on."""
+        """Access to memory that the process on Terrace has unmapped gets a NAK, and the process continues."""
         host, peer = self.host(), self.peer()
         region, _ = (end.mr("m", "anon", SIZE) for end in (host, peer))
         host("unmap", "m", 0, 8192)
@@ -133,12 +133,12 @@ class Faults(KernelPeer):
                 responder("fill", "m", 0, SIZE, 0)
                 requester("post", "q", "send", 1, "m", 0, 3000, 0, 0)
                 requester("post", "q", "write", 2, "m", 3000, 3000, region["addr"] + 3000, region["rkey"])
-                self.assertEqual(requester.poll("q", 1, patience=0.1), [])
-                self.same(responder, 0, SIZE, 0)
+                self.assertEqual(requester.poll("q", 1, timeout_s=0.1), [])
+                self.check_content(responder, 0, SIZE, 0)
                 responder("recv", "q", 3, "m", 0, 3000)
                 self.assertEqual(requester.poll("q", 2), [(1, SUCCESS), (2, SUCCESS)])
                 self.expect(responder, "q")
-                self.same(responder, 0, 6000, 7)
+                self.check_content(responder, 0, 6000, 7)
                 host = requester if isinstance(requester, Endpoint) else responder
                 naks = "rnr_naks_received" if host is requester else "rnr_naks_sent"
                 self.assertGreater(host.counts("q")[naks], 0)
@@ -156,7 +156,7 @@ class Faults(KernelPeer):
 
         self.each_way(body)
 
-    def test_peer_that_is_gone(self):
+    def test_absent_peer(self):
         def body(requester, responder, region):
             with self.connection(requester, responder, **SHORT):
                 responder("destroy", "q")
@@ -167,7 +167,7 @@ class Faults(KernelPeer):
         self.each_way(body)
 
     def test_unreliable_writes_are_dropped(self):
-        """A bad request on UC costs that request and nothing else."""
+        """A bad request on UC affects only that request."""
         def body(requester, responder, region):
             with self.connection(requester, responder, "uc"):
                 responder("fill", "m", 0, SIZE, 0)
@@ -175,7 +175,7 @@ class Faults(KernelPeer):
                 requester("post", "q", "write", 1, "m", 0, 3000, region["addr"], region["rkey"] ^ 0x550000)
                 requester("post", "q", "write", 2, "m", 0, 3000, region["addr"], region["rkey"])
                 self.assertEqual(requester.poll("q", 2), [(1, SUCCESS), (2, SUCCESS)])
-                self.eventually(lambda: responder("check", "m", 0, 3000, 7) == {"differ": 0}, "the good one arrives")
+                self.eventually(lambda: responder("check", "m", 0, 3000, 7) == {"differ": 0}, "the valid WRITE arrives")
 
         self.each_way(body)
 

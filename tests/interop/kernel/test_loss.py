@@ -1,4 +1,4 @@
-"""One packet in fifty is lost each way, by `tc netem`: no message is lost, executed twice or out of order."""
+"""`tc netem` drops one packet in fifty in each direction: no message is lost, executed twice or out of order."""
 
 import itertools
 import json
@@ -10,13 +10,13 @@ from harness.endpoint import SUCCESS
 from peers import FAMILIES, KernelPeer
 
 LOSS_PERCENT = 2
-# Keeps the command channel free of loss: only UDP goes through netem.
+# Only UDP passes netem, so the command channel has no loss.
 UDP_FILTERS = ("protocol ip prio 1 u32 match ip protocol 17 0xff", "protocol ipv6 prio 2 u32 match ip6 protocol 17 0xff")
 MODULES = ("sch_netem", "sch_prio", "sch_ingress", "cls_u32", "act_mirred", "ifb")
 
 BATCHES, DEPTH = 20, 16
 LENGTH_MAX = 20_000
-HALF = 512 << 10  # of a region: one half for data that goes out, one for data that comes in
+HALF = 512 << 10  # of a region: one half for outgoing data, one for incoming data
 
 
 class Loss(KernelPeer):
@@ -49,7 +49,7 @@ class Loss(KernelPeer):
 
     def _check_losses(self, before):
         lost = [now - then for now, then in zip(self._lost(), before)]
-        self.assertGreater(min(lost), 0, "packets were lost each way")
+        self.assertGreater(min(lost), 0, "packets were lost in each direction")
 
     def each_way(self, body):
         for family, requester in itertools.product(FAMILIES, ("Terrace", "rxe")):
@@ -90,8 +90,8 @@ class Loss(KernelPeer):
         self.assertEqual(received, [(index, SUCCESS) for index in range(DEPTH) if ops[index] not in ("write", "read")], ops)
         for index, (op, length) in enumerate(zip(ops, lengths)):
             taker, at = requester if op == "read" else responder, index * LENGTH_MAX
-            self.same(taker, HALF + at, length, seed, **{"from": at})
-            self.same(taker, HALF + at + length, LENGTH_MAX - length, 0)
+            self.check_content(taker, HALF + at, length, seed, **{"from": at})
+            self.check_content(taker, HALF + at + length, LENGTH_MAX - length, 0)
 
     def test_atomics(self):
         """Each atomic is executed once, also when its packets are retransmitted."""
@@ -108,14 +108,14 @@ class Loss(KernelPeer):
 
         self.each_way(body)
 
-    def test_both_ways_at_once(self):
+    def test_both_directions_concurrently(self):
         """Requests, data and acknowledgements of both sides on one connection."""
         for family in FAMILIES:
             host, peer, host_region, peer_region = self.pair(family, mtu=3)
             host("stream", "q", "m", peer_region["addr"] + HALF, peer_region["rkey"])
             peer("stream", "q", "m", host_region["addr"] + HALF, host_region["rkey"])
-            self.eventually(lambda: host.counts("q")["retransmits"] > 20, "packets are sent again")
+            self.eventually(lambda: host.counts("q")["retransmits"] > 20, "packets are retransmitted")
             for end in (host, peer):
-                outcome = end("rest", "q")
+                outcome = end("stop", "q")
                 self.assertEqual((outcome["wrong"], outcome["status"]), (0, SUCCESS), outcome)
                 self.assertGreater(outcome["rounds"], 0)

@@ -7,7 +7,7 @@ import socket
 import capture
 import guest as machine
 import peers
-from cases import all_of, last_words, prints, prints_none, table_rows
+from cases import all_of, last_output, prints, prints_none, table_rows
 from harness import procs
 from peers import FAMILIES, KernelPeer
 
@@ -15,7 +15,7 @@ LIMIT_S = 20
 # The exit status of a program ended by timeout(1).
 TERMINATED = 143
 
-# Where bandwidth is measured, the messages are few: the guest's processor is emulated.
+# Bandwidth tests send few messages, because the guest's processor is emulated.
 PERFTEST = [
     ("ib_read_bw", "-n", "50"),
     ("ib_read_bw", "-n", "10", "-m", "4096", "-s", "1000001"),
@@ -63,9 +63,9 @@ class Programs(KernelPeer):
                 run = self.host_serves if server == "Terrace" else self.guest_serves
                 outcomes = self.repeated(
                     lambda _attempt: run(host_argv, guest_argv, family, port),
-                    lambda outcomes: self.left_alone(server, outcomes) or self.without_clock(outcomes))
+                    lambda outcomes: self.is_waiting_for_sent_ack(server, outcomes) or self.has_no_clock(outcomes))
                 for end, outcome in outcomes.items():
-                    self.assertEqual(outcome.status, 0, f"{end}: {outcome.verdict}: {last_words(outcome)}")
+                    self.assertEqual(outcome.status, 0, f"{end}: {outcome.verdict}: {last_output(outcome)}")
                 self.assertIsNone(check(outcomes))
 
     @staticmethod
@@ -74,7 +74,7 @@ class Programs(KernelPeer):
         acknowledged requests by its timer, and then at times raises one event for two completions."""
         return [word for word in program if word != "-e" or program[0].startswith("ibv_")]
 
-    def left_alone(self, server, outcomes):
+    def is_waiting_for_sent_ack(self, server, outcomes):
         """Whether a client on this side has completed and ended, while rxe waits for an ACK that was sent to it.
 
         rxe's timer also expires without a loss, and rxe drops an ACK that arrives just then. It then retransmits for
@@ -85,10 +85,10 @@ class Programs(KernelPeer):
         family = socket.AF_INET6 if ":" in self.host_address else socket.AF_INET
         ends = [socket.inet_pton(family, address) for address in (peers.guest_address(6 if ":" in self.host_address else 4),
                                                                   self.host_address)]
-        return "rxe waited for an ACK that it had been sent" if capture.all_acknowledged(peers.guest.capture, *ends) else None
+        return "rxe waited for an ACK that was sent to it" if capture.all_acknowledged(peers.guest.capture, *ends) else None
 
     @staticmethod
-    def without_clock(outcomes):
+    def has_no_clock(outcomes):
         """Whether perftest could not calibrate the processor's cycle counter, as on an emulated processor: it prints
         that, and all of its results are zero."""
         found_none = any("Correlation coefficient" in outcome.text for outcome in outcomes.values())

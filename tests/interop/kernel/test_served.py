@@ -1,4 +1,4 @@
-"""A region of `terrace serve`, larger than the node's memory, used by a peer that knows nothing of Terrace.
+"""A region of `terrace serve`, larger than the node's memory, used by a peer without Terrace.
 
 Such a peer gets the fault policy Wait: the node fetches absent pages, then answers. The test learns the queue pair
 number and the key of the region by the node's protocol, which it speaks on rxe's behalf: a management datagram, then
@@ -32,14 +32,14 @@ class Client:
     def __init__(self, end, node_address, name):
         self.end, self.node_address = end, node_address
         end.mr("m", "anon", 2 * MIB)
-        self._connect("control", *self._ask_for_control())
+        self._connect("control", *self._request_control())
         _, _, body = self.request(control.FIND, name.encode())
         self.rkey, self.va, self.length, _ = control.found(body)
         _, _, body = self.request(control.PAIR, struct.pack("<IIH", end.qp("data"), PSN, MTU_BYTES))
         qpn, psn, _ = struct.unpack_from("<IIH", body)
         self._connect("data", qpn, psn)
 
-    def _ask_for_control(self):
+    def _request_control(self):
         request = control.connection_request(1, self.end.qp("control"), PSN, MTU_BYTES)
         gid_index = peers.guest.gid_indexes[self.end.address]
         answer = peers.guest.run(f"mad {self.node_address} {gid_index} {request.hex()}")
@@ -75,9 +75,9 @@ class Served(KernelPeer):
         self.writer = self.host()
         self.writer.mr("m", "file", REGION_BYTES, LOCAL_WRITE, self.path)
         self.writer("fill", "m", 0, REGION_BYTES, SEED)
-        self.forget_pages()
+        self.drop_page_cache()
 
-    def forget_pages(self):
+    def drop_page_cache(self):
         """Writes the file back and drops it from the page cache, except for mapped pages."""
         file = os.open(self.path, os.O_RDONLY)
         os.fsync(file)
@@ -86,8 +86,8 @@ class Served(KernelPeer):
 
     def serve(self, *options):
         """A node, and the guest as its client."""
-        # Over IPv6: the guest's kernel matches the answer to a management datagram by GIDs, and would take an IPv4
-        # header for one.
+        # IPv6 is used because the guest's kernel matches the answer to a management datagram by GIDs, and would
+        # interpret an IPv4 header as one.
         address = peers.fresh_address(6)
         argv = [TERRACE, "serve", "--region", f"table={self.path}", "--dram", DRAM_BYTES, "--listen", address, *options]
         node = procs.Program(argv, peers.guest.log_dir, f"serve-{address}")
@@ -96,7 +96,7 @@ class Served(KernelPeer):
             self.eventually(lambda: "serving at" in node.paths[0].read_text(), "the node serves")
             return node, Client(self.peer(6), address, "table")
         except BaseException:
-            # It has the file locked, which the next node needs.
+            # The node has locked the file, which the next node needs.
             node.stop()
             raise
 
@@ -108,7 +108,7 @@ class Served(KernelPeer):
         return region
 
     def read_everything(self, client, seed_of):
-        """READs all of the region in some order, several READs outstanding at once, and checks every byte."""
+        """READs the whole region in random order with several outstanding READs, and checks every byte."""
         offsets = list(range(0, REGION_BYTES, READ_BYTES))
         random.Random(1).shuffle(offsets)
         for first in range(0, len(offsets), READS_AT_ONCE):
@@ -117,12 +117,12 @@ class Served(KernelPeer):
                 client.post("read", index, index * READ_BYTES, READ_BYTES, offset)
             self.assertEqual(client.end.poll("data", len(batch)), [(index, SUCCESS) for index, _ in batch])
             for index, offset in batch:
-                self.same(client.end, index * READ_BYTES, READ_BYTES, seed_of(offset), **{"from": offset})
+                self.check_content(client.end, index * READ_BYTES, READ_BYTES, seed_of(offset), **{"from": offset})
 
     def test_reads(self):
         for mode in ("term", "wait"):
             with self.subTest(mode=mode):
-                self.forget_pages()
+                self.drop_page_cache()
                 node, client = self.serve("--mode", mode)
                 try:
                     self.assertEqual(client.length, REGION_BYTES)
@@ -153,5 +153,5 @@ class Served(KernelPeer):
         self.assertGreater(sum(region["writes"][way] for way in MISSES), 0, region)
         node.stop()
         for offset in rewritten:
-            # Behind the words that the atomics changed.
-            self.same(self.writer, offset + 16, READ_BYTES - 16, NEW_SEED)
+            # The offset is behind the words that the atomics changed.
+            self.check_content(self.writer, offset + 16, READ_BYTES - 16, NEW_SEED)

@@ -1,4 +1,4 @@
-"""Verb by verb, with Terrace as requester and as responder; every byte is checked at the other side."""
+"""Each verb with Terrace as requester and as responder. Every byte is checked at the other side."""
 
 import itertools
 import socket
@@ -56,8 +56,8 @@ class Verbs(KernelPeer):
         received = self.expect(responder, "q", what=f"receive of {what}") if receives else None
         if op == "write" and responder.services["q"] == "uc":
             self.eventually(lambda: taker("check", "m", TARGET, length, seed, "from=0") == {"differ": 0}, what)
-        self.same(taker, TARGET, length, seed, **{"from": 0})
-        self.same(taker, TARGET + length, MARGIN, 0)
+        self.check_content(taker, TARGET, length, seed, **{"from": 0})
+        self.check_content(taker, TARGET + length, MARGIN, 0)
         return received
 
     def moves(self, service, ops):
@@ -102,7 +102,7 @@ class Reliable(Verbs):
             self.assertEqual(completions, [(index, 0) for index in range(count)])
             for index in range(count):
                 taker = (responder, requester)[index % 2]
-                self.same(taker, TARGET + index * length, length, seed, **{"from": index * length})
+                self.check_content(taker, TARGET + index * length, length, seed, **{"from": index * length})
 
         self.each_way("rc", body)
 
@@ -146,7 +146,7 @@ class Reliable(Verbs):
             requester("fill", "m", SOURCE, 4096, 9, "from=0")
             requester("post", "q", "write", 1, "m", SOURCE, 4096, region["addr"] + TARGET, key)
             self.expect(requester, "q", what="write by the window's key")
-            self.same(responder, TARGET, 4096, 9, **{"from": 0})
+            self.check_content(responder, TARGET, 4096, 9, **{"from": 0})
             responder("recv", "q", 2, "m", TARGET + 8192, 100)
             requester("post", "q", "send_inv", 1, "m", SOURCE, 100, 0, 0, f"inv={key}")
             self.expect(requester, "q", what="send with invalidate")
@@ -154,8 +154,8 @@ class Reliable(Verbs):
             self.assertEqual((received[3], received[5]), (100, key))
             self.assertTrue(received[4] & (WITH_INV_OF_RXE if isinstance(responder, peers.GuestEndpoint) else WITH_INV))
             requester("post", "q", "write", 1, "m", SOURCE, 4096, region["addr"] + TARGET, key)
-            self.expect(requester, "q", REM_ACCESS_ERR, "write by a key that was taken away")
-            # The refused access ended this connection; the other direction needs a new one.
+            self.expect(requester, "q", REM_ACCESS_ERR, "write by an invalidated key")
+            # The failed access ended this connection, so the other direction needs a new one.
             for end in (requester, responder):
                 end("destroy", "q")
                 end.qp("q")
@@ -187,8 +187,8 @@ class Datagrams(Verbs):
                 self.assertEqual(flags & WITH_GRH, WITH_GRH)
                 if op == "send_imm":
                     self.assertEqual((flags & WITH_IMM, immediate), (WITH_IMM, IMMEDIATE))
-                self.same(responder, TARGET + GRH_BYTES, length, seed, **{"from": 0})
-                self.same(responder, TARGET + GRH_BYTES + length, MARGIN, 0)
+                self.check_content(responder, TARGET + GRH_BYTES, length, seed, **{"from": 0})
+                self.check_content(responder, TARGET + GRH_BYTES + length, MARGIN, 0)
                 self.assertEqual(self.header_addresses(responder), (requester.address, responder.address))
 
         self.each_way("ud", body)
@@ -202,18 +202,18 @@ class Datagrams(Verbs):
 
 
 class Checksums(KernelPeer):
-    """rxe silently drops packets with a wrong ICRC. So its counters are compared with the packets on the wire."""
+    """rxe silently drops packets with a wrong ICRC, so its counters are compared with the packets on the wire."""
 
     def setUp(self):
-        """Skips the ICRC check of the other tests: here some ICRCs are wrong."""
+        """Omits the ICRC check of the other tests, because some ICRCs are wrong."""
 
     def to_and_from_guest(self, peer):
-        """How many packets went each way."""
+        """The number of packets in each direction."""
         own = socket.inet_aton(peer.address)
         packets = list(capture.packets(peers.guest.capture))
         return sum(packet.destination == own for packet in packets), sum(packet.source == own for packet in packets)
 
-    def test_all_are_counted_that_are_right(self):
+    def test_packets_with_correct_icrc_are_counted(self):
         before = peers.guest.counters()
         host, peer, host_region, peer_region = self.pair()
         for requester, region in ((host, peer_region), (peer, host_region)):
@@ -226,13 +226,13 @@ class Checksums(KernelPeer):
         self.assertEqual(after["rcvd_pkts"] - before["rcvd_pkts"], to_guest)
         self.assertEqual((port["rx_packets"], port["bad_icrc"]), (from_guest, 0))
 
-    def test_a_wrong_one_is_not(self):
+    def test_packets_with_wrong_icrc_are_not_counted(self):
         peer, sender = self.peer(), peers.RawPeer(peers.fresh_address())
         self.addCleanup(sender.close)
         qpn, before = peer.qp("q"), peers.guest.counters()
         peer("connect", "q", sender.address, sender.qpn, *peer.path_words(sender.address))
-        for spoil in (1, 0):
-            sender.packet(peer.address, peers.roce.bth(peers.roce.SEND_ONLY, qpn, 0), b"data", spoil=spoil)
-        self.eventually(lambda: self.to_and_from_guest(peer)[0] == 2, "two packets went there")
+        for icrc_error in (1, 0):
+            sender.packet(peer.address, peers.roce.bth(peers.roce.SEND_ONLY, qpn, 0), b"data", icrc_error=icrc_error)
+        self.eventually(lambda: self.to_and_from_guest(peer)[0] == 2, "two packets were sent")
         self.assertEqual(peers.guest.counters()["rcvd_pkts"] - before["rcvd_pkts"], 1)
         self.assertEqual([packet.icrc_is_right for packet in capture.packets(peers.guest.capture)][:2], [False, True])

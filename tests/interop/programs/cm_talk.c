@@ -1,10 +1,10 @@
 /*
- * Two ends that connect through librdmacm, and print each event of the connection manager as a line with its status and
- * private data.
+ * cm_talk: a server or a client that connects through librdmacm, and prints each event of the connection manager as a
+ * line with its status and private data.
  *
  *   cm_talk server ADDRESS PORT accept|reject COUNT   answers COUNT requests, one after the other
- *   cm_talk client ADDRESS PORT stay|leave|idle       connects once; "leave" ends the connection, "stay" waits until
- *                                                   the server ends it, "idle" until it ends for any reason
+ *   cm_talk client ADDRESS PORT stay|leave|idle       connects once; with "leave" it ends the connection, with "stay"
+ *                                                   it waits until the server does, with "idle" until any end
  *
  * A server that has accepted ends the connection itself if the client's private data says "stay".
  */
@@ -18,22 +18,22 @@
 #include <netdb.h>
 #include <rdma/rdma_cma.h>
 
-enum { PATIENCE_MS = 2000, LIMIT_MS = 30000, DATA_BYTES = 40 };
+enum { RESOLVE_MS = 2000, LIMIT_MS = 30000, DATA_BYTES = 40 };
 
-static void fail(const char *what)
+static void fail(const char *call)
 {
-	printf("failed %s: %s\n", what, strerror(errno));
+	printf("failed %s: %s\n", call, strerror(errno));
 	exit(1);
 }
 
-static void check(int result, const char *what)
+static void check(int result, const char *call)
 {
 	if (result != 0)
-		fail(what);
+		fail(call);
 }
 
-/* Private data is padded with zeros to the length of the datagram. */
-static void say(const struct rdma_cm_event *event)
+/* Prints an event. Private data is padded with zeros to the length of the datagram. */
+static void print_event(const struct rdma_cm_event *event)
 {
 	char data[DATA_BYTES + 1] = "";
 	size_t length = event->param.conn.private_data_len;
@@ -68,7 +68,7 @@ static struct rdma_conn_param parameters(const char *data)
 	return param;
 }
 
-static struct rdma_addrinfo *find(const char *address, const char *port, int flags)
+static struct rdma_addrinfo *resolve(const char *address, const char *port, int flags)
 {
 	struct rdma_addrinfo hints = { .ai_flags = flags, .ai_port_space = RDMA_PS_TCP };
 	struct rdma_addrinfo *found;
@@ -77,8 +77,8 @@ static struct rdma_addrinfo *find(const char *address, const char *port, int fla
 	return found;
 }
 
-/* The next event of any identifier; its fields are copied, and it is acknowledged. */
-static enum rdma_cm_event_type hear(struct rdma_event_channel *channel, struct rdma_cm_id **id, char *data)
+/* Waits for the next event of any identifier, copies its fields and acknowledges it. */
+static enum rdma_cm_event_type wait_for_event(struct rdma_event_channel *channel, struct rdma_cm_id **id, char *data)
 {
 	struct pollfd wait = { .fd = channel->fd, .events = POLLIN };
 	struct rdma_cm_event *event;
@@ -89,7 +89,7 @@ static enum rdma_cm_event_type hear(struct rdma_event_channel *channel, struct r
 		fail("waiting for an event");
 	}
 	check(rdma_get_cm_event(channel, &event), "rdma_get_cm_event");
-	say(event);
+	print_event(event);
 	type = event->event;
 	*id = event->id;
 	data[0] = 0;
@@ -100,7 +100,7 @@ static enum rdma_cm_event_type hear(struct rdma_event_channel *channel, struct r
 	return type;
 }
 
-static void answer(struct rdma_cm_id *id, int accepts, const char *data)
+static void answer_request(struct rdma_cm_id *id, int accepts, const char *data)
 {
 	struct rdma_conn_param param = parameters("welcome");
 	char refusal[] = "not you";
@@ -118,7 +118,7 @@ static void answer(struct rdma_cm_id *id, int accepts, const char *data)
 
 static int serve(struct rdma_event_channel *channel, const char *address, const char *port, int accepts, int count)
 {
-	struct rdma_addrinfo *found = find(address, port, RAI_PASSIVE);
+	struct rdma_addrinfo *found = resolve(address, port, RAI_PASSIVE);
 	struct rdma_cm_id *listener, *id;
 	char data[DATA_BYTES];
 
@@ -128,9 +128,9 @@ static int serve(struct rdma_event_channel *channel, const char *address, const 
 	printf("listening\n");
 	fflush(stdout);
 	while (count > 0) {
-		switch (hear(channel, &id, data)) {
+		switch (wait_for_event(channel, &id, data)) {
 		case RDMA_CM_EVENT_CONNECT_REQUEST:
-			answer(id, accepts, data);
+			answer_request(id, accepts, data);
 			count -= !accepts;
 			break;
 		case RDMA_CM_EVENT_ESTABLISHED:
@@ -150,19 +150,19 @@ static int serve(struct rdma_event_channel *channel, const char *address, const 
 	return 0;
 }
 
-static int ask(struct rdma_event_channel *channel, const char *address, const char *port, const char *manner)
+static int connect_once(struct rdma_event_channel *channel, const char *address, const char *port, const char *manner)
 {
-	struct rdma_addrinfo *found = find(address, port, 0);
+	struct rdma_addrinfo *found = resolve(address, port, 0);
 	struct rdma_conn_param param = parameters(manner);
 	struct rdma_cm_id *id, *same;
 	char data[DATA_BYTES];
 
 	check(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), "rdma_create_id");
-	check(rdma_resolve_addr(id, NULL, found->ai_dst_addr, PATIENCE_MS), "rdma_resolve_addr");
+	check(rdma_resolve_addr(id, NULL, found->ai_dst_addr, RESOLVE_MS), "rdma_resolve_addr");
 	for (;;) {
-		switch (hear(channel, &same, data)) {
+		switch (wait_for_event(channel, &same, data)) {
 		case RDMA_CM_EVENT_ADDR_RESOLVED:
-			check(rdma_resolve_route(id, PATIENCE_MS), "rdma_resolve_route");
+			check(rdma_resolve_route(id, RESOLVE_MS), "rdma_resolve_route");
 			break;
 		case RDMA_CM_EVENT_ROUTE_RESOLVED:
 			make_qp(id);
@@ -178,7 +178,7 @@ static int ask(struct rdma_event_channel *channel, const char *address, const ch
 			check(rdma_destroy_id(id), "rdma_destroy_id");
 			return 0;
 		default:
-			/* Rejected or timed out: the last line says which. */
+			/* The connection was rejected or timed out; the printed event names the reason. */
 			return 0;
 		}
 	}
@@ -197,5 +197,5 @@ int main(int argc, char **argv)
 		fail("rdma_create_event_channel");
 	if (strcmp(argv[1], "server") == 0)
 		return serve(channel, argv[2], argv[3], strcmp(argv[4], "accept") == 0, atoi(argv[5]));
-	return ask(channel, argv[2], argv[3], argv[4]);
+	return connect_once(channel, argv[2], argv[3], argv[4]);
 }

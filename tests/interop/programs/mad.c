@@ -3,8 +3,8 @@
  *
  *     mad ADDRESS GID-INDEX HEX
  *
- * HEX is the datagram, of which the kernel changes the upper half of the transaction id (bytes 8 to 11). The answer is
- * printed in the same way.
+ * HEX is the datagram, of which the kernel changes the upper half of the transaction id (bytes 8 to 11). The program
+ * prints the answer in the same format.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -23,14 +23,14 @@ enum { MAD_BYTES = 256, TIMEOUT_MS = 500, RETRIES = 9 };
 
 static const unsigned long QKEY_OF_MANAGEMENT = 0x80010000;
 
-struct letter {
+struct umad {
     struct ib_user_mad_hdr head;
     unsigned char data[MAD_BYTES];
 };
 
-static void die(const char *what)
+static void die(const char *message)
 {
-    fprintf(stderr, "mad: %s (errno: %s)\n", what, strerror(errno));
+    fprintf(stderr, "mad: %s (errno: %s)\n", message, strerror(errno));
     exit(2);
 }
 
@@ -46,34 +46,34 @@ static unsigned register_agent(int fd)
     struct ib_user_mad_reg_req request = {.qpn = 1};
     unsigned on = 1;
     if (ioctl(fd, IB_USER_MAD_ENABLE_PKEY, &on) != 0 || ioctl(fd, IB_USER_MAD_REGISTER_AGENT, &request) != 0)
-        die("the kernel has no agent for us");
+        die("the kernel registers no agent");
     return request.id;
 }
 
 int main(int argc, char **argv)
 {
-    struct letter letter = {.head = {.timeout_ms = TIMEOUT_MS, .retries = RETRIES, .grh_present = 1, .hop_limit = 64}};
+    struct umad mad = {.head = {.timeout_ms = TIMEOUT_MS, .retries = RETRIES, .grh_present = 1, .hop_limit = 64}};
     unsigned value;
     if (argc != 4)
         die("usage: mad ADDRESS GID-INDEX HEX");
     for (size_t i = 0; i < MAD_BYTES && sscanf(argv[3] + 2 * i, "%2x", &value) == 1; i++)
-        letter.data[i] = (unsigned char)value;
+        mad.data[i] = (unsigned char)value;
     int fd = open("/dev/infiniband/umad0", O_RDWR);
     if (fd < 0)
         die("/dev/infiniband/umad0");
-    letter.head.id = register_agent(fd);
-    letter.head.qpn = htonl(1), letter.head.qkey = htonl(QKEY_OF_MANAGEMENT);
-    letter.head.gid_index = (unsigned char)atoi(argv[2]);
-    address_to_gid(argv[1], letter.head.gid);
-    if (write(fd, &letter, sizeof letter) != sizeof letter)
+    mad.head.id = register_agent(fd);
+    mad.head.qpn = htonl(1), mad.head.qkey = htonl(QKEY_OF_MANAGEMENT);
+    mad.head.gid_index = (unsigned char)atoi(argv[2]);
+    address_to_gid(argv[1], mad.head.gid);
+    if (write(fd, &mad, sizeof mad) != sizeof mad)
         die("the datagram is not sent");
     struct pollfd waiting = {.fd = fd, .events = POLLIN};
-    if (poll(&waiting, 1, TIMEOUT_MS * (RETRIES + 2)) != 1 || read(fd, &letter, sizeof letter) <= 0)
-        die("nothing came back");
-    if (letter.head.status != 0)
-        errno = (int)letter.head.status, die("no answer");
+    if (poll(&waiting, 1, TIMEOUT_MS * (RETRIES + 2)) != 1 || read(fd, &mad, sizeof mad) <= 0)
+        die("no answer in time");
+    if (mad.head.status != 0)
+        errno = (int)mad.head.status, die("the kernel could not deliver the datagram");
     for (int i = 0; i < MAD_BYTES; i++)
-        printf("%02x", letter.data[i]);
+        printf("%02x", mad.data[i]);
     puts("");
     return 0;
 }

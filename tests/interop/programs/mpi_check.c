@@ -16,10 +16,10 @@ enum { SIZE_MAX_BYTES = 4 << 20, BURST = 64, WINDOW_WORDS = 1 << 16 };
 
 static int rank, ranks;
 
-static void check(int good, const char *what)
+static void check(int good, const char *message)
 {
     if (!good) {
-        fprintf(stderr, "mpi_check: rank %d: %s\n", rank, what);
+        fprintf(stderr, "mpi_check: rank %d: %s\n", rank, message);
         MPI_Abort(MPI_COMM_WORLD, 1);
     }
 }
@@ -43,7 +43,7 @@ static int is_filled(const unsigned char *buffer, size_t length, int from, int r
     return 1;
 }
 
-/* Every size class of the protocols below: inline, copied, and fetched by the receiver. */
+/* Sends messages around a ring, in every size class of the protocols: inline, copied, and fetched by the receiver. */
 static void around_the_ring(unsigned char *out, unsigned char *in)
 {
     static const int SIZES[] = {0, 1, 8, 200, 1024, 4096, 4097, 20000, 65536, 300001, 1 << 20, SIZE_MAX_BYTES};
@@ -60,7 +60,7 @@ static void around_the_ring(unsigned char *out, unsigned char *in)
     }
 }
 
-static void everybody_to_everybody(void)
+static void all_to_all(void)
 {
     enum { LENGTH = 3000 };
     size_t each = (size_t)BURST * LENGTH;
@@ -71,11 +71,11 @@ static void everybody_to_everybody(void)
     for (int i = 0; i < BURST; i++) {
         fill(out + (size_t)i * LENGTH, LENGTH, rank, i);
         for (int peer = 0; peer < ranks; peer++) {
-            unsigned char *place = in + (size_t)peer * each + (size_t)i * LENGTH;
-            MPI_Irecv(place, LENGTH, MPI_BYTE, peer, i, MPI_COMM_WORLD, &requests[count++]);
+            unsigned char *buffer = in + (size_t)peer * each + (size_t)i * LENGTH;
+            MPI_Irecv(buffer, LENGTH, MPI_BYTE, peer, i, MPI_COMM_WORLD, &requests[count++]);
         }
     }
-    for (int i = BURST - 1; i >= 0; i--) /* other than in the order of receiving: tags have to match */
+    for (int i = BURST - 1; i >= 0; i--) /* not in the order of the receives, so tags have to match */
         for (int peer = 0; peer < ranks; peer++)
             MPI_Isend(out + (size_t)i * LENGTH, LENGTH, MPI_BYTE, peer, i, MPI_COMM_WORLD, &requests[count++]);
     MPI_Waitall(count, requests, MPI_STATUSES_IGNORE);
@@ -120,12 +120,12 @@ static void one_sided(void)
             MPI_Accumulate(&one, 1, MPI_LONG, peer, WINDOW_WORDS - 1, 1, MPI_LONG, MPI_SUM, window);
     MPI_Win_fence(0, window);
     for (int i = 0; i < WINDOW_WORDS / 2; i++)
-        check(words[i] == left * 1000000L + i, "what was put is wrong");
+        check(words[i] == left * 1000000L + i, "MPI_Put wrote wrong data");
     check(words[WINDOW_WORDS - 1] == 20L * ranks, "an accumulated sum is wrong");
     MPI_Get(own, WINDOW_WORDS / 2, MPI_LONG, right, 0, WINDOW_WORDS / 2, MPI_LONG, window);
     MPI_Win_fence(0, window);
     for (int i = 0; i < WINDOW_WORDS / 2; i++)
-        check(own[i] == rank * 1000000L + i, "what was got is wrong");
+        check(own[i] == rank * 1000000L + i, "MPI_Get read wrong data");
     free(own);
     MPI_Win_free(&window);
 }
@@ -140,7 +140,7 @@ int main(int argc, char **argv)
     int rounds = argc > 1 ? atoi(argv[1]) : 3;
     for (int round = 0; round < rounds; round++) {
         around_the_ring(out, in);
-        everybody_to_everybody();
+        all_to_all();
         sums();
         one_sided();
     }

@@ -1,13 +1,13 @@
 /*
  * paged_stress: the program and two queue pairs of a peer change a file mapping concurrently; every byte is checked.
  *
- * Plain verbs; meant for a server under `terrace run --dram SIZE`, with much less memory than the size of the file.
+ * The program uses plain verbs. Its server is meant for `terrace run --dram SIZE`, with a SIZE much below the file's.
  *
- *     paged_stress serve -p PORT -m MIB FILE          maps FILE, registers overlapping regions of it with on-demand paging
- *     paged_stress drive -p PORT -t SECONDS HOST      READs, WRITEs and adds; status 0 if all data was right
+ *     paged_stress serve -p PORT -m MIB FILE          registers overlapping regions of FILE with on-demand paging
+ *     paged_stress drive -p PORT -t SECONDS HOST      READs, WRITEs and adds; returns 0 if all data was right
  *
- * The file is cut into runs of 1 B to 4 MiB, at any byte. Each run has one of three owners: the server's own thread,
- * which stores to it and checks it, or one of two queue pairs. So three writers share a page and never a byte. The
+ * The file is divided into runs of 1 B to 4 MiB, at any byte. Each run has one of three owners: the server's thread,
+ * which stores to it and checks it, or one of two queue pairs. So three writers share pages, but never a byte. The
  * driver keeps a shadow of the file. A READ may cover any range, and is checked where it covers bytes of its queue
  * pair: it must see every WRITE that was posted before it on its queue pair, completed or not. Over TCP the driver also
  * has the server store to the driver's own bytes, which its next READ must see, and load them, which must return the
@@ -43,7 +43,7 @@ enum {
     RUN_MAX = 4 << 20,
     SERVER_RUN_MAX = 1 << 20,
     HOT_BYTES = 8 << 20,
-    PSN = 0xffff00, /* close to where they wrap */
+    PSN = 0xffff00, /* PSNs wrap soon */
 };
 
 static void die(const char *format, ...)
@@ -84,7 +84,7 @@ static uint64_t below(uint64_t *state, uint64_t limit)
     return draw(state) % limit;
 }
 
-/* From 1 to `max`, every order of magnitude as often as the others. */
+/* Returns a length from 1 to `max`. Every order of magnitude is equally likely. */
 static uint64_t draw_length(uint64_t *state, uint64_t max)
 {
     unsigned bits = 0;
@@ -95,12 +95,12 @@ static uint64_t draw_length(uint64_t *state, uint64_t max)
     return length < max ? length : max;
 }
 
-/* Bytes that depend on the seed alone. For some seeds they are one repeated byte, as in an absent page. */
+/* Writes bytes that depend on the seed alone. Some seeds give one repeated byte, like that of an absent page. */
 static void fill(uint8_t *bytes, size_t length, uint64_t seed)
 {
-    static const uint8_t DULL[] = {0x00, 0xff, 0xfd};
-    if (seed % 16 < sizeof DULL) {
-        memset(bytes, DULL[seed % 16], length);
+    static const uint8_t REPEATED[] = {0x00, 0xff, 0xfd};
+    if (seed % 16 < sizeof REPEATED) {
+        memset(bytes, REPEATED[seed % 16], length);
         return;
     }
     for (size_t i = 0; i < length; i += 8) {
@@ -162,7 +162,7 @@ static size_t run_at(const struct layout *layout, uint64_t offset)
     return low;
 }
 
-/* The owner's run at or after an offset, from the beginning again if there is none. */
+/* Returns the owner's next run at or after an offset, which wraps around at the end of the file. */
 static const struct run *run_of(const struct layout *layout, int owner, uint64_t offset)
 {
     size_t index = run_at(layout, offset);
@@ -194,16 +194,16 @@ struct hello {
 enum { STORE = 1, LOAD, STOP };
 
 struct command {
-    uint64_t what, offset, length, seed;
+    uint64_t kind, offset, length, seed;
 };
 
-static void say(int peer, const void *message, size_t length)
+static void send_all(int peer, const void *message, size_t length)
 {
     if (send(peer, message, length, MSG_NOSIGNAL) != (ssize_t)length)
-        die("the other end hung up");
+        die("the other end closed the connection");
 }
 
-static bool hear(int peer, void *message, size_t length)
+static bool receive_all(int peer, void *message, size_t length)
 {
     return recv(peer, message, length, MSG_WAITALL) == (ssize_t)length;
 }
@@ -245,7 +245,7 @@ static struct nic open_nic(void)
     return nic;
 }
 
-static void introduce(const struct nic *nic, struct hello *self)
+static void describe(const struct nic *nic, struct hello *self)
 {
     memcpy(self->gid, nic->gid.raw, sizeof self->gid);
     self->mtu = nic->port.active_mtu;
@@ -273,7 +273,7 @@ static void connect_qps(const struct nic *nic, const struct hello *peer)
             .min_rnr_timer = 7,
             .port_num = 1,
             .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.hop_limit = 64}},
-            .timeout = 17, /* half a second: a busy disk is slow */
+            .timeout = 17, /* half a second, because a busy disk is slow */
             .retry_cnt = 7,
             .rnr_retry = 7,
         };
@@ -338,11 +338,11 @@ static void *store_and_load(void *argument)
     return NULL;
 }
 
-static uint64_t obey(struct server *server, const struct command *command)
+static uint64_t execute(struct server *server, const struct command *command)
 {
-    if (command->what != STOP && (command->offset > server->layout.size || command->length > server->layout.size - command->offset))
-        die("a command that makes no sense");
-    switch (command->what) {
+    if (command->kind != STOP && (command->offset > server->layout.size || command->length > server->layout.size - command->offset))
+        die("a command is out of range");
+    switch (command->kind) {
     case STORE: fill(server->map + command->offset, command->length, command->seed); return 0;
     case LOAD: return hash(server->map + command->offset, command->length);
     case STOP:
@@ -397,21 +397,21 @@ static int serve(uint16_t port, uint64_t size, uint64_t seed, const char *path)
         region->addr = (uintptr_t)mrs[i]->addr;
         region->rkey = mrs[i]->rkey;
     }
-    introduce(&nic, &self);
+    describe(&nic, &self);
     int peer = accept_one(port);
     struct hello theirs;
-    say(peer, &self, sizeof self);
-    if (!hear(peer, &theirs, sizeof theirs))
-        die("the driver hung up");
+    send_all(peer, &self, sizeof self);
+    if (!receive_all(peer, &theirs, sizeof theirs))
+        die("the driver closed the connection");
     connect_qps(&nic, &theirs);
     if (pthread_create(&server.thread, NULL, store_and_load, &server) != 0)
         die("no thread");
     uint64_t ready = 0;
-    say(peer, &ready, sizeof ready);
+    send_all(peer, &ready, sizeof ready);
     struct command command;
-    while (hear(peer, &command, sizeof command)) {
-        uint64_t answer = obey(&server, &command);
-        say(peer, &answer, sizeof answer);
+    while (receive_all(peer, &command, sizeof command)) {
+        uint64_t answer = execute(&server, &command);
+        send_all(peer, &answer, sizeof answer);
     }
     fprintf(stderr, "paged_stress: the server stored %" PRIu64 " times, %" PRIu64 " were wrong\n", server.stores, server.wrong);
     for (int i = 0; i < REGIONS; i++)
@@ -422,15 +422,15 @@ static int serve(uint16_t port, uint64_t size, uint64_t seed, const char *path)
 
 /* ---- drive ------------------------------------------------------------------------------------------------------ */
 
-/* A request that is outstanding. Those of a queue pair complete in the order of their posting. */
+/* An outstanding request. The requests of a queue pair complete in the order of posting. */
 struct request {
     enum ibv_wr_opcode opcode;
     uint64_t offset, length;
     uint8_t *buffer;   /* data to send, or received */
-    uint8_t *expected; /* of a READ and an addition */
+    uint8_t *expected; /* result of a READ or an addition */
 };
 
-struct lane {
+struct queue {
     struct request requests[DEPTH];
     uint64_t posted, done;
 };
@@ -441,19 +441,19 @@ struct driver {
     struct layout layout;
     uint8_t *shadow;
     struct ibv_mr *mr;
-    struct lane lanes[QPS];
+    struct queue queues[QPS];
     uint64_t state, hot;
     int tcp;
     uint64_t counts[5], bytes;
 };
 
-static uint64_t ask(struct driver *driver, uint64_t what, uint64_t offset, uint64_t length, uint64_t seed)
+static uint64_t call_server(struct driver *driver, uint64_t kind, uint64_t offset, uint64_t length, uint64_t seed)
 {
-    struct command command = {what, offset, length, seed};
+    struct command command = {kind, offset, length, seed};
     uint64_t answer;
-    say(driver->tcp, &command, sizeof command);
-    if (!hear(driver->tcp, &answer, sizeof answer))
-        die("the server went away");
+    send_all(driver->tcp, &command, sizeof command);
+    if (!receive_all(driver->tcp, &answer, sizeof answer))
+        die("the server closed the connection");
     return answer;
 }
 
@@ -477,8 +477,8 @@ static void check_read(const struct driver *driver, int owner, const struct requ
 
 static void complete_one(struct driver *driver, int index)
 {
-    struct lane *lane = &driver->lanes[index];
-    struct request *request = &lane->requests[lane->done % DEPTH];
+    struct queue *queue = &driver->queues[index];
+    struct request *request = &queue->requests[queue->done % DEPTH];
     struct ibv_wc wc;
     double deadline = seconds_now() + 30;
     while (ibv_poll_cq(driver->nic.cq[index], 1, &wc) == 0)
@@ -487,22 +487,22 @@ static void complete_one(struct driver *driver, int index)
     if (wc.status != IBV_WC_SUCCESS)
         die("opcode %d of %" PRIu64 " bytes at %" PRIu64 ": %s", request->opcode, request->length, request->offset,
             ibv_wc_status_str(wc.status));
-    if (wc.wr_id != lane->done)
+    if (wc.wr_id != queue->done)
         die("completions out of order");
     if (request->opcode == IBV_WR_RDMA_READ)
         check_read(driver, index, request);
     if (request->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD && memcmp(request->buffer, request->expected, 8) != 0)
         die("an addition at %" PRIu64 " found another value", request->offset);
-    lane->done++;
+    queue->done++;
 }
 
 static void drain(struct driver *driver, int index)
 {
-    while (driver->lanes[index].done < driver->lanes[index].posted)
+    while (driver->queues[index].done < driver->queues[index].posted)
         complete_one(driver, index);
 }
 
-/* A random one of the regions that contain the range. */
+/* Returns a random one of the regions that contain the range. */
 static const struct region *region_with(struct driver *driver, uint64_t offset, uint64_t length)
 {
     for (uint64_t i = draw(&driver->state);; i++) {
@@ -514,12 +514,12 @@ static const struct region *region_with(struct driver *driver, uint64_t offset, 
 
 static void post(struct driver *driver, int index, uint64_t add)
 {
-    struct lane *lane = &driver->lanes[index];
-    struct request *request = &lane->requests[lane->posted % DEPTH];
+    struct queue *queue = &driver->queues[index];
+    struct request *request = &queue->requests[queue->posted % DEPTH];
     const struct region *region = region_with(driver, request->offset, request->length);
     uint64_t remote = region->addr + (request->offset - region->offset);
     struct ibv_sge sge = {.addr = (uintptr_t)request->buffer, .length = (uint32_t)request->length, .lkey = driver->mr->lkey};
-    struct ibv_send_wr wr = {.wr_id = lane->posted, .sg_list = &sge, .num_sge = 1, .opcode = request->opcode}, *bad;
+    struct ibv_send_wr wr = {.wr_id = queue->posted, .sg_list = &sge, .num_sge = 1, .opcode = request->opcode}, *bad;
     if (request->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
         wr.wr.atomic.remote_addr = remote;
         wr.wr.atomic.rkey = region->rkey;
@@ -531,23 +531,23 @@ static void post(struct driver *driver, int index, uint64_t add)
     int error = ibv_post_send(driver->nic.qp[index], &wr, &bad);
     if (error != 0)
         die("cannot post: %s", strerror(error));
-    lane->posted++;
+    queue->posted++;
     driver->bytes += request->length;
 }
 
 /* A WRITE may take effect before an earlier READ is answered, so the driver does not post it over such a READ. */
-static bool is_being_read(const struct lane *lane, uint64_t offset, uint64_t length)
+static bool is_being_read(const struct queue *queue, uint64_t offset, uint64_t length)
 {
-    for (uint64_t i = lane->done; i < lane->posted; i++) {
-        const struct request *other = &lane->requests[i % DEPTH];
+    for (uint64_t i = queue->done; i < queue->posted; i++) {
+        const struct request *other = &queue->requests[i % DEPTH];
         if (other->opcode == IBV_WR_RDMA_READ && other->offset < offset + length && offset < other->offset + other->length)
             return true;
     }
     return false;
 }
 
-/* Mostly an offset in the hot part of the file. */
-static uint64_t draw_place(struct driver *driver)
+/* Returns a random offset, mostly in the hot part of the file. */
+static uint64_t draw_offset(struct driver *driver)
 {
     uint64_t size = driver->layout.size;
     bool hot = below(&driver->state, 10) < 8;
@@ -556,20 +556,20 @@ static uint64_t draw_place(struct driver *driver)
 
 static void post_read(struct driver *driver, int index, struct request *request)
 {
-    request->offset = draw_place(driver);
+    request->offset = draw_offset(driver);
     request->length = draw_length(&driver->state, RUN_MAX);
     if (request->length > driver->layout.size - request->offset)
         request->length = driver->layout.size - request->offset;
     memcpy(request->expected, driver->shadow + request->offset, request->length);
-    /* Bytes that do not arrive must not pass the check. */
+    /* A byte that does not arrive fails the check. */
     memset(request->buffer, 0xa5, request->length);
     post(driver, index, 0);
 }
 
 static void post_write(struct driver *driver, int index, struct request *request)
 {
-    draw_within(run_of(&driver->layout, index, draw_place(driver)), &driver->state, &request->offset, &request->length);
-    while (is_being_read(&driver->lanes[index], request->offset, request->length))
+    draw_within(run_of(&driver->layout, index, draw_offset(driver)), &driver->state, &request->offset, &request->length);
+    while (is_being_read(&driver->queues[index], request->offset, request->length))
         complete_one(driver, index);
     fill(request->buffer, request->length, draw(&driver->state));
     memcpy(driver->shadow + request->offset, request->buffer, request->length);
@@ -578,12 +578,12 @@ static void post_write(struct driver *driver, int index, struct request *request
 
 static void post_add(struct driver *driver, int index, struct request *request)
 {
-    const struct run *run = run_of(&driver->layout, index, draw_place(driver));
+    const struct run *run = run_of(&driver->layout, index, draw_offset(driver));
     request->offset = (run->start + 7) & ~7ULL;
     request->length = 8;
     if (request->offset + 8 > run->start + run->length)
         return;
-    while (is_being_read(&driver->lanes[index], request->offset, 8))
+    while (is_being_read(&driver->queues[index], request->offset, 8))
         complete_one(driver, index);
     uint64_t value, add = draw(&driver->state);
     memcpy(&value, driver->shadow + request->offset, 8);
@@ -593,53 +593,53 @@ static void post_add(struct driver *driver, int index, struct request *request)
     post(driver, index, add);
 }
 
-/* The server's processor and the peer's NIC access the same bytes in turn. */
-static void ask_server(struct driver *driver, int index, bool store)
+/* The server's CPU accesses bytes that the driver wrote or will read. */
+static void access_on_server(struct driver *driver, int index, bool store)
 {
     uint64_t offset, length, seed = draw(&driver->state);
-    draw_within(run_of(&driver->layout, index, draw_place(driver)), &driver->state, &offset, &length);
+    draw_within(run_of(&driver->layout, index, draw_offset(driver)), &driver->state, &offset, &length);
     drain(driver, index);
     if (store) {
-        ask(driver, STORE, offset, length, seed);
+        call_server(driver, STORE, offset, length, seed);
         fill(driver->shadow + offset, length, seed);
-    } else if (ask(driver, LOAD, offset, length, 0) != hash(driver->shadow + offset, length)) {
-        die("the server loads something else from %" PRIu64 " (%" PRIu64 ") than what was written", offset, length);
+    } else if (call_server(driver, LOAD, offset, length, 0) != hash(driver->shadow + offset, length)) {
+        die("the server loads other bytes from %" PRIu64 " (%" PRIu64 ") than were written", offset, length);
     }
 }
 
 static void step(struct driver *driver)
 {
     int index = (int)below(&driver->state, QPS);
-    struct lane *lane = &driver->lanes[index];
-    while (lane->posted - lane->done == DEPTH || (lane->posted > lane->done && below(&driver->state, 3) == 0))
+    struct queue *queue = &driver->queues[index];
+    while (queue->posted - queue->done == DEPTH || (queue->posted > queue->done && below(&driver->state, 3) == 0))
         complete_one(driver, index);
-    struct request *request = &lane->requests[lane->posted % DEPTH];
+    struct request *request = &queue->requests[queue->posted % DEPTH];
     uint64_t kind = below(&driver->state, 20);
-    int which = kind < 9 ? 0 : kind < 17 ? 1 : kind < 18 ? 2 : kind < 19 ? 3 : 4;
-    driver->counts[which]++;
-    switch (which) {
+    int operation = kind < 9 ? 0 : kind < 17 ? 1 : kind < 18 ? 2 : kind < 19 ? 3 : 4;
+    driver->counts[operation]++;
+    switch (operation) {
     case 0: request->opcode = IBV_WR_RDMA_READ; post_read(driver, index, request); break;
     case 1: request->opcode = IBV_WR_RDMA_WRITE; post_write(driver, index, request); break;
     case 2: request->opcode = IBV_WR_ATOMIC_FETCH_AND_ADD; post_add(driver, index, request); break;
-    default: ask_server(driver, index, which == 3); break;
+    default: access_on_server(driver, index, operation == 3); break;
     }
 }
 
-/* In the end all of the file is READ once more. */
+/* READs the whole file once more, at the end. */
 static void check_all(struct driver *driver)
 {
     for (int index = 0; index < QPS; index++) {
-        struct lane *lane = &driver->lanes[index];
+        struct queue *queue = &driver->queues[index];
         drain(driver, index);
         for (uint64_t at = 0; at < driver->layout.size; at += RUN_MAX) {
-            struct request *request = &lane->requests[lane->posted % DEPTH];
+            struct request *request = &queue->requests[queue->posted % DEPTH];
             uint64_t rest = driver->layout.size - at;
             request->opcode = IBV_WR_RDMA_READ;
             request->offset = at;
             request->length = rest < RUN_MAX ? rest : RUN_MAX;
             memcpy(request->expected, driver->shadow + at, request->length);
             post(driver, index, 0);
-            if (lane->posted - lane->done == DEPTH)
+            if (queue->posted - queue->done == DEPTH)
                 complete_one(driver, index);
         }
         drain(driver, index);
@@ -655,8 +655,8 @@ static void make_buffers(struct driver *driver)
         die("cannot register the buffers: %s", strerror(errno));
     for (int index = 0; index < QPS; index++)
         for (int i = 0; i < DEPTH; i++) {
-            driver->lanes[index].requests[i].buffer = buffers + (size_t)(index * DEPTH + i) * RUN_MAX;
-            driver->lanes[index].requests[i].expected = malloc(RUN_MAX);
+            driver->queues[index].requests[i].buffer = buffers + (size_t)(index * DEPTH + i) * RUN_MAX;
+            driver->queues[index].requests[i].expected = malloc(RUN_MAX);
         }
     driver->shadow = malloc(driver->layout.size);
     for (uint64_t at = 0; at < driver->layout.size; at += RUN_MAX)
@@ -671,17 +671,17 @@ static int drive(uint16_t port, double seconds, const char *host)
         connect(driver.tcp, (struct sockaddr *)&server, sizeof server) != 0)
         die("cannot connect to %s: %s", host, strerror(errno));
     struct hello self = {0};
-    introduce(&driver.nic, &self);
+    describe(&driver.nic, &self);
     uint64_t ready;
-    if (!hear(driver.tcp, &driver.peer, sizeof driver.peer))
-        die("the server hung up");
-    say(driver.tcp, &self, sizeof self);
+    if (!receive_all(driver.tcp, &driver.peer, sizeof driver.peer))
+        die("the server closed the connection");
+    send_all(driver.tcp, &self, sizeof self);
     connect_qps(&driver.nic, &driver.peer);
     driver.layout = make_layout(driver.peer.size, driver.peer.seed);
     driver.state = driver.peer.seed ^ 0xd41e;
     make_buffers(&driver);
-    if (!hear(driver.tcp, &ready, sizeof ready))
-        die("the server hung up");
+    if (!receive_all(driver.tcp, &ready, sizeof ready))
+        die("the server closed the connection");
 
     double started = seconds_now(), moved = started;
     for (double now = started; now - started < seconds; now = seconds_now()) {
@@ -693,7 +693,7 @@ static int drive(uint16_t port, double seconds, const char *host)
             step(&driver);
     }
     check_all(&driver);
-    uint64_t wrong = ask(&driver, STOP, 0, 0, 0);
+    uint64_t wrong = call_server(&driver, STOP, 0, 0, 0);
     printf("reads %" PRIu64 " writes %" PRIu64 " adds %" PRIu64 " stores %" PRIu64 " loads %" PRIu64 " mib %" PRIu64
            " wrong %" PRIu64 "\n",
            driver.counts[0], driver.counts[1], driver.counts[2], driver.counts[3], driver.counts[4], driver.bytes >> 20, wrong);

@@ -79,7 +79,7 @@ pub fn lease(range: HostRange, access: u32) -> Result<Option<Lease>> {
     tracing::warn!(
         addr = format_args!("{:#x}", range.addr),
         len = range.len,
-        "a region is not tiered and stays outside of --dram's budget: {refusal}"
+        "a region stays ordinary on-demand memory outside of --dram's budget: {refusal}"
     );
     Ok(None)
 }

@@ -1,0 +1,52 @@
+"""Fork, signals and the dynamic linker's lock against the interposed functions of the C library: no child and no handler hangs.
+
+The program, fork_load.c, prints the stack of a child that hangs. `make fork` runs its 2,000 forks, this test fewer.
+"""
+
+import os
+import subprocess
+import unittest
+
+from support import PROGRAMS, ROOT, NegativeTest, fresh_address, procs
+
+FORKS = int(os.environ.get("TERRACE_FORKS", "200"))
+LIBRARY = PROGRAMS.parent / "libraries" / "waiting.so"
+INTERPOSED = ROOT / "crates" / "ibverbs" / "interposed.txt"
+
+
+class Fork(NegativeTest):
+    def check(self, mode, argument, *options, timeout_s=120):
+        command = [str(PROGRAMS / "fork_load"), mode, str(argument)]
+        command = procs.under_terrace(command, *options, addr=fresh_address())
+        outcome = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        self.assertEqual(outcome.returncode, 0, outcome.stdout + outcome.stderr)
+
+    def test_every_interposed_function_is_called(self):
+        names = subprocess.run([PROGRAMS / "fork_load", "names"], capture_output=True, text=True, check=True).stdout
+        lines = INTERPOSED.read_text().splitlines()
+        self.assertEqual(names.splitlines(), [line for line in lines if not line.startswith("#")])
+
+    def test_children_forked_while_threads_call_them(self):
+        self.check("load", FORKS, timeout_s=60 + FORKS)
+
+    def test_children_forked_while_threads_use_devices(self):
+        self.check("verbs", FORKS, timeout_s=60 + FORKS)
+
+    def test_children_without_fork_hooks(self):
+        self.check("bare", FORKS // 2, timeout_s=60 + FORKS)
+
+    def test_a_signal_handler_makes_the_first_call(self):
+        self.check("signal", 2000)
+
+    def test_a_signal_handler_forks(self):
+        self.check("fork-in-signal", FORKS // 2, timeout_s=60 + FORKS)
+
+    def test_a_child_of_vfork_resets_its_own_signals(self):
+        self.check("vfork", 1)
+
+    def test_a_first_call_while_the_dynamic_linker_waits_for_it(self):
+        self.check("constructor", LIBRARY)
+
+
+if __name__ == "__main__":
+    unittest.main()
