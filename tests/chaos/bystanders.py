@@ -138,7 +138,7 @@ class Requester(Worker):
     NIC."""
 
     RECORD_BYTES = 512
-    RETRY_S, PATIENCE_S = 0.1, 20
+    RETRY_S, REPLY_TIMEOUT_S = 0.1, 20
 
     def __init__(self, name, address, node_address, region_name, offset, span):
         super().__init__(name)
@@ -157,7 +157,7 @@ class Requester(Worker):
         """Sends a request until an answer to it arrives. Returns the packet with the answer."""
         self.number += 1
         data, client = message(kind, body, ident=self.number), self.client
-        psn, deadline = client.psn, time.monotonic() + self.PATIENCE_S
+        psn, deadline = client.psn, time.monotonic() + self.REPLY_TIMEOUT_S
         client.send_message(data)
         while True:
             try:

@@ -241,7 +241,7 @@ class KernelRuns(unittest.TestCase):
             suite = unittest.TestSuite([unittest.TestSuite([unittest.FunctionTestCase(body) for body in bodies])])
             tests = kernel_run.Tests(suite, start_guest)
             result = unittest.TextTestRunner(stream=said, resultclass=kernel_run.Result).run(tests)
-            status = kernel_run.account(result, tests.deaths)
+            status = kernel_run.print_summary(result, tests.deaths)
         return status, said.getvalue().splitlines()[-1], said.getvalue(), len(guests)
 
     @staticmethod
@@ -265,21 +265,21 @@ class KernelRuns(unittest.TestCase):
         raise unittest.SkipTest("no such module")
 
     def test_a_guest_that_dies_is_started_again(self):
-        status, account, said, guests = self.run_tests(self.kills(1), lambda: None)
-        self.assertEqual((status, account, guests), (0, "2 passed, 0 failed, 0 skipped; the guest died 1 times", 2))
+        status, summary, said, guests = self.run_tests(self.kills(1), lambda: None)
+        self.assertEqual((status, summary, guests), (0, "2 passed, 0 failed, 0 skipped; the guest died 1 times", 2))
         self.assertIn("BUG: unable", said)
 
     def test_a_guest_that_dies_twice_fails_the_test(self):
-        status, account, _, guests = self.run_tests(self.kills(2), lambda: None)
-        self.assertEqual((status, account, guests), (1, "1 passed, 1 failed, 0 skipped; the guest died 2 times", 3))
+        status, summary, _, guests = self.run_tests(self.kills(2), lambda: None)
+        self.assertEqual((status, summary, guests), (1, "1 passed, 1 failed, 0 skipped; the guest died 2 times", 3))
 
     def test_guest_deaths_are_limited(self):
-        status, account, _, _ = self.run_tests(*(self.kills(1) for _ in range(kernel_run.DEATHS_MAX + 1)))
-        self.assertEqual((status, account), (1, "3 passed, 1 failed, 0 skipped; the guest died 4 times"))
+        status, summary, _, _ = self.run_tests(*(self.kills(1) for _ in range(kernel_run.DEATHS_MAX + 1)))
+        self.assertEqual((status, summary), (1, "3 passed, 1 failed, 0 skipped; the guest died 4 times"))
 
     def test_a_failure_is_not_repeated(self):
-        status, account, _, guests = self.run_tests(self.fails, lambda: None)
-        self.assertEqual((status, account, guests), (1, "1 passed, 1 failed, 0 skipped; the guest died 0 times", 1))
+        status, summary, _, guests = self.run_tests(self.fails, lambda: None)
+        self.assertEqual((status, summary, guests), (1, "1 passed, 1 failed, 0 skipped; the guest died 0 times", 1))
 
     def test_skipped_is_not_passed(self):
         self.assertEqual(self.run_tests(self.skips, lambda: None, TERRACE_MUST_RUN="1")[:2],

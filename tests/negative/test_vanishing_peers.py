@@ -104,8 +104,8 @@ class Vanishing(NegativeTest):
         self.assertEqual(client.poll("new"), [(3, REM_ACCESS_ERR)])
 
     def test_numbers_and_keys_of_processes_differ(self):
-        """Of a dozen processes on one slot no two have both their first queue pair number and their first key in
-        commcontinues."""
+        """Of a dozen processes with one instance index, no two have both the same first queue pair number and the same first
+        key."""
         address, seen = fresh_address(), []
         for _ in range(12):
             end = self.start(address)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Mutation test: inserts faults into a copy of Terrace, one at a time, and checks that the simulation finds each of them.
+"""Mutation test: inserts faults into a copy of Terrace, one at a time, and checks that the simulation detects each of them.
 
     tests/sim/mutants.py [--seeds N] [--work DIRECTORY] [PATTERN...]
 
-A fault is a replacement of text that occurs exactly once. Takes half a minute for each, most of it to compile.
+A fault replaces a text that occurs exactly once. Each takes half a minute, most of it to compile.
 """
 
 import argparse
@@ -23,8 +23,8 @@ REQUESTER = "crates/transport/src/requester/"
 
 # Name, file, text, its replacement.
 MUTANTS = [
-    # Faults that the requirements of the simulation name.
-    ("duplicates-are-carried-out-again", RESPONDER + "mod.rs",
+    # The requirements of the simulation name these faults.
+    ("duplicates-are-executed-again", RESPONDER + "mod.rs",
      "        if distance < 0 {\n", "        if distance < 0 && packet.payload.is_empty() {\n"),
     ("atomics-are-replayed-by-executing-them", RESPONDER + "duplicates.rs",
      "            _ => self.repeat_result(call, psn, operation),",
@@ -39,30 +39,30 @@ MUTANTS = [
      "        self.retries_left -= 1;\n        self.retransmit(now, call);\n",
      "        self.retries_left -= 1;\n        self.restart_ack_timer(now, call);\n"),
     # The responder.
-    ("gaps-are-not-noticed", RESPONDER + "mod.rs", "        if distance > 0 {\n", "        if distance > 1 {\n"),
+    ("gaps-are-not-detected", RESPONDER + "mod.rs", "        if distance > 0 {\n", "        if distance > 1 {\n"),
     ("naks-are-repeated-for-every-packet", RESPONDER + "mod.rs", "if !self.nak_out {", "if true {"),
     ("acks-cover-one-packet-too-many", RESPONDER + "mod.rs",
      "self.queue_ack(self.expected.minus(1));", "self.queue_ack(self.expected);"),
     ("immediate-data-is-lost", RESPONDER + "mod.rs",
      "(packet.ext.imm.unwrap_or(0), WcFlags::WITH_IMM)", "(0, WcFlags::WITH_IMM)"),
-    ("receives-of-refused-writes-are-lost", RESPONDER + "mod.rs",
+    ("receives-of-failed-writes-are-lost", RESPONDER + "mod.rs",
      "            receive.into_iter().for_each(|receive| self.give_back(receive));\n", ""),
     ("solicited-is-forgotten", RESPONDER + "mod.rs", "        solicited: packet.bth.solicited,", "        solicited: false,"),
     ("too-few-responder-resources", RESPONDER + "one_sided.rs",
      "usize::from(common.attr.max_dest_rd_atomic.max(1))", "1"),
     ("repeated-reads-may-end-the-connection", RESPONDER + "emit.rs", "                if read.repeat {", "                if false {"),
-    ("unreliable-messages-may-have-holes", RESPONDER + "unreliable.rs",
+    ("unreliable-messages-may-have-gaps", RESPONDER + "unreliable.rs",
      "let in_sequence = packet.bth.psn == self.expected;", "let in_sequence = true;"),
     ("flushed-receives-are-forgotten", RESPONDER + "mod.rs",
      "        while let Some(receive) = self.receives.pop_front() {\n            call.fail_receive",
      "        while let Some(receive) = self.receives.pop_front().filter(|_| self.receives.len() != 1) {\n"
      "            call.fail_receive"),
     # The requester.
-    ("acks-stand-for-data", REQUESTER + "answers.rs",
+    ("acks-complete-reads", REQUESTER + "answers.rs",
      "self.advance(now, common, unanswered.unwrap_or(end));", "self.advance(now, common, end);"),
     ("gaps-in-responses-are-ignored", REQUESTER + "answers.rs",
      "if response_lost || sequence != self.acknowledged {", "if response_lost {"),
-    ("read-data-lands-in-the-wrong-place", REQUESTER + "answers.rs",
+    ("read-data-is-written-at-a-wrong-address", REQUESTER + "answers.rs",
      "let offset = (sequence - wqe.first) * common.mtu();", "let offset = (sequence - wqe.first).min(2) * common.mtu();"),
     ("fences-are-ignored", REQUESTER + "emit.rs",
      "wqe.wr.flags.contains(SendFlags::FENCE) && !self.responses_due.is_empty()", "false"),
@@ -70,12 +70,12 @@ MUTANTS = [
      "self.paused_until = Some(now.after_ns(rnr_timer_ns(timer)));", "self.paused_until = Some(now.after_ns(u64::MAX));"),
     ("read-boundaries-are-ignored", REQUESTER + "emit.rs",
      "let left = next_boundary.map_or(left, |boundary| left.min(boundary - from));", "let _ = next_boundary;"),
-    ("too-many-reads-are-under-way", REQUESTER + "emit.rs",
+    ("too-many-reads-are-outstanding", REQUESTER + "emit.rs",
      "self.responses_due.len() >= usize::from(common.attr.max_rd_atomic)",
      "self.responses_due.len() > usize::from(common.attr.max_rd_atomic) + 5"),
     ("local-invalidate-does-not-wait", REQUESTER + "emit.rs",
      "SendOp::LocalInvalidate(_) => self.index > 0,", "SendOp::LocalInvalidate(_) => false,"),
-    ("everything-is-signaled", REQUESTER + "mod.rs",
+    ("unsignaled-requests-complete", REQUESTER + "mod.rs",
      "if common.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED) {",
      "if common.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED) || wr.payload.len() == 8 {"),
     ("binds-are-repeated", REQUESTER + "emit.rs", "        if wqe.executed {\n",
@@ -87,7 +87,7 @@ MUTANTS = [
      "entry.schedule().timer_at.store(NEVER.0, Ordering::Relaxed);", ""),
     ("blocked-packets-stay-blocked", "crates/nic/src/datapath.rs",
      "        while self.tx.is_blocked() {", "        while false && self.tx.is_blocked() {"),
-    ("solicited-events-come-for-everything", "crates/nic/src/cq/mod.rs",
+    ("solicited-events-come-for-all-completions", "crates/nic/src/cq/mod.rs",
      "Armed::Solicited => wc.solicited || wc.status != WcStatus::Success,", "Armed::Solicited => true,"),
     ("shared-limits-are-reached-late", "crates/nic/src/srq.rs",
      "let reached = queue.waiting.len() < queue.attr.limit as usize;", "let reached = queue.waiting.len() + 1 < queue.attr.limit as usize;"),
@@ -102,8 +102,8 @@ MUTANTS = [
 
 
 def copy_tree(work):
-    """Copies the sources as they are now, whether committed or not. A file that is the same already keeps its time, and
-    one that differs gets a new time, because cargo compiles files that are newer than its last build."""
+    """Copies the current sources, committed or not. An identical file keeps its time, and a file that differs gets a new
+    time, because cargo compiles files that are newer than its last build."""
     listed = subprocess.run(["git", "ls-files", "-z", "Cargo.toml", "Cargo.lock", "crates", "tests/corpus", "tests/sim"],
                             cwd=ROOT, check=True, capture_output=True)
     for name in listed.stdout.decode().split("\0"):
@@ -128,7 +128,7 @@ def cargo(work, arguments, **options):
 
 
 def run(work, seeds):
-    """The failure that the simulation prints, in one line; `None` if it finds none."""
+    """Returns the failure that the simulation prints, in one line; `None` if it finds none."""
     built = cargo(work, ["build", "--quiet", "--package", "terrace-sim"])
     if built.returncode != 0:
         sys.exit(f"does not compile:\n{built.stdout}")
@@ -142,8 +142,8 @@ def run(work, seeds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=2000)
-    parser.add_argument("--work", help="a directory to keep, with the compiled code")
-    parser.add_argument("patterns", nargs="*", default=["*"], metavar="PATTERN", help="names of faults; all unless given")
+    parser.add_argument("--work", help="directory for the compiled code, which is kept")
+    parser.add_argument("patterns", nargs="*", default=["*"], metavar="PATTERN", help="names of faults (default: all)")
     arguments = parser.parse_args()
     work = pathlib.Path(arguments.work or tempfile.mkdtemp(prefix="terrace-mutants-"))
     survivors = []

@@ -1,8 +1,8 @@
-//! Any bytes are refused, or decode to a control message that encodes to the same bytes.
+//! Any bytes are rejected, or decode to a control message that encodes to the same bytes.
 
 use terrace_access::proto::{Body, DATAGRAM_BYTES, Datagram, MESSAGE_BYTES_MAX, Message, Source};
 
-/// Checks it for one input.
+/// Checks one input.
 pub fn check(bytes: &[u8]) {
     if let Ok(datagram) = Datagram::decode(bytes) {
         assert_eq!(datagram.encode(), bytes);

@@ -1,5 +1,5 @@
-//! A connection manager under arbitrary datagrams, commands and time steps: its limits hold, and no connection remains
-//! at the end.
+//! Checks a connection manager with arbitrary datagrams, commands and time steps. Its limits hold, and no connection
+//! remains at the end.
 
 use arbitrary::{Arbitrary, Unstructured};
 use terrace_cm::{Accept, Cm, Config, ConnId, Connect, Limits, ListenerId, SidrReply, SidrRequest, Timing};
@@ -9,7 +9,7 @@ use terrace_wire::cm::{CM_CLASS, IpHeader, MAD_BYTES, PortSpace, RejReason, Tran
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// A datagram of some kind for one of the connections, from one of two peers.
+    /// A datagram for one of the connections, from one of two peers.
     Receive {
         attribute: u8,
         conn_index: u8,

@@ -1,4 +1,4 @@
-//! The check takes any datagram over any flow. A sealed datagram verifies with any guessed identification, and a
+//! The ICRC check accepts any datagram over any flow. A sealed datagram verifies with any guessed identification, and a
 //! verdict of `Good` names an identification that gives the ICRC in the datagram.
 
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +12,7 @@ use terrace_wire::icrc::{Flow, Verdict, compute, seal, verify};
 enum Addresses {
     V4([u8; 4], [u8; 4]),
     V6([u8; 16], [u8; 16]),
-    /// A caller's mistake, which must not panic.
+    /// An error of the caller, which must not panic.
     Mixed([u8; 4], [u8; 16]),
 }
 
@@ -37,7 +37,7 @@ fn flow(input: &Input) -> Flow {
     }
 }
 
-/// Checks it for one input.
+/// Checks one input.
 pub fn check(bytes: &[u8]) {
     let Some(input) = decoded::<Input>(bytes) else { return };
     let flow = flow(&input);

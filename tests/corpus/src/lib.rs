@@ -1,5 +1,5 @@
 //! The checks of the fuzz targets. `fuzz/fuzz_targets` calls them with libFuzzer's inputs, and a test of this crate
-//! with those of `fuzz/corpus`.
+//! calls them with the inputs of `fuzz/corpus`.
 
 use arbitrary::{Arbitrary, Unstructured};
 
@@ -12,7 +12,7 @@ pub mod transport_qp;
 pub mod wire_cm;
 pub mod wire_parse;
 
-/// Decodes an input as libFuzzer's own macro does. None if it is too short or does not decode.
+/// Decodes an input as libFuzzer's own macro does. Returns `None` if it is too short or does not decode.
 fn decoded<'a, T: Arbitrary<'a>>(bytes: &'a [u8]) -> Option<T> {
     if bytes.len() < T::size_hint(0).0 {
         return None;

@@ -1,6 +1,6 @@
-//! Any packets, work requests, attributes and times, in any order, on queue pairs of every type in every state: nothing
-//! panics, sent packets are well-formed, work requests complete at most once and in order, and the peer's packets take
-//! a bounded amount of memory.
+//! Checks queue pairs of every type in every state with any packets, work requests, attributes and times in any order.
+//! No call panics, sent packets are well-formed, work requests complete at most once and in order, and the peer's
+//! packets use a bounded amount of memory.
 
 mod input;
 
@@ -24,14 +24,13 @@ use input::{MEMORY_LEN, Setup, Step};
 
 /// Runs are a little longer than this.
 const RUN_BYTES: usize = 6000;
-/// Most steps of a case; more would only be slow.
+/// Limit of a case's steps, because more of them are slow.
 const STEPS_MAX: usize = 200;
-/// Most packets that may leave at the end: each READ response has up to 64 packets of 256 bytes here, and there are at
-/// most 8 new and 8 repeated responses. The queue pair's own requests, and the segments that they were cut into, add to
-/// these.
+/// Limit of packets that may leave at the end. Each READ response has up to 64 packets of 256 bytes here, and there are
+/// at most 8 new and 8 repeated responses. The queue pair's own requests and their segments are added to these.
 const BACKLOG_MAX: usize = 4000;
-/// Most characters of a queue pair's debug output. It holds at most 16 work requests and receives, 8 READs as responder
-/// resources, about a hundred pending responses, and 512 packets whose memory is absent.
+/// Limit of characters in a queue pair's debug output. It holds at most 16 work requests and receives, 8 READs as
+/// responder resources, about a hundred pending responses, and 512 packets whose memory is absent.
 const DESCRIPTION_MAX: usize = 200_000;
 
 #[derive(Arbitrary, Debug)]
@@ -58,12 +57,12 @@ fn peer() -> IpAddr {
     IpAddr::from([10, 0, 0, 2])
 }
 
-/// Plays one case.
+/// Runs one case.
 pub fn check(bytes: &[u8]) {
     let Some(case) = decoded::<Case>(bytes) else { return };
     let mut world = World::new(&case.setup);
     for step in case.steps.iter().take(STEPS_MAX) {
-        world.play(step, &case.setup);
+        world.run(step, &case.setup);
         world.take_events();
     }
     assert!(format!("{:?}", world.qp).len() < DESCRIPTION_MAX, "the queue pair grows");
@@ -112,7 +111,7 @@ impl World {
         }
     }
 
-    fn play(&mut self, step: &Step, setup: &Setup) {
+    fn run(&mut self, step: &Step, setup: &Setup) {
         match step {
             Step::Packet(packet) => {
                 let attr = self.qp.query();
@@ -219,7 +218,8 @@ impl World {
         let source = if foreign { IpAddr::from([10, 9, 9, 9]) } else { peer() };
         let meta = meta_between(source, own(), traffic_class);
         let state = self.qp.state();
-        // The packet's length decides whether it carries an acknowledgement, and of which PSN near the last one sent.
+        // The packet's length determines whether it carries an acknowledgement, and for which PSN near the last sent
+        // one.
         let recent = Psn::new(self.qp.query().sq_psn).minus((bytes.len() / 16 % 4) as u32);
         let ack = (bytes.len() / 4 % 4 == 1).then_some(recent);
         if packet.payload.len() % 8 == 3 {
@@ -264,7 +264,7 @@ impl World {
         assert!(bytes[info.header_len + packet.payload.len()..].iter().all(|byte| *byte == 0), "a dirty pad");
         let qp_type = self.qp.config().qp_type;
         let mtu = if qp_type == QpType::Ud { 4096 } else { self.qp.query().path_mtu };
-        // In RESET the path MTU is cleared.
+        // RESET clears the path MTU.
         assert!(packet.payload.len() <= mtu as usize || self.qp.state() == QpState::Reset);
         assert!(info.service == qp_type.service() || info.service == Service::Cnp && qp_type.is_reliable());
         assert_eq!(
@@ -321,7 +321,7 @@ impl World {
         self.finish_absent();
         let mut left = self.transmit(None, AckPolicy::Now);
         assert!(left < BACKLOG_MAX, "{left} packets waited");
-        // Without responses the retries run out, unless the program asked for infinite ones.
+        // Without responses the retries are used up, unless the program requested infinite ones.
         for _ in 0..40 {
             let Some(due) = self.qp.deadline() else { return };
             self.now = self.now.max(due);

@@ -1,8 +1,8 @@
-//! Any bytes are refused, or parse to a CM datagram that is emitted to one that parses the same.
+//! Any bytes are rejected, or parse to a CM datagram whose emitted bytes parse to the same datagram.
 
 use terrace_wire::cm::{IpHeader, Mad, Redirect};
 
-/// Checks it for one input.
+/// Checks one input.
 pub fn check(bytes: &[u8]) {
     if let Ok(mad) = Mad::decode(bytes) {
         assert_eq!(Mad::decode(&mad.encode()), Ok(mad));

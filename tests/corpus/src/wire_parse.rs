@@ -1,8 +1,8 @@
-//! Any bytes are refused, or parse to a packet that is emitted to one that parses the same.
+//! Any bytes are rejected, or parse to a packet whose emitted bytes parse to the same packet.
 
 use terrace_wire::{MAX_HEADER_LEN, Packet, emit_headers};
 
-/// Checks it for one input.
+/// Checks one input.
 pub fn check(bytes: &[u8]) {
     let Ok(packet) = Packet::parse(bytes) else { return };
     let info = packet.bth.opcode.info();

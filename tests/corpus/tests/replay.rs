@@ -1,4 +1,4 @@
-//! Every committed input of every fuzz target, once.
+//! Checks every committed input of every fuzz target once.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ fn replay(target: &str, check: fn(&[u8])) {
         .collect();
     assert!(!inputs.is_empty(), "the corpus of {target} is empty");
     for input in inputs {
-        // Shown when the check panics.
+        // The output of a test is shown only if the check panics.
         println!("{}", input.display());
         check(&fs::read(&input).expect("an input"));
     }
 }
 
-/// A test for each target, and their names.
+/// Defines a test for each target, and the list of their names.
 macro_rules! targets {
     ($($target:ident),*) => {
         $(#[test]

@@ -603,10 +603,10 @@ static void sq_drained(const struct env *env)
 {
     struct ibv_qp *qp = create_loopback(env);
     struct ibv_async_event event;
-    for (int asked = 0; asked < 2; asked++) {
-        struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = (uint8_t)asked};
+    for (int requested = 0; requested < 2; requested++) {
+        struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = (uint8_t)requested};
         RETURNS(0, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
-        if (asked) {
+        if (requested) {
             RETURNS(0, ibv_get_async_event(env->context, &event));
             CHECK(event.event_type == IBV_EVENT_SQ_DRAINED && event.element.qp == qp);
             ibv_ack_async_event(&event);

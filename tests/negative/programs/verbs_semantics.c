@@ -118,7 +118,7 @@ static void keys_of_windows(const struct env *env)
     check_bind(pair.left, pair.left_cq, bind_wr(env, mw, (~index & ~0xffu) | 0x42), IBV_WC_SUCCESS);
     CHECK(mw->rkey == (index | 0x42));
 
-    /* A destroy_pair of the list fails. */
+    /* A part of the list fails. */
     struct ibv_mw *other = ibv_alloc_mw(env->pd, IBV_MW_TYPE_2);
     uint32_t before = other->rkey, bad_tag = (before + 1) & 0xff;
     struct ibv_send_wr inv = {.wr_id = 12, .opcode = IBV_WR_LOCAL_INV, .invalidate_rkey = mw->rkey};
@@ -192,7 +192,7 @@ static void bad_remote_invalidations(const struct env *env)
     bad_remote_invalidation(env, env->mr->rkey);
     bad_remote_invalidation(env, first->rkey);
     bad_remote_invalidation(env, key);
-    /* The window is still check_bind, and the peer of its own queue pair may invalidate it. */
+    /* The window is still bound, and the peer of its own queue pair may invalidate it. */
     RETURNS(0, post_recv(env, pair.left));
     RETURNS(0, post_send(env, pair.right, IBV_WR_SEND_WITH_INV, 0, key));
     struct ibv_wc wc = env_poll(pair.left_cq);
@@ -435,7 +435,7 @@ static void binds_across_domains(const struct env *env)
     check_bind(pair.left, pair.left_cq, bind_wr(env, second, 2), IBV_WC_MW_BIND_ERR);
     destroy_pair(&pair);
 
-    /* The window can be check_bind after binds that failed. */
+    /* The window can be bound after binds that failed. */
     pair = create_pair(env);
     check_bind(pair.left, pair.left_cq, bind_wr(env, own, 3), IBV_WC_SUCCESS);
     destroy_pair(&pair);
@@ -450,13 +450,13 @@ static void binds_across_domains(const struct env *env)
 static void inline_capacity(const struct env *env)
 {
     enum { SGE_BYTES = 16 };
-    const uint32_t asked[] = {0, 1, 100};
-    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++) {
+    const uint32_t requested[] = {0, 1, 100};
+    for (size_t i = 0; i < sizeof requested / sizeof *requested; i++) {
         struct ibv_qp_init_attr init = env_init(env, IBV_QPT_RC);
-        init.cap.max_inline_data = asked[i];
+        init.cap.max_inline_data = requested[i];
         struct ibv_qp *qp = ibv_create_qp(env->pd, &init);
         uint32_t granted = init.cap.max_inline_data;
-        CHECK(granted >= asked[i] && granted >= ENV_SGES * SGE_BYTES);
+        CHECK(granted >= requested[i] && granted >= ENV_SGES * SGE_BYTES);
         struct ibv_qp_attr attr;
         RETURNS(0, ibv_query_qp(qp, &attr, IBV_QP_CAP, &init));
         CHECK(attr.cap.max_inline_data == granted && init.cap.max_inline_data == granted);

@@ -1,4 +1,4 @@
-//! Many seeds, on several threads.
+//! Runs many seeds on several threads.
 
 use std::cell::Cell;
 use std::fmt;
@@ -19,32 +19,35 @@ use crate::world::Failure;
 pub struct Batch {
     /// The first seed.
     pub first: u64,
-    /// How many.
+    /// The number of seeds.
     pub count: u64,
-    /// Threads; `None`: as many as there are processors.
+    /// The number of threads; `None` for one per CPU.
     pub threads: Option<NonZeroUsize>,
 }
 
 /// A batch's progress.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// Seeds that have been run.
+    /// The number of seeds that have been run.
     pub done: u64,
-    /// Seeds of the batch.
+    /// The number of seeds of the batch.
     pub total: u64,
 }
 
 #[derive(Debug)]
 pub struct FailedSeed {
     pub seed: u64,
-    /// What failed.
-    pub why: String,
+    /// A description of the failure.
+    pub reason: String,
 }
 
 impl fmt::Display for FailedSeed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FailedSeed { seed, why } = self;
-        write!(f, "seed {seed}: {why}\nreplay it with: cargo run --release -p terrace-sim -- --seed {seed}")
+        let FailedSeed { seed, reason } = self;
+        write!(
+            f,
+            "seed {seed}: {reason}\nreplay it with: cargo run --release -p terrace-sim -- --seed {seed}"
+        )
     }
 }
 
@@ -59,21 +62,20 @@ struct Shared {
     failed: Mutex<Option<FailedSeed>>,
 }
 
-/// How often the progress is reported.
+/// The interval between two progress reports.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Reports after which a running seed counts as stuck; a seed should take milliseconds. The thread of a device that
-/// never finishes cannot be stopped, only abandoned. The unit is reports, not seconds, because a machine or a process
-/// can be suspended.
+/// A seed, which should take milliseconds, is stuck after this number of reports. The thread of a device that never
+/// finishes cannot be stopped. The unit is reports, not seconds, because a machine or a process can be suspended.
 const SEED_REPORTS_MAX: u32 = 600;
 
 thread_local! {
-    /// The seed that this thread runs, for a panic to name.
+    /// The seed that this thread runs, for the message of a panic.
     static SEED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 impl Batch {
-    /// Runs the seeds until one fails. Calls `report` a few times a second.
+    /// Runs the seeds until one fails. Calls `report` at `REPORT_INTERVAL`.
     ///
     /// # Errors
     /// The lowest seed that failed.
@@ -99,7 +101,7 @@ impl Batch {
             report(&Progress { done: shared.done.load(Ordering::Relaxed), total: self.count });
             if let Some(seed) = shared.stuck_seed() {
                 let limit = REPORT_INTERVAL * SEED_REPORTS_MAX;
-                return Err(FailedSeed { seed, why: format!("has not ended after {limit:?}") });
+                return Err(FailedSeed { seed, reason: format!("no end after {limit:?}") });
             }
         }
         let failed = shared.failed.lock().take();
@@ -121,10 +123,10 @@ impl Shared {
             *self.running[index].lock() = Some((seed, 0));
             match run_caught(seed) {
                 Ok(counts) => tally.merge(&counts),
-                Err(why) => {
+                Err(reason) => {
                     let mut failed = self.failed.lock();
                     if failed.as_ref().is_none_or(|failed| failed.seed > seed) {
-                        *failed = Some(FailedSeed { seed, why });
+                        *failed = Some(FailedSeed { seed, reason });
                     }
                 }
             }
@@ -134,7 +136,7 @@ impl Shared {
         self.tally.lock().merge(&tally);
     }
 
-    /// Called with each report.
+    /// Counts a report. Returns the lowest seed that is stuck.
     fn stuck_seed(&self) -> Option<u64> {
         let stuck = |running: &Mutex<Option<(u64, u32)>>| {
             let mut running = running.lock();
@@ -146,15 +148,15 @@ impl Shared {
     }
 }
 
-/// Runs one seed. A panic counts as a failure where panics can be caught.
+/// Runs one seed. A panic is a failure in builds that unwind.
 fn run_caught(seed: u64) -> Result<Tally, String> {
     SEED.set(Some(seed));
     let result = catch_unwind(AssertUnwindSafe(|| crate::run(seed, false)));
     SEED.set(None);
     match result {
         Ok(Ok(tally)) => Ok(tally),
-        Ok(Err(Failure(why))) => Err(why),
-        Err(_) => Err("a panic; see above".into()),
+        Ok(Err(Failure(reason))) => Err(reason),
+        Err(_) => Err("a panic, whose message is printed above".into()),
     }
 }
 

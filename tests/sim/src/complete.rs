@@ -1,50 +1,50 @@
-//! Completions: exactly one for each signaled work request, in posting order, with the right contents.
+//! Completions. Each signaled work request must have exactly one, in posting order and with the right content.
 
 use terrace_nic::{Cq, Error, QpType, Wc, WcFlags, WcOpcode, WcStatus};
 
 use crate::end::{Message, Outcome, Receive, Request};
-use crate::memory::Place;
+use crate::memory::Span;
 use crate::plan::Waiting;
 use crate::window::Stage;
 use crate::world::{Checked, Failure, World, ensure, trace};
 
-/// Most entries per poll.
+/// Limit of entries per poll.
 const POLL_MAX: usize = 16;
 
-/// Length of the routing header in front of a datagram.
+/// Length of the routing header before a datagram.
 const GRH_BYTES: usize = 40;
 
 impl World {
     /// The program polls its completion queues. Returns whether it found a completion.
     pub fn poll_node(&mut self, node: usize) -> Checked<bool> {
         let mut found = false;
-        for which in 0..2 {
-            found |= match self.nodes[node].completions[which].waiting {
+        for cq_index in 0..2 {
+            found |= match self.nodes[node].completions[cq_index].waiting {
                 Waiting::Polls => {
-                    let count = 1 + self.dice.index(POLL_MAX);
-                    !self.poll(node, which, count)?.is_empty()
+                    let count = 1 + self.rng.index(POLL_MAX);
+                    !self.poll(node, cq_index, count)?.is_empty()
                 }
-                Waiting::Events => self.poll_after_event(node, which)?,
-                Waiting::Solicited => self.poll_with_solicited_events(node, which)?,
+                Waiting::Events => self.poll_after_event(node, cq_index)?,
+                Waiting::Solicited => self.poll_with_solicited_events(node, cq_index)?,
             };
         }
         Ok(found)
     }
 
     /// Takes up to `count` completions and checks them.
-    fn poll(&mut self, node: usize, which: usize, count: usize) -> Checked<Vec<Wc>> {
-        let completions = poll(&self.nodes[node].completions[which].cq, count)?;
+    fn poll(&mut self, node: usize, cq_index: usize, count: usize) -> Checked<Vec<Wc>> {
+        let completions = poll(&self.nodes[node].completions[cq_index].cq, count)?;
         for wc in &completions {
-            self.note_completion(node, which, wc)?;
+            self.note_completion(node, cq_index, wc)?;
         }
         Ok(completions)
     }
 
     /// Takes completions until the queue is empty.
-    pub fn poll_all(&mut self, node: usize, which: usize) -> Checked<Vec<Wc>> {
+    pub fn poll_all(&mut self, node: usize, cq_index: usize) -> Checked<Vec<Wc>> {
         let mut all = Vec::new();
         loop {
-            let some = self.poll(node, which, POLL_MAX)?;
+            let some = self.poll(node, cq_index, POLL_MAX)?;
             if some.is_empty() {
                 return Ok(all);
             }
@@ -53,41 +53,41 @@ impl World {
     }
 
     /// The program waits for an event, re-arms the queue and then empties it.
-    fn poll_after_event(&mut self, node: usize, which: usize) -> Checked<bool> {
-        if !self.nodes[node].completions[which].take_event()? {
+    fn poll_after_event(&mut self, node: usize, cq_index: usize) -> Checked<bool> {
+        if !self.nodes[node].completions[cq_index].take_event()? {
             return Ok(false);
         }
         self.tally.add("completion events", 1);
-        self.nodes[node].completions[which].arm()?;
-        self.poll_all(node, which)?;
+        self.nodes[node].completions[cq_index].arm()?;
+        self.poll_all(node, cq_index)?;
         Ok(true)
     }
 
-    /// An event comes if, and only if, a completion since the last event was solicited or an error.
-    fn poll_with_solicited_events(&mut self, node: usize, which: usize) -> Checked<bool> {
-        let completions = self.poll_all(node, which)?;
+    /// An event must be raised if, and only if, a completion since the last event was solicited or an error.
+    fn poll_with_solicited_events(&mut self, node: usize, cq_index: usize) -> Checked<bool> {
+        let completions = self.poll_all(node, cq_index)?;
         let wanted = completions.iter().any(|wc| wc.solicited || wc.status != WcStatus::Success);
-        let came = self.nodes[node].completions[which].take_event()?;
-        ensure!(wanted == came, "node {node}: solicited completions: {wanted}; an event: {came}");
-        if came {
+        let raised = self.nodes[node].completions[cq_index].take_event()?;
+        ensure!(wanted == raised, "node {node}: solicited completions: {wanted}; an event: {raised}");
+        if raised {
             self.tally.add("solicited events", 1);
-            self.nodes[node].completions[which].arm()?;
+            self.nodes[node].completions[cq_index].arm()?;
         }
         Ok(!completions.is_empty())
     }
 
-    fn note_completion(&mut self, node: usize, which: usize, wc: &Wc) -> Checked {
+    fn note_completion(&mut self, node: usize, cq_index: usize, wc: &Wc) -> Checked {
         // Devices on different hosts may use the same numbers.
         let found = self.ends_of(node).find(|index| self.ends[*index].qp.qpn() == wc.qpn);
         let Some(index) = found else {
             return Err(Failure(format!("a completion for a queue pair that does not exist: {wc:?}")));
         };
         trace!(self, "end {index} completes {} {:?} {:?}", wc.wr_id, wc.opcode, wc.status);
-        let checked = match which {
+        let checked = match cq_index {
             0 => self.note_send_completion(index, wc),
             _ => self.note_receive_completion(index, wc),
         };
-        checked.map_err(|Failure(why)| Failure(format!("end {index}: {why}, at {wc:x?}")))
+        checked.map_err(|Failure(reason)| Failure(format!("end {index}: {reason}, at {wc:x?}")))
     }
 
     fn note_send_completion(&mut self, index: usize, wc: &Wc) -> Checked {
@@ -95,16 +95,16 @@ impl World {
         ensure!(wc.opcode as u32 & 128 == 0, "a receive completed in the queue of the sends");
         loop {
             let Some(request) = self.ends[index].posted.pop_front() else {
-                return Err(Failure("a send completed that was not posted, or completed before".into()));
+                return Err(Failure("a completed send was not posted, or has completed twice".into()));
             };
             if request.wr_id == wc.wr_id {
                 return self.finish(index, request, wc);
             }
             // After an error every request completes, so requests without a completion have succeeded.
-            ensure!(!request.signaled, "request {} has no completion of its own", request.wr_id);
+            ensure!(!request.signaled, "request {} is signaled, but has no completion", request.wr_id);
             ensure!(
                 !self.ends[index].send_failed,
-                "request {} was not flushed, but those around it were",
+                "request {} was not flushed, but its neighbours were",
                 request.wr_id
             );
             self.succeed(index, request)?;
@@ -114,7 +114,7 @@ impl World {
     fn finish(&mut self, index: usize, request: Request, wc: &Wc) -> Checked {
         ensure!(wc.opcode == request.opcode, "the opcode should be {:?}", request.opcode);
         if wc.status == WcStatus::Success {
-            ensure!(request.signaled, "nobody has asked for this completion");
+            ensure!(request.signaled, "a completion of an unsignaled request");
             ensure!(!self.ends[index].send_failed, "success after an error");
             if let Some(byte_len) = request.byte_len {
                 ensure!(wc.byte_len == byte_len, "the byte count should be {byte_len}");
@@ -124,7 +124,7 @@ impl World {
         self.check_error(index, &request, wc.status)?;
         self.ends[index].send_failed = true;
         self.note_broken(index, wc.status)?;
-        self.accept_leftovers(index, request)
+        self.accept_partial_result(index, request)
     }
 
     /// Checks that the request may fail with this status.
@@ -133,10 +133,10 @@ impl World {
             return Ok(());
         }
         ensure!(!self.ends[index].send_failed, "a second error that is not a flush");
-        let tired = matches!(status, WcStatus::RetryExceeded | WcStatus::RnrRetryExceeded);
+        let retries_exceeded = matches!(status, WcStatus::RetryExceeded | WcStatus::RnrRetryExceeded);
         let mistaken =
             matches!(request.outcome, Outcome::Mistaken { status: expected } if expected == status);
-        ensure!(tired || mistaken, "this request cannot fail like that");
+        ensure!(retries_exceeded || mistaken, "this request cannot fail like that");
         Ok(())
     }
 
@@ -153,105 +153,105 @@ impl World {
         let (here, there) = (index & 1, 1 - (index & 1));
         match request.outcome {
             Outcome::Nothing => {}
-            Outcome::Mistaken { .. } => return Err(Failure("what cannot succeed has succeeded".into())),
+            Outcome::Mistaken { .. } => return Err(Failure("a request succeeded that must fail".into())),
             Outcome::Stored => self.check_stored(index, request.number as usize)?,
-            Outcome::Fetched { landing, expected, racers, .. } => {
-                self.check_fetched(index, &landing, &expected, &racers)?;
+            Outcome::Fetched { result_buffers, expected, later_writes, .. } => {
+                self.check_fetched(index, &result_buffers, &expected, &later_writes)?;
             }
-            Outcome::Swapped { landing, before } => {
-                let landed = self.land(here, &landing);
+            Outcome::Swapped { result_buffers, before } => {
+                let result = self.accept_result(here, &result_buffers);
                 ensure!(
-                    landed == before.to_ne_bytes(),
-                    "the atomic returned {landed:x?} instead of {:x?}",
+                    result == before.to_ne_bytes(),
+                    "the atomic returned {result:x?} instead of {:x?}",
                     before.to_ne_bytes()
                 );
             }
-            Outcome::Counted { counter, add, landing } => {
-                let landed = self.land(here, &landing);
-                let value = u64::from_ne_bytes(landed.try_into().expect("8 bytes"));
+            Outcome::Counted { counter, add, result_buffers } => {
+                let result = self.accept_result(here, &result_buffers);
+                let value = u64::from_ne_bytes(result.try_into().expect("8 bytes"));
                 self.counters[there][counter].returned.push((value, add));
             }
-            Outcome::Bound { window } => self.window_stage(window, Stage::Open),
-            Outcome::Unbound { window } => self.window_stage(window, Stage::Unbound),
+            Outcome::Bound { window } => self.set_window_stage(window, Stage::Open),
+            Outcome::Unbound { window } => self.set_window_stage(window, Stage::Unbound),
         }
         Ok(())
     }
 
-    /// When a WRITE completes, its data is in the peer's memory, unless a later request has overwritten it.
+    /// Checks that the data of a completed WRITE is in the peer's memory, unless a later request has overwritten it.
     fn check_stored(&self, index: usize, number: usize) -> Checked {
         let end = &self.ends[index];
         let Some(effect) = &end.steps[number].effect else { return Ok(()) };
         let later = end.steps[number + 1..].iter().filter_map(|step| step.effect.as_ref());
-        if later.into_iter().any(|later| later.place.overlap(effect.place).is_some()) {
+        if later.into_iter().any(|later| later.span.overlap(effect.span).is_some()) {
             return Ok(());
         }
-        let actual = self.nodes[1 - (index & 1)].memory.actual(effect.place);
-        ensure!(actual == effect.after, "request {number} has completed, but its data is not there");
+        let actual = self.nodes[1 - (index & 1)].memory.actual(effect.span);
+        ensure!(actual == effect.after, "request {number} has completed, but its data is not in memory");
         Ok(())
     }
 
-    /// Copies these places' content into the model, and returns it.
-    fn land(&mut self, node: usize, landing: &[Place]) -> Vec<u8> {
+    /// Copies the content of these spans into the model, and returns it.
+    fn accept_result(&mut self, node: usize, result_buffers: &[Span]) -> Vec<u8> {
         let memory = &mut self.nodes[node].memory;
-        landing.iter().for_each(|place| memory.accept(*place));
-        landing.iter().flat_map(|place| memory.model(*place).to_vec()).collect()
+        result_buffers.iter().for_each(|span| memory.accept(*span));
+        result_buffers.iter().flat_map(|span| memory.model(*span).to_vec()).collect()
     }
 
     fn check_fetched(
         &mut self,
         index: usize,
-        landing: &[Place],
+        result_buffers: &[Span],
         expected: &[u8],
-        racers: &[(usize, Vec<u8>)],
+        later_writes: &[(usize, Vec<u8>)],
     ) -> Checked {
-        let landed = self.land(index & 1, landing);
+        let result = self.accept_result(index & 1, result_buffers);
         let wrong = (0..expected.len()).find(|at| {
-            let raced = |(start, bytes): &(usize, Vec<u8>)| {
-                at.checked_sub(*start).and_then(|offset| bytes.get(offset)) == Some(&landed[*at])
+            let is_later_write = |(start, bytes): &(usize, Vec<u8>)| {
+                at.checked_sub(*start).and_then(|offset| bytes.get(offset)) == Some(&result[*at])
             };
-            landed[*at] != expected[*at] && !racers.iter().any(raced)
+            result[*at] != expected[*at] && !later_writes.iter().any(is_later_write)
         });
         match wrong {
             None => Ok(()),
             Some(at) => Err(Failure(format!(
-                "the READ brought wrong data from byte {at} of {} on: {:x?} instead of {:x?}",
+                "the READ returned wrong data from byte {at} of {} on: {:x?} instead of {:x?}",
                 expected.len(),
-                &landed[at..(at + 8).min(landed.len())],
+                &result[at..(at + 8).min(result.len())],
                 &expected[at..(at + 8).min(expected.len())]
             ))),
         }
     }
 
-    /// A failed request may have landed in part; the part that landed must be right.
-    fn accept_leftovers(&mut self, index: usize, request: Request) -> Checked {
+    /// A failed READ may have returned a part of its data, which must be right.
+    fn accept_partial_result(&mut self, index: usize, request: Request) -> Checked {
         let node = index & 1;
         match request.outcome {
-            Outcome::Fetched { landing, expected, racers, .. } => {
+            Outcome::Fetched { result_buffers, expected, later_writes, .. } => {
                 let mut offset = 0;
-                for place in landing {
+                for span in result_buffers {
                     let memory = &self.nodes[node].memory;
-                    let (actual, noise) = (memory.actual(place), memory.model(place));
+                    let (actual, initial) = (memory.actual(span), memory.model(span));
                     for (at, byte) in actual.iter().enumerate() {
                         let position = offset + at;
-                        let raced = racers.iter().any(|(start, bytes)| {
+                        let is_later_write = later_writes.iter().any(|(start, bytes)| {
                             position.checked_sub(*start).and_then(|skip| bytes.get(skip)) == Some(byte)
                         });
                         ensure!(
-                            *byte == noise[at] || *byte == expected[position] || raced,
-                            "the failed READ left wrong data"
+                            *byte == initial[at] || *byte == expected[position] || is_later_write,
+                            "the failed READ returned wrong data"
                         );
                     }
-                    offset += place.len();
-                    self.nodes[node].memory.accept(place);
+                    offset += span.len();
+                    self.nodes[node].memory.accept(span);
                 }
             }
-            Outcome::Swapped { landing, .. } => {
+            Outcome::Swapped { result_buffers, .. } => {
                 // The result may have arrived just before the flush.
-                landing.iter().for_each(|place| self.nodes[node].memory.accept(*place));
+                result_buffers.iter().for_each(|span| self.nodes[node].memory.accept(*span));
             }
-            Outcome::Counted { counter, landing, .. } => {
+            Outcome::Counted { counter, result_buffers, .. } => {
                 self.counters[1 - node][counter].unclear = true;
-                landing.iter().for_each(|place| self.nodes[node].memory.accept(*place));
+                result_buffers.iter().for_each(|span| self.nodes[node].memory.accept(*span));
             }
             _ => {}
         }
@@ -270,7 +270,7 @@ impl World {
             // No plan draws XRC; crates/nic/tests/xrc.rs covers it.
             QpType::Rc | QpType::XrcSend | QpType::XrcRecv => {
                 let Some(message) = self.ends[index].inbound.pop_front() else {
-                    return Err(Failure("received what nobody has sent".into()));
+                    return Err(Failure("received a message that was not sent".into()));
                 };
                 self.check_message(index, &receive, &message, wc).map_err(Failure)?;
                 self.accept_message(index, &receive, &message)
@@ -279,7 +279,7 @@ impl World {
         }
     }
 
-    /// An end's own receives complete in posting order; a shared receive may be any posted one.
+    /// An end's own receives complete in posting order. A shared receive may be any posted one.
     fn take_receive(&mut self, index: usize, wc: &Wc) -> Checked<Receive> {
         let taken = match self.ends[index].plan.uses_srq {
             true => self.nodes[index & 1].shared.posted.remove(&wc.wr_id),
@@ -288,11 +288,11 @@ impl World {
         match taken {
             Some(receive) if receive.wr_id == wc.wr_id => Ok(receive),
             Some(receive) => Err(Failure(format!("receive {} should complete first", receive.wr_id))),
-            None => Err(Failure("a receive completed that was not posted, or completed before".into())),
+            None => Err(Failure("a completed receive was not posted, or has completed twice".into())),
         }
     }
 
-    /// A flushed receive may hold the beginning of a message.
+    /// A flushed receive may contain the start of a message.
     fn note_failed_receive(&mut self, index: usize, receive: Receive, status: WcStatus) -> Checked {
         let is_paged = self.nodes[index & 1].pagers.is_some();
         let nth = if is_paged { self.ends[index].receives_failed as usize } else { 0 };
@@ -302,8 +302,8 @@ impl World {
         } else {
             ensure!(status == WcStatus::Flushed, "a receive cannot fail like that");
         }
-        // Only the oldest receive can have been in progress, and receives whose messages waited for absent memory. Of a
-        // shared queue, no other receive can be consumed at all.
+        // Only the oldest receive can have been in progress, or one whose message waited for absent memory. No other
+        // receive of a shared queue can be consumed.
         let is_first = self.ends[index].receives_failed == 0 || is_paged;
         self.ends[index].receives_failed += 1;
         ensure!(is_first || !self.ends[index].plan.uses_srq, "several shared receives were flushed");
@@ -311,22 +311,23 @@ impl World {
         self.note_broken(index, status)?;
         let node = index & 1;
         let mut offset = 0;
-        for place in receive.places {
+        for span in receive.spans {
             let memory = &self.nodes[node].memory;
-            let (actual, noise) = (memory.actual(place), memory.model(place));
+            let (actual, initial) = (memory.actual(span), memory.model(span));
             for (at, byte) in actual.iter().enumerate() {
                 let sent = begun.as_ref().and_then(|message| message.payload.get(offset + at));
-                // A receive of an unreliable connection may have served several broken messages.
-                let explained = *byte == noise[at] || Some(byte) == sent || !self.ends[index].is_reliable();
-                ensure!(explained, "the flushed receive holds data that nobody has sent");
+                // A receive of an unreliable connection may contain parts of several incomplete messages.
+                let is_explained =
+                    *byte == initial[at] || Some(byte) == sent || !self.ends[index].is_reliable();
+                ensure!(is_explained, "the flushed receive contains data that was not sent");
             }
-            offset += place.len();
-            self.nodes[node].memory.accept(place);
+            offset += span.len();
+            self.nodes[node].memory.accept(span);
         }
         Ok(())
     }
 
-    /// Whether a completion and its receive's data are this message. The error says what differs.
+    /// Checks that a completion and its receive's data are this message. The error names the difference.
     fn check_message(
         &self,
         index: usize,
@@ -352,16 +353,16 @@ impl World {
         if let Some((what, is, should)) = claims.into_iter().find(|(_, is, should)| is != should) {
             return Err(format!("the {what} is {is:#x} instead of {should:#x}"));
         }
-        let (node, places) = match message.written_to {
-            Some(place) => (index & 1, vec![place]),
-            None => (index & 1, receive.places.clone()),
+        let (node, spans) = match message.written_to {
+            Some(span) => (index & 1, vec![span]),
+            None => (index & 1, receive.spans.clone()),
         };
         let memory = &self.nodes[node].memory;
-        let actual: Vec<u8> = places.iter().flat_map(|place| memory.actual(*place)).collect();
+        let actual: Vec<u8> = spans.iter().flat_map(|span| memory.actual(*span)).collect();
         // A later request may have overwritten a WRITE's place; the model then differs from the payload.
         let is_same = match message.written_to {
-            Some(place) if self.ends[index].is_reliable() => {
-                let whole = memory.model(place);
+            Some(span) if self.ends[index].is_reliable() => {
+                let whole = memory.model(span);
                 whole != message.payload || actual == message.payload
             }
             Some(_) => actual == message.payload,
@@ -375,13 +376,13 @@ impl World {
         let memory = &mut self.nodes[index & 1].memory;
         if !self.ends[index].is_reliable() {
             // Incomplete messages may have left data in the receive.
-            receive.places.iter().chain(&message.written_to).for_each(|place| memory.accept(*place));
+            receive.spans.iter().chain(&message.written_to).for_each(|span| memory.accept(*span));
         } else if message.written_to.is_none() {
             // No byte beyond the message has changed.
             let mut rest = &message.payload[..];
-            for place in &receive.places {
-                let (piece, after) = rest.split_at(rest.len().min(place.len()));
-                memory.expect(place.part(0, piece.len()), piece);
+            for span in &receive.spans {
+                let (piece, after) = rest.split_at(rest.len().min(span.len()));
+                memory.expect(span.part(0, piece.len()), piece);
                 rest = after;
             }
         }
@@ -392,15 +393,15 @@ impl World {
     }
 
     /// Unreliable messages may be lost. They arrive in order if the network keeps the order, and once if it duplicates
-    /// no packets. A message that arrives is whole.
+    /// no packets. A received message must be complete.
     fn match_message(&mut self, index: usize, receive: &Receive, wc: &Wc) -> Checked {
-        let weather = &self.plan.weather.bad;
-        let (reorders, doubles) = (weather.reorder > 0.0, weather.duplicate > 0.0);
-        let mut why = "nobody has sent anything".to_string();
+        let network = &self.plan.network.faulty;
+        let (reorders, doubles) = (network.reorder > 0.0, network.duplicate > 0.0);
+        let mut reason = "no message was sent".to_string();
         for at in 0..self.ends[index].inbound.len() {
             let message = self.ends[index].inbound[at].clone();
             match self.check_message(index, receive, &message, wc) {
-                Err(reason) => why = reason,
+                Err(difference) => reason = difference,
                 Ok(()) => {
                     self.accept_message(index, receive, &message)?;
                     if !doubles && !reorders {
@@ -412,7 +413,7 @@ impl World {
                 }
             }
         }
-        Err(Failure(format!("received what was never sent; the last candidate: {why}")))
+        Err(Failure(format!("received a message that was not sent; the last candidate: {reason}")))
     }
 }
 

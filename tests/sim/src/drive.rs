@@ -1,21 +1,21 @@
-//! The main loop: virtual time, device steps, program ticks, and changes of the network's weather.
+//! The main loop: virtual time, device steps, program ticks, and changes of the network's faults.
 
 use terrace_nic::{AsyncEvent, QpState, WcStatus};
 
 use crate::end::Phase;
-use crate::plan::Temper;
+use crate::plan::Profile;
 use crate::world::{Checked, Failure, World, ensure, trace};
 
-/// Virtual time after which an unfinished run fails, in nanoseconds.
-const PATIENCE_NS: u64 = 60_000_000_000;
+/// Limit of an epoch's virtual time, in nanoseconds.
+const EPOCH_NS_MAX: u64 = 60_000_000_000;
 
-/// Rounds of the main loop after which an unfinished run fails.
+/// Limit of an epoch's rounds of the main loop.
 const ROUNDS_MAX: u64 = 3_000_000;
 
-/// Rounds that may pass while the virtual time stands still.
+/// Limit of rounds at one virtual time.
 const ROUNDS_AT_ONE_TIME_MAX: u32 = 10_000;
 
-/// Probabilities, at each tick, that an end's program does something.
+/// Probabilities at each tick that an end's program connects, and that it posts.
 const CONNECTS: f64 = 0.5;
 const POSTS: f64 = 0.6;
 
@@ -39,22 +39,22 @@ impl World {
     fn begin_epoch(&mut self) -> Checked {
         for index in 0..self.ends.len() {
             self.ends[index].begin_epoch();
-            if self.is_calm() {
+            if self.is_perfect() {
                 self.connect(index)?;
             }
         }
         let now = self.now();
         self.nodes.iter_mut().for_each(|node| node.ticks_at = now);
-        self.weather_is_bad = false;
-        self.weather_until = (self.plan.temper == Temper::Rough).then_some(now);
-        if self.plan.temper != Temper::Rough {
-            self.net.set_config(self.plan.weather.bad.clone());
+        self.network_is_faulty = false;
+        self.network_changes_at = (self.plan.profile == Profile::Lossy).then_some(now);
+        if self.plan.profile != Profile::Lossy {
+            self.net.set_config(self.plan.network.faulty.clone());
         }
         Ok(())
     }
 
     fn run_until_quiet(&mut self) -> Checked {
-        let gives_up_at = self.now() + PATIENCE_NS;
+        let deadline = self.now() + EPOCH_NS_MAX;
         let (mut rounds, mut rounds_here) = (0, 0);
         loop {
             let before = self.now();
@@ -64,8 +64,8 @@ impl World {
             self.advance(next);
             rounds += 1;
             rounds_here = if self.now() == before { rounds_here + 1 } else { 0 };
-            if rounds > ROUNDS_MAX || rounds_here > ROUNDS_AT_ONE_TIME_MAX || self.now() > gives_up_at {
-                return Err(Failure(format!("no end in sight at {} ns; {}", self.now(), self.unfinished())));
+            if rounds > ROUNDS_MAX || rounds_here > ROUNDS_AT_ONE_TIME_MAX || self.now() > deadline {
+                return Err(Failure(format!("not finished at {} ns; {}", self.now(), self.unfinished())));
             }
         }
     }
@@ -88,7 +88,7 @@ impl World {
         format!("waiting: {}", ends.join(", "))
     }
 
-    /// Steps the devices whose wake time has come.
+    /// Steps the devices that are due.
     fn run_devices(&mut self) -> Checked {
         let now = self.now();
         for node in 0..self.nodes.len() {
@@ -105,7 +105,7 @@ impl World {
     fn wake(&mut self, node: usize) {
         let lag_ns = match self.nodes[node].plan.lag_ns_max {
             0 => 0,
-            lag_ns_max => self.dice.within(0..=lag_ns_max),
+            lag_ns_max => self.rng.within(0..=lag_ns_max),
         };
         let at = self.now() + lag_ns;
         self.nodes[node].wakes_at.get_or_insert(at);
@@ -120,27 +120,27 @@ impl World {
         Ok(())
     }
 
-    /// One tick of a node's program: it polls for completions and posts work requests.
+    /// Runs one tick of a node's program, which polls for completions and posts work requests.
     fn tick(&mut self, node: usize) -> Checked {
         let churned = self.nodes[node].pagers.as_ref().is_some_and(|pagers| pagers.churn());
-        self.tally.add("units that came or went", churned.into());
+        self.tally.add("units mapped or unmapped", churned.into());
         let mut acted = self.poll_node(node)?;
         self.take_async_events(node)?;
         for index in self.ends_of(node) {
-            acted |= self.act(index)?;
+            acted |= self.tick_end(index)?;
         }
         let (shortest_ns, longest_ns) = self.nodes[node].plan.tick_ns;
-        let patience_ns = self.nodes[node].patience_ns;
-        let patience_ns = if acted { shortest_ns } else { (patience_ns * 2).min(longest_ns) };
-        self.nodes[node].patience_ns = patience_ns;
-        self.nodes[node].ticks_at = self.now() + 1 + self.dice.within(0..=patience_ns);
+        let tick_ns_max = self.nodes[node].tick_ns_max;
+        let tick_ns_max = if acted { shortest_ns } else { (tick_ns_max * 2).min(longest_ns) };
+        self.nodes[node].tick_ns_max = tick_ns_max;
+        self.nodes[node].ticks_at = self.now() + 1 + self.rng.within(0..=tick_ns_max);
         Ok(())
     }
 
-    /// One tick of an end's program. Returns whether it posted a send.
-    fn act(&mut self, index: usize) -> Checked<bool> {
+    /// Runs one tick of an end's program. Returns whether it posted a send.
+    fn tick_end(&mut self, index: usize) -> Checked<bool> {
         if !self.ends[index].connected {
-            if !self.dice.chance(CONNECTS) {
+            if !self.rng.chance(CONNECTS) {
                 return Ok(false);
             }
             self.connect(index)?;
@@ -152,20 +152,20 @@ impl World {
             return Ok(false);
         }
         self.receive_some(index)?;
-        self.tend_windows(index)?;
+        self.change_windows(index)?;
         self.drain_or_resume(index)?;
-        if !self.ends[index].has_plans() || !self.dice.chance(POSTS) {
+        if !self.ends[index].has_plans() || !self.rng.chance(POSTS) {
             return Ok(false);
         }
         self.post_sends(index)
     }
 
-    /// Posts a few receives, sometimes before messages need them and sometimes after.
+    /// Posts a few receives, before or after messages need them.
     fn receive_some(&mut self, index: usize) -> Checked {
-        let zeal = self.ends[index].plan.receive_zeal;
+        let probability = self.ends[index].plan.receive_probability;
         let expects = !self.ends[index].inbound.is_empty() || self.ends[index ^ 1].has_plans();
         for _ in 0..4 {
-            if !expects || !self.dice.chance(zeal) {
+            if !expects || !self.rng.chance(probability) {
                 continue;
             }
             match self.ends[index].plan.uses_srq {
@@ -196,14 +196,14 @@ impl World {
                 | AsyncEvent::QpAccessError(_)
                 | AsyncEvent::QpFatal(_)
                 | AsyncEvent::LastWqeReached(_)
-                    if self.is_harsh() || self.closing => {}
+                    if self.is_failing() || self.closing => {}
                 other => return Err(Failure(format!("node {node}: asynchronous event {}", other.code()))),
             }
         }
         Ok(())
     }
 
-    /// Whether an end's program has work left or waits for something.
+    /// Returns whether an end's program has work left, or waits for a completion, a message or a drain.
     fn end_is_busy(&self, index: usize) -> bool {
         let (end, peer) = (&self.ends[index], &self.ends[index ^ 1]);
         if !end.is_open() {
@@ -213,7 +213,7 @@ impl World {
         end.has_plans() || end.awaits_completion() || awaits_message || end.phase == Phase::Draining
     }
 
-    /// The time of the next event; `None` if there is none.
+    /// Returns the time of the next event; `None` if there is none.
     fn next_time(&mut self) -> Option<u64> {
         let now = self.now();
         let busy = (0..self.ends.len()).any(|index| self.end_is_busy(index));
@@ -227,11 +227,11 @@ impl World {
         let nodes = self.nodes.iter().flat_map(|node| {
             let deadline = node.device.next_deadline().map(|at| at.0).filter(|at| *at > now);
             let due = node.next_due().filter(|at| *at > now);
-            [node.wakes_at, deadline, due, node.opens_at(), busy.then_some(node.ticks_at)]
+            [node.wakes_at, deadline, due, node.unblocks_at(), busy.then_some(node.ticks_at)]
         });
         let next = nodes.flatten().chain(self.net.next_delivery()).min()?;
-        // A change of weather alone does not keep a run going.
-        Some(self.weather_until.map_or(next, |until| until.min(next)))
+        // A change of the network's faults alone does not continue a run.
+        Some(self.network_changes_at.map_or(next, |until| until.min(next)))
     }
 
     fn advance(&mut self, next: u64) {
@@ -242,46 +242,46 @@ impl World {
             if arrives {
                 self.wake(node);
             }
-            if self.nodes[node].opens_at().is_some_and(|at| at <= next) {
-                self.nodes[node].gate.store(0, std::sync::atomic::Ordering::Relaxed);
+            if self.nodes[node].unblocks_at().is_some_and(|at| at <= next) {
+                self.nodes[node].blocked_until.store(0, std::sync::atomic::Ordering::Relaxed);
                 self.wake(node);
             }
         }
-        if self.weather_until.is_some_and(|until| until <= next) {
-            self.change_weather();
+        if self.network_changes_at.is_some_and(|until| until <= next) {
+            self.change_network();
         }
     }
 
-    fn change_weather(&mut self) {
-        self.weather_is_bad = !self.weather_is_bad;
-        let weather = &self.plan.weather;
-        let (config, lasts_ns) = match self.weather_is_bad {
-            true => (&weather.bad, self.dice.spread(50_000..=weather.bad_ns_max.unwrap_or(50_000))),
-            false => (&weather.good, weather.good_ns),
+    fn change_network(&mut self) {
+        self.network_is_faulty = !self.network_is_faulty;
+        let network = &self.plan.network;
+        let (config, lasts_ns) = match self.network_is_faulty {
+            true => (&network.faulty, self.rng.spread(50_000..=network.faulty_ns_max.unwrap_or(50_000))),
+            false => (&network.intact, network.intact_ns),
         };
         self.net.set_config(config.clone());
-        self.weather_until = Some(self.now() + lasts_ns);
-        trace!(self, "the weather is {}", if self.weather_is_bad { "bad" } else { "good" });
+        self.network_changes_at = Some(self.now() + lasts_ns);
+        trace!(self, "the network is {}", if self.network_is_faulty { "faulty" } else { "intact" });
     }
 
-    /// Moves all queue pairs to the error state, which must flush everything outstanding, and then to RESET.
+    /// Moves all queue pairs to the error state, which must flush all outstanding requests, and then to RESET.
     fn end_connections(&mut self) -> Checked {
         let connected: Vec<usize> =
             (0..self.ends.len()).filter(|index| self.ends[*index].connected).collect();
         connected.iter().try_for_each(|index| self.modify_state(*index, QpState::Err))?;
         for node in 0..self.nodes.len() {
             self.nodes[node].device.step(self.time());
-            for which in 0..2 {
-                self.poll_all(node, which)?;
-                if self.nodes[node].completions[which].take_event()? {
-                    self.nodes[node].completions[which].arm()?;
+            for cq_index in 0..2 {
+                self.poll_all(node, cq_index)?;
+                if self.nodes[node].completions[cq_index].take_event()? {
+                    self.nodes[node].completions[cq_index].arm()?;
                 }
             }
             self.take_async_events(node)?;
         }
         self.nodes.iter().filter_map(|node| node.pagers.as_ref()).for_each(|pagers| pagers.finish());
         for index in 0..self.ends.len() {
-            self.succeed_unheard(index)?;
+            self.complete_unsignaled(index)?;
             let end = &self.ends[index];
             ensure!(end.receives.is_empty(), "end {index}: {} receives were not flushed", end.receives.len());
         }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use terrace_nic::{Ah, QpType, QueuePair, SendWr, WcOpcode, WcStatus};
 
-use crate::memory::Place;
+use crate::memory::Span;
 use crate::plan::EndPlan;
 
-/// A work request that has been drawn and not yet been posted.
+/// A work request that has been drawn, but not posted.
 #[derive(Clone)]
 pub(crate) struct Draft {
     pub wr: SendWr,
@@ -27,33 +27,33 @@ pub(crate) enum Intent {
         invalidates: Option<u32>,
     },
     Write {
-        place: Place,
+        span: Span,
         payload: Vec<u8>,
         imm: Option<u32>,
     },
     Read {
-        place: Place,
-        landing: Vec<Place>,
+        span: Span,
+        result_buffers: Vec<Span>,
     },
     CompareSwap {
-        place: Place,
+        span: Span,
         compare: u64,
         swap: u64,
-        landing: Vec<Place>,
+        result_buffers: Vec<Span>,
     },
     FetchAdd {
-        place: Place,
+        span: Span,
         add: u64,
-        landing: Vec<Place>,
+        result_buffers: Vec<Span>,
     },
-    /// A fetch-and-add on a counter that all connections share: the node's first or second.
+    /// A fetch-and-add on the node's first or second counter, which all connections share.
     Count {
         counter: usize,
         add: u64,
-        landing: Vec<Place>,
+        result_buffers: Vec<Span>,
     },
     AtomicWrite {
-        place: Place,
+        span: Span,
         value: u64,
     },
     /// FLUSH, or a datagram that the peer drops.
@@ -65,7 +65,7 @@ pub(crate) enum Intent {
     Unbind {
         window: usize,
     },
-    /// Cannot succeed: if the request is not flushed, this is its status.
+    /// A request that cannot succeed. Its status, unless it is flushed.
     Mistake {
         status: WcStatus,
         message: Option<Vec<u8>>,
@@ -74,41 +74,41 @@ pub(crate) enum Intent {
 
 /// A posted send work request.
 pub(crate) struct Request {
-    /// Counts the end's requests of this epoch.
+    /// The number of this request among the end's requests of this epoch.
     pub number: u64,
     pub wr_id: u64,
     pub opcode: WcOpcode,
     pub signaled: bool,
-    /// The completion's byte count, where the completion has one.
+    /// The completion's byte count, if it has one.
     pub byte_len: Option<u32>,
     pub window: Option<usize>,
     pub outcome: Outcome,
 }
 
-/// The condition that a completed request fulfils.
+/// The condition that must hold when a request has completed.
 pub(crate) enum Outcome {
     Nothing,
     /// The peer's memory holds the data, unless a later request has changed it.
     Stored,
-    /// The expected data has landed. Where later requests may write before a repetition of the READ, each byte may have
-    /// any of its intermediate values.
+    /// The buffers contain the expected data. Where later requests may write before a repetition of the READ, each byte
+    /// may have any of its intermediate values.
     Fetched {
-        place: Place,
+        span: Span,
         fences: u64,
-        landing: Vec<Place>,
+        result_buffers: Vec<Span>,
         expected: Vec<u8>,
-        racers: Vec<(usize, Vec<u8>)>,
+        later_writes: Vec<(usize, Vec<u8>)>,
     },
-    /// The value before the atomic has landed.
+    /// The buffers contain the value before the atomic.
     Swapped {
-        landing: Vec<Place>,
+        result_buffers: Vec<Span>,
         before: u64,
     },
-    /// A value of a shared counter has landed.
+    /// The buffers contain a value of a shared counter.
     Counted {
         counter: usize,
         add: u64,
-        landing: Vec<Place>,
+        result_buffers: Vec<Span>,
     },
     Bound {
         window: usize,
@@ -130,7 +130,7 @@ pub(crate) struct Step {
 
 /// A change of the peer's memory.
 pub(crate) struct Effect {
-    pub place: Place,
+    pub span: Span,
     pub before: Vec<u8>,
     pub after: Vec<u8>,
 }
@@ -138,19 +138,19 @@ pub(crate) struct Effect {
 /// A posted receive work request.
 pub(crate) struct Receive {
     pub wr_id: u64,
-    pub places: Vec<Place>,
+    pub spans: Vec<Span>,
 }
 
-/// A message that the peer has sent and no receive has taken yet.
+/// A message that the peer has sent, and that no receive has taken.
 #[derive(Clone, Debug)]
 pub(crate) struct Message {
     pub payload: Vec<u8>,
-    /// Where a WRITE with immediate data put its payload; `None` for SEND.
-    pub written_to: Option<Place>,
+    /// The target of a WRITE with immediate; `None` for SEND.
+    pub written_to: Option<Span>,
     pub imm: Option<u32>,
     pub invalidates: Option<u32>,
     pub solicited: bool,
-    /// Longer than any receive: the receive must fail.
+    /// Whether the message is longer than any receive, which must then fail.
     pub too_long: bool,
 }
 
@@ -167,43 +167,43 @@ pub(crate) struct End {
     pub mtu: usize,
     pub plan: EndPlan,
     pub qp: Arc<QueuePair>,
-    /// UD: the address handle of the peer.
+    /// The address handle of the peer, for UD.
     pub ah: Option<Arc<Ah>>,
     pub qkey: u32,
     /// The part of the peer's memory that only this end writes to.
-    pub target: Place,
-    /// UC: WRITEs whose arrival nothing reports.
-    pub uncertain: Vec<(Place, Vec<u8>)>,
+    pub target: Span,
+    /// WRITEs of UC, whose arrival is not reported.
+    pub uncertain: Vec<(Span, Vec<u8>)>,
     /// Whether the queue pair is ready to receive and to send.
     pub connected: bool,
     pub phase: Phase,
-    /// Drains of the send queue left.
+    /// The number of send queue drains left.
     pub drains: u32,
-    /// Why the connection is over, as far as the program knows.
+    /// The status with which the connection ended, if the program has seen it.
     pub broken: Option<WcStatus>,
     /// Whether a send work request has completed in error.
     pub send_failed: bool,
-    /// Whether the connection broke in this epoch, before it was ended on purpose.
+    /// Whether the connection failed in this epoch, before the run ended it.
     pub broke: bool,
-    /// Send work requests that the program is still going to draw.
+    /// The number of send work requests that the program still has to draw.
     pub budget: u32,
     pub drafts: VecDeque<Draft>,
-    /// Requests not known to be complete.
+    /// Requests that may be outstanding.
     pub posted: VecDeque<Request>,
     /// Every request of this epoch.
     pub steps: Vec<Step>,
-    /// Requests known to have succeeded; they are the first ones of the epoch.
+    /// The number of the epoch's first requests that have succeeded.
     pub succeeded: u64,
-    /// Fenced requests so far.
+    /// The number of fenced requests.
     pub fences: u64,
     /// The data that the latest READ will fetch.
     pub last_read: Vec<u8>,
     pub receives: VecDeque<Receive>,
     /// Messages that the peer has sent to this end.
     pub inbound: VecDeque<Message>,
-    /// Receives of this epoch that have succeeded.
+    /// The number of receives of this epoch that have succeeded.
     pub received: u64,
-    /// Receives of this epoch that were flushed or failed.
+    /// The number of receives of this epoch that were flushed or failed.
     pub receives_failed: u64,
 }
 
@@ -216,17 +216,17 @@ impl End {
         self.broken.is_none()
     }
 
-    /// Whether a signaled request is outstanding.
+    /// Returns whether a signaled request is outstanding.
     pub fn awaits_completion(&self) -> bool {
         self.posted.iter().any(|request| request.signaled)
     }
 
-    /// Whether the program still has something to post.
+    /// Returns whether the program still has requests to post.
     pub fn has_plans(&self) -> bool {
         self.is_open() && (self.budget > 0 || !self.drafts.is_empty())
     }
 
-    /// Starts over after a reset.
+    /// Resets the state for a new epoch.
     pub fn begin_epoch(&mut self) {
         self.connected = false;
         self.phase = Phase::Running;

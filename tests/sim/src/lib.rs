@@ -1,13 +1,13 @@
-//! Simulation: two devices over a simulated network, in virtual time and in one thread, against a reference model.
+//! A simulation: two devices over a simulated network, in virtual time and in one thread, are checked against a
+//! reference model.
 //!
-//! A seed decides everything: the network's faults, the attributes of devices and programs, what is posted when, and
-//! when devices and programs poll. The same seed replays the same run.
+//! A seed determines a run: the network's faults, the attributes of devices and programs, the posted work requests, and
+//! the times of all steps. The same seed replays the same run.
 
 #![forbid(unsafe_code)]
 
 mod batch;
 mod complete;
-mod dice;
 mod draw;
 mod drive;
 mod end;
@@ -17,6 +17,7 @@ mod paging;
 mod plan;
 mod port;
 mod post;
+mod rng;
 mod tally;
 mod verdict;
 mod window;
@@ -28,7 +29,7 @@ pub use world::Failure;
 
 use world::World;
 
-/// Runs one seed, with a trace on standard output if asked for.
+/// Runs one seed, optionally with a trace on standard output.
 ///
 /// # Errors
 /// When the run deviates from the reference model or the specification.

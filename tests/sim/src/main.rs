@@ -1,4 +1,4 @@
-//! `terrace-sim`: runs any number of seeds, or one alone with a trace.
+//! `terrace-sim`: runs a batch of seeds, or one seed with a trace.
 
 #![forbid(unsafe_code)]
 
@@ -14,24 +14,24 @@ use terrace_sim::{Batch, Progress};
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// How many seeds to run
+    /// Number of seeds to run
     #[arg(long, value_name = "N", default_value_t = 2000)]
     seeds: u64,
-    /// The first one
+    /// First seed
     #[arg(long, value_name = "K", default_value_t = 0)]
     start: u64,
-    /// Run this one alone, and print everything that happens
+    /// Run only this seed, with a trace of its events
     #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "start"])]
     seed: Option<u64>,
-    /// Threads; one for each processor unless given
+    /// Number of threads (default: one per CPU)
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
-    /// Print what the runs have gone through, at the end
+    /// Print the counts of events at the end
     #[arg(long)]
     tally: bool,
 }
 
-/// How often the progress line is printed where it cannot be overwritten.
+/// The interval between progress lines on an output that cannot overwrite them.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
@@ -45,12 +45,12 @@ fn main() -> ExitCode {
     let mut printed = Instant::now();
     let outcome = batch.run(|progress| {
         if is_terminal {
-            eprint!("\r{}\x1b[K", line(progress, started.elapsed()));
-            // A progress line that cannot be shown is no error.
+            eprint!("\r{}\x1b[K", progress_line(progress, started.elapsed()));
+            // A failure to print the progress line is ignored.
             let _ = std::io::stderr().flush();
         } else if printed.elapsed() > LOG_INTERVAL {
             printed = Instant::now();
-            eprintln!("{}", line(progress, started.elapsed()));
+            eprintln!("{}", progress_line(progress, started.elapsed()));
         }
     });
     if is_terminal {
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn line(progress: &Progress, elapsed: Duration) -> String {
+fn progress_line(progress: &Progress, elapsed: Duration) -> String {
     let seconds = elapsed.as_secs_f64();
     let rate = progress.done as f64 / seconds.max(0.001);
     format!("{} of {} seeds, {rate:.0} a second, {seconds:.0} s", progress.done, progress.total)

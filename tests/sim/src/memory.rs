@@ -1,15 +1,15 @@
-//! A node's memory, twice: the cells that the device reads and writes, and the model of their content.
+//! A node's memory: the cells that the device reads and writes, and the model of their content.
 //!
-//! Memory comes in chunks, each a region of its own. Places are never reused and have gaps between them. All memory
-//! is filled with noise, so that the check at the end finds every stray byte.
+//! Memory is allocated in chunks, each with its own region. Spans are never reused, and have gaps between them. All
+//! memory starts with random content, so that the check at the end detects every wrong byte.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use terrace_nic::{Error, Mr, MrRequest, Pd, Sge};
 
-use crate::dice::{Dice, Stream};
 use crate::paging::{Pagers, TestPager};
+use crate::rng::{SimRng, Stream};
 
 /// `ibv_access_flags`.
 pub(crate) const LOCAL_WRITE: u32 = 1;
@@ -22,43 +22,43 @@ pub(crate) const FLUSH: u32 = 1 << 8 | 1 << 9;
 /// The use of memory, which decides its region's access rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Sources, landing places and receive buffers: no remote access.
+    /// Sources, result buffers and receive buffers, without remote access.
     Private,
-    /// All remote access is permitted.
+    /// Memory with all remote access.
     Open,
-    /// Remote access only through windows.
+    /// Memory with remote access through windows only.
     Windowed,
 }
 
 /// A part of a node's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Span {
     chunk: u32,
     start: u32,
     len: u32,
 }
 
-impl Place {
+impl Span {
     pub fn len(self) -> usize {
         self.len as usize
     }
 
-    /// The part of `len` bytes that begins `offset` bytes into the place.
-    pub fn part(self, offset: usize, len: usize) -> Place {
-        assert!(offset + len <= self.len(), "a part lies within its place");
-        Place { chunk: self.chunk, start: self.start + offset as u32, len: len as u32 }
+    /// Returns the part of `len` bytes that starts at `offset`.
+    pub fn part(self, offset: usize, len: usize) -> Span {
+        assert!(offset + len <= self.len(), "a part lies within its span");
+        Span { chunk: self.chunk, start: self.start + offset as u32, len: len as u32 }
     }
 
-    /// The overlap of the two, as offsets into this place.
-    pub fn overlap(self, other: Place) -> Option<std::ops::Range<usize>> {
+    /// Returns the overlap of the two, as offsets into this span.
+    pub fn overlap(self, other: Span) -> Option<std::ops::Range<usize>> {
         let start = self.start.max(other.start);
         let end = (self.start + self.len).min(other.start + other.len);
         let overlaps = self.chunk == other.chunk && start < end;
         overlaps.then(|| (start - self.start) as usize..(end - self.start) as usize)
     }
 
-    /// The offset of `other`, which lies within this place.
-    pub fn offset_of(self, other: Place) -> usize {
+    /// Returns the offset of `other`, which lies within this span.
+    pub fn offset_of(self, other: Span) -> usize {
         (other.start - self.start) as usize
     }
 }
@@ -80,16 +80,16 @@ pub(crate) struct Memory {
     pd: Arc<Pd>,
     pagers: Option<Arc<Pagers>>,
     chunks: Vec<Chunk>,
-    dice: Dice,
+    rng: SimRng,
 }
 
-/// A chunk holds at least this many bytes.
+/// The least size of a chunk.
 const CHUNK_BYTES_MIN: usize = 64 << 10;
 
 /// A byte that differs from the model.
 #[derive(Debug)]
 pub(crate) struct Difference {
-    #[allow(dead_code)] // For people, through Debug.
+    #[allow(dead_code)] // Debug prints it.
     pub address: u64,
     #[allow(dead_code)]
     pub purpose: Purpose,
@@ -101,12 +101,12 @@ pub(crate) struct Difference {
 
 impl Memory {
     pub fn new(pd: &Arc<Pd>, seed: u64, node: u8, pagers: Option<Arc<Pagers>>) -> Memory {
-        Memory { pd: pd.clone(), pagers, chunks: Vec::new(), dice: Dice::new(seed, Stream::Memory(node)) }
+        Memory { pd: pd.clone(), pagers, chunks: Vec::new(), rng: SimRng::new(seed, Stream::Memory(node)) }
     }
 
-    /// Allocates fresh memory, aligned to 8 bytes if asked. The model gets the same noise.
-    pub fn take(&mut self, purpose: Purpose, len: usize, aligned: bool) -> Result<Place, Error> {
-        let gap = if aligned { 0 } else { self.dice.index(16) };
+    /// Allocates memory, optionally aligned to 8 bytes. The model gets the same random content.
+    pub fn take(&mut self, purpose: Purpose, len: usize, aligned: bool) -> Result<Span, Error> {
+        let gap = if aligned { 0 } else { self.rng.index(16) };
         let fits = |chunk: &Chunk| {
             let start = if aligned { chunk.used.next_multiple_of(8) } else { chunk.used + gap };
             (chunk.purpose == purpose && start + len <= chunk.model.len()).then_some(start)
@@ -118,13 +118,13 @@ impl Memory {
             Some(found) => found,
             None => (self.add_chunk(purpose, (len + 8).max(CHUNK_BYTES_MIN))?, 0),
         };
-        // One unused byte separates adjacent places.
+        // One unused byte separates adjacent spans.
         self.chunks[index].used = start + len + 1;
-        Ok(Place { chunk: index as u32, start: start as u32, len: len as u32 })
+        Ok(Span { chunk: index as u32, start: start as u32, len: len as u32 })
     }
 
     fn add_chunk(&mut self, purpose: Purpose, len: usize) -> Result<usize, Error> {
-        let model = self.dice.bytes(len.next_multiple_of(8));
+        let model = self.rng.bytes(len.next_multiple_of(8));
         let words = model.chunks_exact(8).map(|bytes| u64::from_ne_bytes(bytes.try_into().expect("8 bytes")));
         let cells: Arc<[AtomicU64]> = words.map(AtomicU64::new).collect();
         let access = match purpose {
@@ -133,7 +133,7 @@ impl Memory {
             Purpose::Windowed => LOCAL_WRITE | MW_BIND,
         };
         // Addresses on the wire must not depend on this process's address space.
-        let iova = (self.chunks.len() as u64 + 1) << 32 | (self.dice.word() & 0xffff_fff8);
+        let iova = (self.chunks.len() as u64 + 1) << 32 | (self.rng.word() & 0xffff_fff8);
         let pagers = self.pagers.as_ref().filter(|_| purpose != Purpose::Private);
         let (pager, paging) = pagers.map(|pagers| pagers.add(cells.clone())).unzip();
         let request =
@@ -143,68 +143,68 @@ impl Memory {
         Ok(self.chunks.len() - 1)
     }
 
-    fn chunk(&self, place: Place) -> &Chunk {
-        &self.chunks[place.chunk as usize]
+    fn chunk(&self, span: Span) -> &Chunk {
+        &self.chunks[span.chunk as usize]
     }
 
-    /// The address by which work requests and peers name the place.
-    pub fn address(&self, place: Place) -> u64 {
-        self.chunk(place).iova + u64::from(place.start)
+    /// Returns the address by which work requests and peers name the span.
+    pub fn address(&self, span: Span) -> u64 {
+        self.chunk(span).iova + u64::from(span.start)
     }
 
-    /// One past the last address of the region that the place is in.
-    pub fn region_end(&self, place: Place) -> u64 {
-        self.chunk(place).iova + self.chunk(place).model.len() as u64
+    /// Returns the end address of the span's region.
+    pub fn region_end(&self, span: Span) -> u64 {
+        self.chunk(span).iova + self.chunk(span).model.len() as u64
     }
 
-    /// The key of the region; lkey and rkey are the same.
-    pub fn key(&self, place: Place) -> u32 {
-        self.chunk(place).mr.lkey()
+    /// Returns the key of the span's region; lkey and rkey are the same.
+    pub fn key(&self, span: Span) -> u32 {
+        self.chunk(span).mr.lkey()
     }
 
-    pub fn sge(&self, place: Place) -> Sge {
-        Sge { addr: self.address(place), length: place.len, lkey: self.key(place) }
+    pub fn sge(&self, span: Span) -> Sge {
+        Sge { addr: self.address(span), length: span.len, lkey: self.key(span) }
     }
 
-    /// The memory's content.
-    pub fn actual(&self, place: Place) -> Vec<u8> {
-        let Chunk { cells, pager, .. } = self.chunk(place);
+    /// Returns the memory's content.
+    pub fn actual(&self, span: Span) -> Vec<u8> {
+        let Chunk { cells, pager, .. } = self.chunk(span);
         if let Some(pager) = pager {
-            return pager.peek(cells.as_ptr() as u64 + u64::from(place.start), place.len());
+            return pager.peek(cells.as_ptr() as u64 + u64::from(span.start), span.len());
         }
-        let (start, end) = (place.start as usize, place.start as usize + place.len());
+        let (start, end) = (span.start as usize, span.start as usize + span.len());
         let words = cells[start / 8..end.div_ceil(8).max(start / 8)].iter();
         let bytes: Vec<u8> = words.flat_map(|cell| cell.load(Ordering::Relaxed).to_ne_bytes()).collect();
-        bytes[start % 8..start % 8 + place.len()].to_vec()
+        bytes[start % 8..start % 8 + span.len()].to_vec()
     }
 
-    /// The model's content.
-    pub fn model(&self, place: Place) -> &[u8] {
-        let start = place.start as usize;
-        &self.chunk(place).model[start..start + place.len()]
+    /// Returns the model's content.
+    pub fn model(&self, span: Span) -> &[u8] {
+        let start = span.start as usize;
+        &self.chunk(span).model[start..start + span.len()]
     }
 
-    /// Changes the model.
-    pub fn expect(&mut self, place: Place, bytes: &[u8]) {
-        let start = place.start as usize;
-        let model = &mut self.chunks[place.chunk as usize].model;
-        model[start..start + place.len()].copy_from_slice(bytes);
+    /// Sets the model's content.
+    pub fn expect(&mut self, span: Span, bytes: &[u8]) {
+        let start = span.start as usize;
+        let model = &mut self.chunks[span.chunk as usize].model;
+        model[start..start + span.len()].copy_from_slice(bytes);
     }
 
     /// Copies the memory's content into the model.
-    pub fn accept(&mut self, place: Place) {
-        let actual = self.actual(place);
-        self.expect(place, &actual);
+    pub fn accept(&mut self, span: Span) {
+        let actual = self.actual(span);
+        self.expect(span, &actual);
     }
 
     /// Stores bytes into memory and model, as the program does.
-    pub fn store(&mut self, place: Place, bytes: &[u8]) {
-        self.expect(place, bytes);
-        let chunk = &self.chunks[place.chunk as usize];
+    pub fn store(&mut self, span: Span, bytes: &[u8]) {
+        self.expect(span, bytes);
+        let chunk = &self.chunks[span.chunk as usize];
         if let Some(pager) = &chunk.pager {
-            return pager.poke(chunk.cells.as_ptr() as u64 + u64::from(place.start), bytes);
+            return pager.poke(chunk.cells.as_ptr() as u64 + u64::from(span.start), bytes);
         }
-        let (start, end) = (place.start as usize, place.start as usize + place.len());
+        let (start, end) = (span.start as usize, span.start as usize + span.len());
         for index in start / 8..end.div_ceil(8) {
             let word: [u8; 8] = chunk.model[index * 8..index * 8 + 8].try_into().expect("8 bytes");
             // Only the program's own bytes of the word: the device may be writing the others.
@@ -223,7 +223,7 @@ impl Memory {
     pub fn difference(&self) -> Option<Difference> {
         (0..self.chunks.len()).find_map(|index| {
             let chunk = &self.chunks[index];
-            let whole = Place { chunk: index as u32, start: 0, len: chunk.model.len() as u32 };
+            let whole = Span { chunk: index as u32, start: 0, len: chunk.model.len() as u32 };
             let actual = self.actual(whole);
             let at = actual.iter().zip(&chunk.model).position(|(actual, model)| actual != model)?;
             let shown = at..(at + 32).min(actual.len());

@@ -1,4 +1,4 @@
-//! A node: a device in the simulated network, its memory, its completion queues and its shared receive queue.
+//! A node of the simulated network: a device, its memory, its completion queues and its shared receive queue.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use terrace_nic::{
 };
 use terrace_sync::Mutex;
 
-use crate::dice::{Dice, Stream, stream_seed};
 use crate::end::Receive;
 use crate::memory::Memory;
 use crate::paging::Pagers;
 use crate::plan::{NodePlan, Plan, Waiting};
-use crate::port::{Gate, MoodyPort};
+use crate::port::{BlockedUntil, LimitedPort};
+use crate::rng::{SimRng, Stream, stream_seed};
 
-/// Entries of each completion queue: more than a run can leave unpolled.
+/// Entries of each completion queue, more than a run can leave unpolled.
 const CQ_DEPTH: u32 = 1 << 16;
 
 /// Work requests of a shared receive queue, and elements of each.
@@ -48,16 +48,16 @@ pub(crate) struct Node {
     pub memory: Memory,
     /// The pagers of its regions whose memory may be absent.
     pub pagers: Option<Arc<Pagers>>,
-    /// For sends, and for receives.
+    /// The completion queues of sends and of receives.
     pub completions: [Completions; 2],
     pub shared: Shared,
-    pub gate: Gate,
-    /// When the device's next step is, in nanoseconds; `None` while it has no work.
+    pub blocked_until: BlockedUntil,
+    /// The time of the device's next step, in nanoseconds; `None` while it has no work.
     pub wakes_at: Option<u64>,
-    /// When the program acts next, in nanoseconds.
+    /// The time of the program's next tick, in nanoseconds.
     pub ticks_at: u64,
-    /// Longest delay until the program's next tick, in nanoseconds; it doubles while the program is idle.
-    pub patience_ns: u64,
+    /// Longest delay until the program's next tick, in nanoseconds. It doubles while the program is idle.
+    pub tick_ns_max: u64,
 }
 
 impl Node {
@@ -70,14 +70,14 @@ impl Node {
         trace: bool,
     ) -> Result<Node, Error> {
         let node = &plan.nodes[usize::from(index)];
-        let gate = Gate::default();
-        let port = MoodyPort {
+        let blocked_until = BlockedUntil::default();
+        let port = LimitedPort {
             inner: net.port(node.address),
             receive_buffer_bytes: node.receive_buffer_bytes,
             clock: clock.clone(),
             block: node.block,
-            dice: Mutex::new(Dice::new(seed, Stream::Port(index))),
-            gate: gate.clone(),
+            rng: Mutex::new(SimRng::new(seed, Stream::Port(index))),
+            blocked_until: blocked_until.clone(),
             trace,
         };
         let device_seed = stream_seed(seed, Stream::Device(index));
@@ -99,10 +99,10 @@ impl Node {
             shared: Shared { srq, posted: BTreeMap::new(), limit: None },
             device,
             pd,
-            gate,
+            blocked_until,
             wakes_at: None,
             ticks_at: 0,
-            patience_ns: node.tick_ns.0,
+            tick_ns_max: node.tick_ns.0,
         })
     }
 
@@ -117,17 +117,17 @@ impl Node {
         }
     }
 
-    /// When the port takes packets again; `None` while it takes them.
-    pub fn opens_at(&self) -> Option<u64> {
-        Some(self.gate.load(Ordering::Relaxed)).filter(|opens_ns| *opens_ns != 0)
+    /// Returns the time when the port accepts packets again; `None` while it accepts them.
+    pub fn unblocks_at(&self) -> Option<u64> {
+        Some(self.blocked_until.load(Ordering::Relaxed)).filter(|until_ns| *until_ns != 0)
     }
 
-    /// When an access to absent memory ends, in nanoseconds.
+    /// Returns the time when the next access to absent memory ends, in nanoseconds.
     pub fn next_due(&self) -> Option<u64> {
         self.pagers.as_ref()?.next_due()
     }
 
-    /// The oldest asynchronous event, already acknowledged.
+    /// Takes and acknowledges the oldest asynchronous event.
     pub fn async_event(&self) -> Result<Option<AsyncEvent>, Error> {
         match self.device.get_async_event() {
             Ok(event) => {
@@ -139,7 +139,7 @@ impl Node {
         }
     }
 
-    /// Destroys everything but the device, which must then be empty. The queue pairs are destroyed before.
+    /// Destroys all objects except the device, which must then have none. The queue pairs are destroyed before.
     pub fn close(&mut self) -> Result<(), Error> {
         self.shared.srq.destroy()?;
         for completions in &self.completions {

@@ -1,43 +1,43 @@
-//! What a seed decides beforehand: the network, the devices, the connections and the programs on them.
+//! The plan of a run, which the seed determines: the network, the devices, the connections and their programs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use terrace_fabric::sim::SimConfig;
 use terrace_nic::QpType;
 
-use crate::dice::{Dice, Stream};
 use crate::paging::PagingPlan;
+use crate::rng::{SimRng, Stream};
 
-/// The guarantees that the programs get, and so what is checked.
+/// The guarantees that the programs get, and that the run checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Temper {
-    /// A perfect network, receives always in time: nothing is retransmitted.
-    Calm,
-    /// A bad network, late receives, but long retries: everything arrives.
-    Rough,
-    /// A bad network, short retries, programs that make mistakes: connections break, cleanly.
-    Harsh,
+pub(crate) enum Profile {
+    /// The network is perfect and receives are posted in time, so no packet is retransmitted.
+    Perfect,
+    /// The network has faults and receives are late, but retries are long, so every message arrives.
+    Lossy,
+    /// The network has faults, retries are short and programs post invalid requests, so connections fail.
+    Failing,
 }
 
-/// The network's faults. Bad and good times alternate. In rough runs the retries last longer than a bad time, so a
-/// request that fails in a bad time succeeds in the next good one.
+/// The network's faults. Faulty and intact periods alternate. With `Profile::Lossy` the retries last longer than a
+/// faulty period, so a request that fails in it succeeds in the next intact one.
 #[derive(Clone, Debug)]
-pub(crate) struct Weather {
-    pub bad: SimConfig,
-    pub good: SimConfig,
-    /// Longest bad time in nanoseconds; `None`: it never ends.
-    pub bad_ns_max: Option<u64>,
-    /// Length of the good times in nanoseconds.
-    pub good_ns: u64,
+pub(crate) struct NetworkPlan {
+    pub faulty: SimConfig,
+    pub intact: SimConfig,
+    /// Longest faulty period in nanoseconds; `None` if it never ends.
+    pub faulty_ns_max: Option<u64>,
+    /// Length of the intact periods in nanoseconds.
+    pub intact_ns: u64,
 }
 
-/// How a program waits for completions.
+/// The means by which a program waits for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waiting {
     Polls,
-    /// It polls only after an event.
+    /// The program polls only after an event.
     Events,
-    /// It polls, and arms the queue for solicited completions only; an event must come for those and no others.
+    /// The program polls, and arms the queue for solicited completions. These must raise an event, and no others may.
     Solicited,
 }
 
@@ -49,13 +49,13 @@ pub(crate) struct NodePlan {
     pub receive_buffer_bytes: usize,
     /// Longest delay of the device's steps, in nanoseconds.
     pub lag_ns_max: u64,
-    /// Probability that the port takes only part of a batch.
+    /// Probability that the port accepts only a part of a batch.
     pub block: f64,
-    /// For the completion queues of sends and of receives.
+    /// The means of waiting for sends and for receives.
     pub waiting: [Waiting; 2],
     /// Shortest and longest interval between the program's ticks, in nanoseconds.
     pub tick_ns: (u64, u64),
-    /// How its memory is paged, if it is.
+    /// The parameters of its pagers; `None` if its memory is not paged.
     pub paging: Option<PagingPlan>,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct ConnectionPlan {
 /// One end of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct EndPlan {
-    /// Send work requests that the program is going to post.
+    /// The number of send work requests that the program posts.
     pub budget: u32,
     /// Longest message in bytes.
     pub message_bytes_max: usize,
@@ -88,12 +88,12 @@ pub(crate) struct EndPlan {
     pub rnr_retry: u8,
     pub min_rnr_timer: u8,
     /// Probability, at each opportunity, that the program posts a receive.
-    pub receive_zeal: f64,
-    /// Probability that a work request has a mistake in it.
-    pub sabotage: f64,
-    /// Drains of the send queue per epoch.
+    pub receive_probability: f64,
+    /// Probability that a work request is invalid.
+    pub mistake_probability: f64,
+    /// The number of send queue drains per epoch.
     pub drains: u32,
-    /// Weights of the operations; see `draw.rs`.
+    /// The weights of the operations (`draw.rs`).
     pub mix: Mix,
 }
 
@@ -111,14 +111,14 @@ pub(crate) struct Mix {
     pub inline: f64,
 }
 
-/// Everything about a run that is drawn before it starts.
+/// The parameters of a run, which are drawn before it starts.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    pub temper: Temper,
-    pub weather: Weather,
+    pub profile: Profile,
+    pub network: NetworkPlan,
     pub nodes: [NodePlan; 2],
     pub connections: Vec<ConnectionPlan>,
-    /// How often the connections are established; the second time after a reset.
+    /// The number of times that the connections are established, with a reset in between.
     pub epochs: u32,
 }
 
@@ -133,32 +133,32 @@ const TIMEOUT_NS_MAX: u64 = 4096 << 13;
 
 impl Plan {
     pub fn draw(seed: u64) -> Plan {
-        let mut dice = Dice::new(seed, Stream::Plan);
-        let dice = &mut dice;
-        let temper = dice.pick(&[
-            Temper::Calm,
-            Temper::Rough,
-            Temper::Rough,
-            Temper::Rough,
-            Temper::Rough,
-            Temper::Harsh,
-            Temper::Harsh,
+        let mut rng = SimRng::new(seed, Stream::Plan);
+        let rng = &mut rng;
+        let profile = rng.pick(&[
+            Profile::Perfect,
+            Profile::Lossy,
+            Profile::Lossy,
+            Profile::Lossy,
+            Profile::Lossy,
+            Profile::Failing,
+            Profile::Failing,
         ]);
-        let ipv6 = dice.chance(0.8);
-        let mtu = dice.pick(&MTUS);
-        // Two devices with one address are two processes of one host: the second gets another instance index.
-        let same_host = dice.chance(0.2);
-        let connection_count = dice.pick(&[1, 1, 2, 2, 3, 4, 6]);
+        let ipv6 = rng.chance(0.8);
+        let mtu = rng.pick(&MTUS);
+        // Two devices with one address are two processes of one host. The second gets another instance index.
+        let same_host = rng.chance(0.2);
+        let connection_count = rng.pick(&[1, 1, 2, 2, 3, 4, 6]);
         let mut plan = Plan {
-            temper,
-            weather: Weather::draw(dice, temper, ipv6, mtu),
+            profile,
+            network: NetworkPlan::draw(rng, profile, ipv6, mtu),
             nodes: [1, 2]
-                .map(|last| NodePlan::draw(dice, temper, address(ipv6, if same_host { 1 } else { last }))),
-            connections: (0..connection_count).map(|_| ConnectionPlan::draw(dice, temper, mtu)).collect(),
-            epochs: if dice.chance(0.15) { 2 } else { 1 },
+                .map(|last| NodePlan::draw(rng, profile, address(ipv6, if same_host { 1 } else { last }))),
+            connections: (0..connection_count).map(|_| ConnectionPlan::draw(rng, profile, mtu)).collect(),
+            epochs: if rng.chance(0.15) { 2 } else { 1 },
         };
         for (node, index) in plan.nodes.iter_mut().zip(0..) {
-            node.paging = PagingPlan::draw(seed, index, temper == Temper::Calm);
+            node.paging = PagingPlan::draw(seed, index, profile == Profile::Perfect);
         }
         plan
     }
@@ -171,110 +171,116 @@ fn address(ipv6: bool, last: u8) -> IpAddr {
     }
 }
 
-impl Weather {
-    fn draw(dice: &mut Dice, temper: Temper, ipv6: bool, mtu: u32) -> Weather {
-        let shortest = dice.spread(1..=20_000);
-        let delay_ns = shortest..shortest + dice.spread(1..=100_000);
-        let calm = SimConfig { delay_ns, mtu, ..SimConfig::default() };
-        if temper == Temper::Calm {
-            return Weather { bad: calm.clone(), good: calm, bad_ns_max: None, good_ns: 0 };
+impl NetworkPlan {
+    fn draw(rng: &mut SimRng, profile: Profile, ipv6: bool, mtu: u32) -> NetworkPlan {
+        let shortest = rng.spread(1..=20_000);
+        let delay_ns = shortest..shortest + rng.spread(1..=100_000);
+        let perfect = SimConfig { delay_ns, mtu, ..SimConfig::default() };
+        if profile == Profile::Perfect {
+            return NetworkPlan {
+                faulty: perfect.clone(),
+                intact: perfect,
+                faulty_ns_max: None,
+                intact_ns: 0,
+            };
         }
         let mut fault =
-            |often: f64| if dice.chance(often) { dice.spread(1..=300) as f64 / 1000.0 } else { 0.0 };
-        // Reordered or duplicated packets still arrive, so these faults go on in good times.
-        let good = SimConfig { duplicate: fault(0.6), reorder: fault(0.6), ecn_mark: fault(0.3), ..calm };
+            |often: f64| if rng.chance(often) { rng.spread(1..=300) as f64 / 1000.0 } else { 0.0 };
+        // Reordered or duplicated packets still arrive, so these faults continue in intact periods.
+        let intact =
+            SimConfig { duplicate: fault(0.6), reorder: fault(0.6), ecn_mark: fault(0.3), ..perfect };
         let loss = fault(0.8);
-        // With IPv4 half of the ICRC's bits are needed to find out the identification: see `terrace_wire::icrc`.
+        // With IPv4 half of the ICRC's bits serve to determine the identification (`terrace_wire::icrc`).
         let corrupt = if ipv6 { fault(0.5) } else { 0.0 };
-        let bad = SimConfig { loss, corrupt, ..good.clone() };
-        match temper {
-            Temper::Harsh => Weather { bad, good, bad_ns_max: None, good_ns: 0 },
-            _ => Weather {
-                bad,
-                good,
-                bad_ns_max: Some(dice.spread(100_000..=TIMEOUT_FLOOR_NS * 9 / 10)),
-                good_ns: TIMEOUT_NS_MAX * 3 / 2,
+        let faulty = SimConfig { loss, corrupt, ..intact.clone() };
+        match profile {
+            Profile::Failing => NetworkPlan { faulty, intact, faulty_ns_max: None, intact_ns: 0 },
+            _ => NetworkPlan {
+                faulty,
+                intact,
+                faulty_ns_max: Some(rng.spread(100_000..=TIMEOUT_FLOOR_NS * 9 / 10)),
+                intact_ns: TIMEOUT_NS_MAX * 3 / 2,
             },
         }
     }
 }
 
 impl NodePlan {
-    fn draw(dice: &mut Dice, temper: Temper, address: IpAddr) -> NodePlan {
-        let calm = temper == Temper::Calm;
-        let waiting = |dice: &mut Dice| {
-            dice.pick(&[Waiting::Polls, Waiting::Polls, Waiting::Events, Waiting::Solicited])
+    fn draw(rng: &mut SimRng, profile: Profile, address: IpAddr) -> NodePlan {
+        let perfect = profile == Profile::Perfect;
+        let waiting = |rng: &mut SimRng| {
+            rng.pick(&[Waiting::Polls, Waiting::Polls, Waiting::Events, Waiting::Solicited])
         };
         NodePlan {
             address,
-            receive_buffer_bytes: dice.pick(&[8, 64, 256, 1024, 16 << 10]) << 10,
-            lag_ns_max: dice.pick(&[0, 0, 1_000, 20_000, 300_000]),
-            block: if !calm && dice.chance(0.3) { 0.2 } else { 0.0 },
-            waiting: [waiting(dice), waiting(dice)],
-            tick_ns: (dice.spread(100..=20_000), dice.spread(20_000..=500_000)),
+            receive_buffer_bytes: rng.pick(&[8, 64, 256, 1024, 16 << 10]) << 10,
+            lag_ns_max: rng.pick(&[0, 0, 1_000, 20_000, 300_000]),
+            block: if !perfect && rng.chance(0.3) { 0.2 } else { 0.0 },
+            waiting: [waiting(rng), waiting(rng)],
+            tick_ns: (rng.spread(100..=20_000), rng.spread(20_000..=500_000)),
             paging: None,
         }
     }
 }
 
 impl ConnectionPlan {
-    fn draw(dice: &mut Dice, temper: Temper, mtu_limit: u32) -> ConnectionPlan {
-        let kind = match dice.index(8) {
+    fn draw(rng: &mut SimRng, profile: Profile, mtu_limit: u32) -> ConnectionPlan {
+        let kind = match rng.index(8) {
             0 => QpType::Uc,
             1 => QpType::Ud,
             _ => QpType::Rc,
         };
         let mtus: Vec<u32> = MTUS.into_iter().filter(|mtu| *mtu <= mtu_limit).collect();
-        let mtu = if kind == QpType::Ud { mtu_limit } else { dice.pick(&mtus) };
-        let depth_max = dice.pick(&[1, 4, 16, 32]);
-        let mut ends = [(); 2].map(|()| EndPlan::draw(dice, temper, kind, mtu));
+        let mtu = if kind == QpType::Ud { mtu_limit } else { rng.pick(&mtus) };
+        let depth_max = rng.pick(&[1, 4, 16, 32]);
+        let mut ends = [(); 2].map(|()| EndPlan::draw(rng, profile, kind, mtu));
         // A requester must not have more READs and atomics in flight than the responder has resources for.
         for (end, peer) in [(0, 1), (1, 0)] {
-            let asks = 1 + dice.within(0..=depth_max) as u8;
-            ends[end].max_rd_atomic = asks;
-            ends[peer].max_dest_rd_atomic = asks + dice.pick(&[0, 0, 1, 4]);
+            let limit = 1 + rng.within(0..=depth_max) as u8;
+            ends[end].max_rd_atomic = limit;
+            ends[peer].max_dest_rd_atomic = limit + rng.pick(&[0, 0, 1, 4]);
         }
         ConnectionPlan { kind, mtu, ends }
     }
 }
 
 impl EndPlan {
-    fn draw(dice: &mut Dice, temper: Temper, kind: QpType, mtu: u32) -> EndPlan {
-        let harsh = temper == Temper::Harsh;
+    fn draw(rng: &mut SimRng, profile: Profile, kind: QpType, mtu: u32) -> EndPlan {
+        let failing = profile == Profile::Failing;
         let longest = match kind {
             QpType::Ud => mtu as usize,
-            _ => dice.pick(&[64, mtu as usize, 3 * mtu as usize, 8 << 10, 8 << 10, 40 << 10]),
+            _ => rng.pick(&[64, mtu as usize, 3 * mtu as usize, 8 << 10, 8 << 10, 40 << 10]),
         };
         let few = if longest > 8 << 10 { 15 } else { 100 };
-        let psn = if dice.chance(0.3) { 0xff_ffff - dice.within(0..=40) } else { dice.within(0..=0xff_ffff) };
+        let psn = if rng.chance(0.3) { 0xff_ffff - rng.within(0..=40) } else { rng.within(0..=0xff_ffff) };
         EndPlan {
-            budget: if dice.chance(0.15) { 0 } else { dice.within(1..=few) as u32 },
+            budget: if rng.chance(0.15) { 0 } else { rng.within(1..=few) as u32 },
             message_bytes_max: longest,
-            max_send_wr: dice.pick(&[1, 4, 16, 64]),
-            max_recv_wr: dice.pick(&[1, 2, 8, 64]),
-            max_sge: dice.pick(&[1, 2, 4, 8]),
-            max_inline: dice.pick(&[0, 16, 64, 256]),
-            sig_all: dice.chance(0.2),
-            // Unreliable connections do not use shared receives: a broken message would keep one.
-            uses_srq: kind != QpType::Uc && dice.chance(0.3),
+            max_send_wr: rng.pick(&[1, 4, 16, 64]),
+            max_recv_wr: rng.pick(&[1, 2, 8, 64]),
+            max_sge: rng.pick(&[1, 2, 4, 8]),
+            max_inline: rng.pick(&[0, 16, 64, 256]),
+            sig_all: rng.chance(0.2),
+            // Unreliable connections do not use shared receives, because an incomplete message would keep one.
+            uses_srq: kind != QpType::Uc && rng.chance(0.3),
             psn: psn as u32,
             max_rd_atomic: 0,
             max_dest_rd_atomic: 0,
-            timeout: dice.pick(&TIMEOUTS),
-            retry_cnt: dice.within(if harsh { 0..=3 } else { 5..=7 }) as u8,
-            rnr_retry: if harsh { dice.within(0..=4) as u8 } else { 7 },
-            min_rnr_timer: dice.within(1..=18) as u8,
-            receive_zeal: if temper == Temper::Calm { 1.0 } else { dice.pick(&[0.1, 0.5, 1.0]) },
-            sabotage: if harsh && dice.chance(0.5) { 0.05 } else { 0.0 },
-            drains: if dice.chance(0.2) { dice.within(1..=4) as u32 } else { 0 },
-            mix: Mix::draw(dice),
+            timeout: rng.pick(&TIMEOUTS),
+            retry_cnt: rng.within(if failing { 0..=3 } else { 5..=7 }) as u8,
+            rnr_retry: if failing { rng.within(0..=4) as u8 } else { 7 },
+            min_rnr_timer: rng.within(1..=18) as u8,
+            receive_probability: if profile == Profile::Perfect { 1.0 } else { rng.pick(&[0.1, 0.5, 1.0]) },
+            mistake_probability: if failing && rng.chance(0.5) { 0.05 } else { 0.0 },
+            drains: if rng.chance(0.2) { rng.within(1..=4) as u32 } else { 0 },
+            mix: Mix::draw(rng),
         }
     }
 }
 
 impl Mix {
-    fn draw(dice: &mut Dice) -> Mix {
-        let mut weight = || dice.pick(&[0, 1, 1, 3, 8]);
+    fn draw(rng: &mut SimRng) -> Mix {
+        let mut weight = || rng.pick(&[0, 1, 1, 3, 8]);
         Mix {
             send: weight() + 1,
             write: weight(),
@@ -282,9 +288,9 @@ impl Mix {
             atomic: weight(),
             flush: weight().min(1),
             window: weight().min(1),
-            signaled: dice.pick(&[0.1, 0.5, 1.0]),
-            fenced: dice.pick(&[0.0, 0.1, 0.5]),
-            inline: dice.pick(&[0.0, 0.3, 0.9]),
+            signaled: rng.pick(&[0.1, 0.5, 1.0]),
+            fenced: rng.pick(&[0.0, 0.1, 0.5]),
+            inline: rng.pick(&[0.0, 0.3, 0.9]),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A device's port in the simulated network, limited as a real one is: its buffers have the plan's size, and at
-//! random it takes only part of a batch.
+//! A device's port in the simulated network, with the limits of a real one. Its buffers have the plan's size, and at
+//! random it accepts only a part of a batch.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -11,27 +11,27 @@ use terrace_nic::{Clock, ManualClock};
 use terrace_sync::Mutex;
 use terrace_wire::Packet;
 
-use crate::dice::Dice;
+use crate::rng::SimRng;
 
-/// Longest time for which a port takes no packets, in nanoseconds.
+/// Longest time for which a port accepts no packets, in nanoseconds.
 const BLOCKED_NS_MAX: u64 = 200_000;
 
-/// When the port takes packets again, in nanoseconds; 0 while it does.
-pub(crate) type Gate = Arc<AtomicU64>;
+/// The time when the port accepts packets again, in nanoseconds; 0 while it accepts them.
+pub(crate) type BlockedUntil = Arc<AtomicU64>;
 
-pub(crate) struct MoodyPort {
+pub(crate) struct LimitedPort {
     pub inner: SimPort,
     pub receive_buffer_bytes: usize,
     pub clock: Arc<ManualClock>,
-    /// Probability that the port takes only part of a batch.
+    /// Probability that the port accepts only a part of a batch.
     pub block: f64,
-    pub dice: Mutex<Dice>,
-    pub gate: Gate,
-    /// Whether to print what is sent.
+    pub rng: Mutex<SimRng>,
+    pub blocked_until: BlockedUntil,
+    /// Whether to print sent packets.
     pub trace: bool,
 }
 
-impl MoodyPort {
+impl LimitedPort {
     fn print(&self, tx: &TxBatch) {
         for sent in tx.packets() {
             let (now, from, to) = (self.clock.now().0, self.inner.gids()[0].addr, sent.path.remote);
@@ -42,16 +42,16 @@ impl MoodyPort {
         }
     }
 
-    /// Sends a random number of packets and closes the gate for a while.
-    fn send_some(&self, tx: &mut TxBatch, dice: &mut Dice) {
+    /// Sends a random number of packets, and blocks the port for some time.
+    fn send_some(&self, tx: &mut TxBatch, rng: &mut SimRng) {
         let packets: Vec<_> = tx.packets().map(|packet| (packet.path, packet.bytes.to_vec())).collect();
-        let sent_count = dice.index(packets.len());
+        let sent_count = rng.index(packets.len());
         tx.clear();
         copy_to(tx, &packets[..sent_count]);
         self.inner.transmit(tx);
         copy_to(tx, &packets[sent_count..]);
-        let opens_ns = self.clock.now().0 + dice.within(1..=BLOCKED_NS_MAX);
-        self.gate.store(opens_ns, Ordering::Relaxed);
+        let until_ns = self.clock.now().0 + rng.within(1..=BLOCKED_NS_MAX);
+        self.blocked_until.store(until_ns, Ordering::Relaxed);
     }
 }
 
@@ -59,10 +59,10 @@ fn describe(packet: &Packet<'_>) -> String {
     let Packet { bth, ext, payload } = packet;
     let mut line = format!("{:?} to {:#x} PSN {}", bth.opcode, bth.qpn, bth.psn.get());
     if bth.ack_request {
-        line += " asks for an ACK";
+        line += " requests an ACK";
     }
     let extensions = format!("{ext:x?}");
-    // Only the headers that are present.
+    // Only the present headers are printed.
     for part in extensions.trim_end_matches('}').split("Some(").skip(1) {
         line += &format!(" {}", part.trim_end_matches(", ").trim_end_matches(')'));
     }
@@ -71,11 +71,11 @@ fn describe(packet: &Packet<'_>) -> String {
 
 fn copy_to(tx: &mut TxBatch, packets: &[(terrace_wire::Path, Vec<u8>)]) {
     for (path, bytes) in packets {
-        tx.push(path, bytes.len()).expect("they were in it before").copy_from_slice(bytes);
+        tx.push(path, bytes.len()).expect("the batch contained these packets before").copy_from_slice(bytes);
     }
 }
 
-impl Port for MoodyPort {
+impl Port for LimitedPort {
     fn gids(&self) -> &[Gid] {
         self.inner.gids()
     }
@@ -100,16 +100,16 @@ impl Port for MoodyPort {
         if tx.is_empty() {
             return true;
         }
-        if self.gate.load(Ordering::Relaxed) > self.clock.now().0 {
+        if self.blocked_until.load(Ordering::Relaxed) > self.clock.now().0 {
             return false;
         }
-        self.gate.store(0, Ordering::Relaxed);
+        self.blocked_until.store(0, Ordering::Relaxed);
         if self.trace {
             self.print(tx);
         }
-        let mut dice = self.dice.lock();
-        if dice.chance(self.block) {
-            self.send_some(tx, &mut dice);
+        let mut rng = self.rng.lock();
+        if rng.chance(self.block) {
+            self.send_some(tx, &mut rng);
             return false;
         }
         self.inner.transmit(tx)

@@ -1,18 +1,18 @@
-//! Posting: the device gets the work request, and the model executes it immediately, in posting order. The model is
-//! the reference.
+//! Posting. The device gets the work request, and the model executes it immediately, in posting order. The model is the
+//! reference.
 
 use terrace_nic::{Error, QpType, RecvWr, SendFlags, SendOp, SendWr, WcOpcode};
 
 use crate::end::{Draft, Effect, Intent, Message, Outcome, Phase, Receive, Request, Step};
-use crate::memory::Place;
+use crate::memory::Span;
 use crate::node::{SRQ_DEPTH, SRQ_SGES};
 use crate::window::Stage;
 use crate::world::{Checked, World, ensure, trace};
 
-/// Most work requests in one posted list.
+/// Limit of work requests in a posted list.
 const BATCH_MAX: usize = 6;
 
-/// Probability at each tick that a program with drains left drains its send queue.
+/// Probability at each tick that a program with drains left starts a drain of its send queue.
 const DRAINS: f64 = 0.05;
 
 impl World {
@@ -21,16 +21,17 @@ impl World {
         self.next_wr_id
     }
 
-    /// Posts a few send work requests. Returns whether the send queue took any.
+    /// Posts a few send work requests. Returns whether the send queue accepted any.
     pub fn post_sends(&mut self, index: usize) -> Checked<bool> {
         let before_count = self.ends[index].steps.len();
-        let count = 1 + self.dice.index(BATCH_MAX);
+        let count = 1 + self.rng.index(BATCH_MAX);
         while self.ends[index].drafts.len() < count && self.ends[index].budget > 0 {
             self.draw(index)?;
         }
         let count = count.min(self.ends[index].drafts.len());
-        let room = (self.ends[index].plan.max_send_wr as usize).saturating_sub(self.ends[index].posted.len());
-        if room >= count {
+        let free_count =
+            (self.ends[index].plan.max_send_wr as usize).saturating_sub(self.ends[index].posted.len());
+        if free_count >= count {
             self.post_batch(index, count)?
         } else {
             self.post_singly(index, count)?
@@ -42,7 +43,7 @@ impl World {
     fn next_draft(&mut self, index: usize) -> Checked<Option<Draft>> {
         let Some(draft) = self.ends[index].drafts.front() else { return Ok(None) };
         let consumes = consumes_receive(&draft.intent);
-        if consumes && self.is_calm() && !self.receive_is_ready(index ^ 1)? {
+        if consumes && self.is_perfect() && !self.receive_is_ready(index ^ 1)? {
             return Ok(None);
         }
         let mut draft = self.ends[index].drafts.pop_front();
@@ -62,11 +63,13 @@ impl World {
         }
         let posted = self.ends[index].qp.post_send(wrs.into_iter().map(Ok));
         posted.map_err(|(at, error)| {
-            crate::world::Failure(format!("end {index}: work request {at} of a list was refused: {error}"))
+            crate::world::Failure(format!(
+                "end {index}: post_send failed at work request {at} of a list: {error}"
+            ))
         })
     }
 
-    /// Posts one by one until the queue is full. The queue must not report itself full earlier.
+    /// Posts one by one until the queue is full, which it must not report earlier.
     fn post_singly(&mut self, index: usize, count: usize) -> Checked {
         for _ in 0..count {
             let Some(draft) = self.next_draft(index)? else { break };
@@ -76,7 +79,7 @@ impl World {
                     let end = &mut self.ends[index];
                     ensure!(
                         end.posted.len() >= end.plan.max_send_wr as usize,
-                        "end {index}: the send queue says that it is full, with {} of {} in it",
+                        "end {index}: the send queue reports that it is full, with {} of {} entries",
                         end.posted.len(),
                         end.plan.max_send_wr
                     );
@@ -99,10 +102,10 @@ impl World {
         }
         let consumes = consumes_receive(&intent);
         let solicited = wr.flags.contains(SendFlags::SOLICITED);
-        let (outcome, effect) = self.carry_out(index, intent, solicited);
+        let (outcome, effect) = self.execute_on_model(index, intent, solicited);
         let end = &mut self.ends[index];
         if let Some(effect) = &effect {
-            note_race(end.posted.iter_mut(), end.fences, effect);
+            record_later_write(end.posted.iter_mut(), end.fences, effect);
         }
         let signaled = end.plan.sig_all || wr.flags.contains(SendFlags::SIGNALED);
         let (opcode, byte_len) = completion_of(&wr);
@@ -114,7 +117,12 @@ impl World {
         Ok(())
     }
 
-    fn carry_out(&mut self, index: usize, intent: Intent, solicited: bool) -> (Outcome, Option<Effect>) {
+    fn execute_on_model(
+        &mut self,
+        index: usize,
+        intent: Intent,
+        solicited: bool,
+    ) -> (Outcome, Option<Effect>) {
         let message = |payload, written_to, imm, invalidates| Message {
             payload,
             written_to,
@@ -129,39 +137,41 @@ impl World {
                 self.ends[index ^ 1].inbound.push_back(message(payload, None, imm, invalidates));
                 (Outcome::Nothing, None)
             }
-            Intent::Write { place, payload, imm } => {
+            Intent::Write { span, payload, imm } => {
                 if imm.is_some() {
-                    let message = message(payload.clone(), Some(place), imm, None);
+                    let message = message(payload.clone(), Some(span), imm, None);
                     self.ends[index ^ 1].inbound.push_back(message);
                 }
                 if self.ends[index].kind == QpType::Uc {
-                    self.ends[index].uncertain.push((place, payload));
+                    self.ends[index].uncertain.push((span, payload));
                     return (Outcome::Nothing, None);
                 }
-                (Outcome::Stored, Some(self.change(index, place, payload)))
+                (Outcome::Stored, Some(self.change(index, span, payload)))
             }
-            Intent::Read { place, landing } => {
-                let expected = self.peer_model(index, place);
+            Intent::Read { span, result_buffers } => {
+                let expected = self.peer_model(index, span);
                 self.ends[index].last_read.clone_from(&expected);
                 let fences = self.ends[index].fences;
-                (Outcome::Fetched { place, fences, landing, expected, racers: Vec::new() }, None)
+                (Outcome::Fetched { span, fences, result_buffers, expected, later_writes: Vec::new() }, None)
             }
-            Intent::CompareSwap { place, compare, swap, landing } => {
-                let before = self.peer_word(index, place);
+            Intent::CompareSwap { span, compare, swap, result_buffers } => {
+                let before = self.peer_word(index, span);
                 let after = if before == compare { swap } else { before };
-                let effect = self.change(index, place, after.to_ne_bytes().to_vec());
-                (Outcome::Swapped { landing, before }, Some(effect))
+                let effect = self.change(index, span, after.to_ne_bytes().to_vec());
+                (Outcome::Swapped { result_buffers, before }, Some(effect))
             }
-            Intent::FetchAdd { place, add, landing } => {
-                let before = self.peer_word(index, place);
+            Intent::FetchAdd { span, add, result_buffers } => {
+                let before = self.peer_word(index, span);
                 let after = before.wrapping_add(add);
-                let effect = self.change(index, place, after.to_ne_bytes().to_vec());
-                (Outcome::Swapped { landing, before }, Some(effect))
+                let effect = self.change(index, span, after.to_ne_bytes().to_vec());
+                (Outcome::Swapped { result_buffers, before }, Some(effect))
             }
-            Intent::AtomicWrite { place, value } => {
-                (Outcome::Stored, Some(self.change(index, place, value.to_ne_bytes().to_vec())))
+            Intent::AtomicWrite { span, value } => {
+                (Outcome::Stored, Some(self.change(index, span, value.to_ne_bytes().to_vec())))
             }
-            Intent::Count { counter, add, landing } => (Outcome::Counted { counter, add, landing }, None),
+            Intent::Count { counter, add, result_buffers } => {
+                (Outcome::Counted { counter, add, result_buffers }, None)
+            }
             Intent::Nothing => (Outcome::Nothing, None),
             Intent::Bind { window } => (Outcome::Bound { window }, None),
             Intent::Unbind { window } => (Outcome::Unbound { window }, None),
@@ -175,23 +185,23 @@ impl World {
         }
     }
 
-    fn peer_model(&self, index: usize, place: Place) -> Vec<u8> {
-        self.nodes[1 - (index & 1)].memory.model(place).to_vec()
+    fn peer_model(&self, index: usize, span: Span) -> Vec<u8> {
+        self.nodes[1 - (index & 1)].memory.model(span).to_vec()
     }
 
-    fn peer_word(&self, index: usize, place: Place) -> u64 {
-        u64::from_ne_bytes(self.peer_model(index, place).try_into().expect("8 bytes"))
+    fn peer_word(&self, index: usize, span: Span) -> u64 {
+        u64::from_ne_bytes(self.peer_model(index, span).try_into().expect("8 bytes"))
     }
 
     /// Changes the model of the peer's memory.
-    fn change(&mut self, index: usize, place: Place, after: Vec<u8>) -> Effect {
-        let before = self.peer_model(index, place);
-        self.nodes[1 - (index & 1)].memory.expect(place, &after);
-        Effect { place, before, after }
+    fn change(&mut self, index: usize, span: Span, after: Vec<u8>) -> Effect {
+        let before = self.peer_model(index, span);
+        self.nodes[1 - (index & 1)].memory.expect(span, &after);
+        Effect { span, before, after }
     }
 
-    /// Calm runs send only messages for which the peer has a receive. Posts a receive if one is needed; false if the
-    /// queue is full.
+    /// Perfect runs send only messages for which the peer has a receive. Posts a receive if one is needed. Returns
+    /// false if the queue is full.
     fn receive_is_ready(&mut self, index: usize) -> Checked<bool> {
         if !self.ends[index].connected {
             return Ok(false);
@@ -219,11 +229,11 @@ impl World {
             return Ok(());
         }
         let mut capacity = self.receive_bytes(index);
-        // A reliable connection consumes receives in order, so this receive gets that message and need not be longer.
+        // A reliable connection consumes receives in order, so this receive gets that message, and can have its length.
         if self.ends[index].is_reliable()
             && let Some(message) = self.ends[index].inbound.get(waiting)
             && !message.too_long
-            && self.dice.chance(0.5)
+            && self.rng.chance(0.5)
         {
             capacity = if message.written_to.is_some() { 0 } else { message.payload.len() };
         }
@@ -250,9 +260,9 @@ impl World {
         self.nodes[node].shared.srq.post([Ok(wr)]).map_err(|(_, error)| error)?;
         let shared = &mut self.nodes[node].shared;
         shared.posted.insert(receive.wr_id, receive);
-        if shared.limit.is_none() && self.dice.chance(0.1) {
+        if shared.limit.is_none() && self.rng.chance(0.1) {
             // All posted receives may still be in the queue, so the limit is not reached yet.
-            let limit = self.dice.within(1..=shared.posted.len() as u64) as u32;
+            let limit = self.rng.within(1..=shared.posted.len() as u64) as u32;
             shared.srq.modify(None, Some(limit))?;
             shared.limit = Some(limit);
         }
@@ -260,15 +270,15 @@ impl World {
     }
 
     fn draw_receive(&mut self, node: usize, capacity: usize, pieces_max: u32) -> Checked<(Receive, RecvWr)> {
-        let places = self.private_places(node, capacity, pieces_max)?;
+        let spans = self.private_spans(node, capacity, pieces_max)?;
         let wr_id = self.new_wr_id();
-        let sges = places.iter().map(|place| self.nodes[node].memory.sge(*place)).collect();
-        Ok((Receive { wr_id, places }, RecvWr { wr_id, sges }))
+        let sges = spans.iter().map(|span| self.nodes[node].memory.sge(*span)).collect();
+        Ok((Receive { wr_id, spans }, RecvWr { wr_id, sges }))
     }
 
     /// Sets a window's stage, unless the window is lost.
-    pub fn window_stage(&mut self, window: usize, stage: Stage) {
-        if self.windows[window].stage != Stage::Lost {
+    pub fn set_window_stage(&mut self, window: usize, stage: Stage) {
+        if self.windows[window].stage != Stage::Unknown {
             self.windows[window].stage = stage;
         }
     }
@@ -277,7 +287,7 @@ impl World {
     pub fn drain_or_resume(&mut self, index: usize) -> Checked {
         let qp = (index & 1, self.ends[index].qp.qpn());
         match self.ends[index].phase {
-            Phase::Running if self.ends[index].drains > 0 && self.dice.chance(DRAINS) => {
+            Phase::Running if self.ends[index].drains > 0 && self.rng.chance(DRAINS) => {
                 self.ends[index].drains -= 1;
                 self.drained.remove(&qp);
                 self.modify_state(index, terrace_nic::QpState::Sqd)?;
@@ -299,21 +309,21 @@ fn consumes_receive(intent: &Intent) -> bool {
     matches!(intent, Intent::Send { .. } | Intent::Write { imm: Some(_), .. })
 }
 
-/// A READ in flight may be repeated, and the repetition sees the effects of later requests. A fence in between
-/// prevents that.
-fn note_race<'a>(posted: impl Iterator<Item = &'a mut Request>, fences_now: u64, effect: &Effect) {
+/// Records the data of a later request. The repetition of an outstanding READ may return it, unless a fence is between
+/// them.
+fn record_later_write<'a>(posted: impl Iterator<Item = &'a mut Request>, fences_now: u64, effect: &Effect) {
     for request in posted {
-        if let Outcome::Fetched { place, fences, racers, .. } = &mut request.outcome
+        if let Outcome::Fetched { span, fences, later_writes, .. } = &mut request.outcome
             && *fences == fences_now
-            && let Some(range) = place.overlap(effect.place)
+            && let Some(range) = span.overlap(effect.span)
         {
-            let skipped = effect.place.overlap(*place).map_or(0, |there| there.start);
-            racers.push((range.start, effect.after[skipped..skipped + range.len()].to_vec()));
+            let skipped = effect.span.overlap(*span).map_or(0, |there| there.start);
+            later_writes.push((range.start, effect.after[skipped..skipped + range.len()].to_vec()));
         }
     }
 }
 
-/// Opcode and byte count of the completion.
+/// Returns the opcode and the byte count of the completion.
 fn completion_of(wr: &SendWr) -> (WcOpcode, Option<u32>) {
     match wr.op {
         SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => (WcOpcode::Send, None),

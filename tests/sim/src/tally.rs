@@ -1,9 +1,9 @@
-//! Counts of what runs have exercised, so that a test can check its own coverage.
+//! Counts of events in runs, so that a test can check its coverage.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Named counts of a run, or of many.
+/// The named counts of one or more runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally(BTreeMap<String, u64>);
 
@@ -18,7 +18,7 @@ impl Tally {
         other.0.iter().for_each(|(name, count)| self.add(name.clone(), *count));
     }
 
-    /// A count; 0 if nothing was added to it.
+    /// Returns a count; 0 if it does not exist.
     pub fn get(&self, name: &str) -> u64 {
         self.0.get(name).copied().unwrap_or(0)
     }

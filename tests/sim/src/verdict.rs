@@ -3,27 +3,27 @@
 use terrace_nic::{QpState, QpType};
 
 use crate::end::Effect;
-use crate::memory::Place;
+use crate::memory::Span;
 use crate::plan::Waiting;
 use crate::world::{Checked, World, ensure};
 
 impl World {
-    /// The checks of an idle world: the network is silent, the devices have no deadlines, the programs have no work.
+    /// Checks an idle world: the network has no packets, the devices have no deadlines, and the programs have no work.
     pub fn check_quiet(&mut self) -> Checked {
-        self.check_nothing_unheard()?;
+        self.check_no_event_is_missing()?;
         self.check_queues()?;
         self.count_counters();
         self.ends.iter_mut().for_each(|end| end.broke = !end.is_open());
         Ok(())
     }
 
-    /// The checks of an epoch whose work requests have all succeeded, failed or been flushed.
+    /// Checks an epoch whose work requests have all succeeded, failed or been flushed.
     pub fn check_epoch(&mut self) -> Checked {
         for index in 0..self.ends.len() {
             if self.ends[index].kind == QpType::Rc {
-                self.settle(index)?;
+                self.check_executed_prefix(index)?;
             } else {
-                self.settle_unreliable(index)?;
+                self.check_unreliable_writes(index)?;
             }
         }
         self.check_counters()?;
@@ -37,28 +37,28 @@ impl World {
         Ok(())
     }
 
-    /// A program that waits for events has got an event for each completion.
-    fn check_nothing_unheard(&mut self) -> Checked {
+    /// Checks that a program that waits for events has got an event for each completion.
+    fn check_no_event_is_missing(&mut self) -> Checked {
         for node in 0..self.nodes.len() {
             self.take_async_events(node)?;
             self.poll_node(node)?;
-            for which in 0..2 {
-                let left = self.poll_all(node, which)?;
-                let waiting = self.nodes[node].completions[which].waiting;
+            for cq_index in 0..2 {
+                let left = self.poll_all(node, cq_index)?;
+                let waiting = self.nodes[node].completions[cq_index].waiting;
                 ensure!(
                     waiting != Waiting::Events || left.is_empty(),
-                    "node {node}: {} completions came without an event",
+                    "node {node}: {} completions raised no event",
                     left.len()
                 );
             }
             let shared = &self.nodes[node].shared;
             let is_low = shared.limit.is_some_and(|limit| shared.posted.len() < limit as usize);
-            ensure!(!is_low, "node {node}: a shared receive queue fell below its limit in silence");
+            ensure!(!is_low, "node {node}: a shared receive queue fell below its limit without an event");
         }
         Ok(())
     }
 
-    /// Where no connection broke, everything is done and the device reports empty queues.
+    /// Checks that all requests of intact connections are done, and that the device reports empty queues.
     fn check_queues(&mut self) -> Checked {
         for index in 0..self.ends.len() {
             let snapshot = self.nodes[index & 1].device.snapshot();
@@ -77,13 +77,13 @@ impl World {
                 end.inbound.len()
             );
             // The queue is empty, so unsignaled requests are done.
-            self.succeed_unheard(index)?;
+            self.complete_unsignaled(index)?;
         }
         Ok(())
     }
 
-    /// Requests without a completion have succeeded: a failure would have been reported.
-    pub fn succeed_unheard(&mut self, index: usize) -> Checked {
+    /// Completes unsignaled requests, which have succeeded, because a failure would have been reported.
+    pub fn complete_unsignaled(&mut self, index: usize) -> Checked {
         while let Some(request) = self.ends[index].posted.pop_front() {
             let wr_id = request.wr_id;
             ensure!(!request.signaled, "end {index}: request {wr_id} never completed");
@@ -93,11 +93,11 @@ impl World {
         Ok(())
     }
 
-    /// A reliable connection has executed a prefix of its requests, with at least those that succeeded, and at most the
-    /// beginning of the next one.
-    fn settle(&mut self, index: usize) -> Checked {
+    /// Checks that a reliable connection has executed a prefix of its requests: at least those that succeeded, and at
+    /// most a part of the next one.
+    fn check_executed_prefix(&mut self, index: usize) -> Checked {
         let there = 1 - (index & 1);
-        let places = self.places_of(index);
+        let spans = self.spans_of(index);
         let succeeded = self.ends[index].succeeded as usize;
         let received = self.ends[index ^ 1].received;
         let healthy = !self.ends[index].broke && !self.ends[index ^ 1].broke;
@@ -107,49 +107,49 @@ impl World {
         loop {
             let steps = &self.ends[index].steps[..count];
             let consumed = steps.iter().filter(|step| step.consumes).count() as u64;
-            // Effects after a message that waited for absent memory stay, although the message's receive never
-            // succeeded.
-            let told = consumed == received || (!healthy && is_paged && consumed > received);
-            if told && self.memory_agrees(index, &places, undone.as_ref()) {
+            // Requests after a message that waited for absent memory have an effect, although the message's receive
+            // never succeeded.
+            let messages_agree = consumed == received || (!healthy && is_paged && consumed > received);
+            if messages_agree && self.memory_agrees(index, &spans, undone.as_ref()) {
                 break;
             }
             ensure!(
                 count > succeeded && !healthy,
                 "end {index}: {succeeded} requests succeeded and {received} messages were received, but the peer's \
-                 memory is not what any number of requests would have left"
+                 memory does not match any number of executed requests"
             );
             count -= 1;
             undone = self.ends[index].steps[count].effect.take();
             if let Some(effect) = &undone {
-                self.nodes[there].memory.expect(effect.place, &effect.before);
+                self.nodes[there].memory.expect(effect.span, &effect.before);
             }
         }
         // The request in progress may have been executed in part.
-        places.iter().for_each(|place| self.nodes[there].memory.accept(*place));
+        spans.iter().for_each(|span| self.nodes[there].memory.accept(*span));
         if !healthy {
-            self.tally.add("connections that broke", 1);
+            self.tally.add("failed connections", 1);
         }
         Ok(())
     }
 
-    /// The parts of the peer's memory that only this end changes.
-    fn places_of(&self, index: usize) -> Vec<Place> {
+    /// Returns the parts of the peer's memory that only this end changes.
+    fn spans_of(&self, index: usize) -> Vec<Span> {
         let windows = self.windows.iter().filter(|window| window.owner == index ^ 1);
-        std::iter::once(self.ends[index].target).chain(windows.map(|window| window.room)).collect()
+        std::iter::once(self.ends[index].target).chain(windows.map(|window| window.range)).collect()
     }
 
-    /// Whether the memory equals the model, except that the first packets of `begun` may have been written.
-    fn memory_agrees(&self, index: usize, places: &[Place], begun: Option<&Effect>) -> bool {
+    /// Returns whether the memory equals the model, except that the first packets of `begun` may have been written.
+    fn memory_agrees(&self, index: usize, spans: &[Span], begun: Option<&Effect>) -> bool {
         let memory = &self.nodes[1 - (index & 1)].memory;
-        places.iter().all(|place| {
-            let (actual, model) = (memory.actual(*place), memory.model(*place));
+        spans.iter().all(|span| {
+            let (actual, model) = (memory.actual(*span), memory.model(*span));
             if actual == model {
                 return true;
             }
-            let Some(effect) = begun.filter(|effect| place.overlap(effect.place).is_some()) else {
+            let Some(effect) = begun.filter(|effect| span.overlap(effect.span).is_some()) else {
                 return false;
             };
-            let start = place.offset_of(effect.place);
+            let start = span.offset_of(effect.span);
             (self.ends[index].mtu..effect.after.len()).step_by(self.ends[index].mtu).any(|written| {
                 let mut partial = model.to_vec();
                 partial[start..start + written].copy_from_slice(&effect.after[..written]);
@@ -158,24 +158,25 @@ impl World {
         })
     }
 
-    /// Each packet of an unreliable connection's WRITE has either arrived or not.
-    fn settle_unreliable(&mut self, index: usize) -> Checked {
+    /// Checks that each packet of an unreliable connection's WRITE was either written as a whole or not at all.
+    fn check_unreliable_writes(&mut self, index: usize) -> Checked {
         let there = 1 - (index & 1);
-        let all = self.is_calm();
-        for (place, payload) in std::mem::take(&mut self.ends[index].uncertain) {
+        let all = self.is_perfect();
+        for (span, payload) in std::mem::take(&mut self.ends[index].uncertain) {
             let memory = &self.nodes[there].memory;
-            let (actual, noise) = (memory.actual(place), memory.model(place).to_vec());
-            // When no access slot is free for absent memory, the present part of a packet may be written all the same.
+            let (actual, initial) = (memory.actual(span), memory.model(span).to_vec());
+            // When no access slot is free for absent memory, the present part of a packet may still be written.
             let is_paged = self.nodes[there].pagers.is_some();
-            let grain = if is_paged { 1 } else { self.ends[index].mtu };
-            let pieces = actual.chunks(grain);
-            let explained = pieces.zip(payload.chunks(grain)).zip(noise.chunks(grain));
-            let mut explained = explained.map(|((actual, sent), noise)| (actual == sent, actual == noise));
+            let packet_len = if is_paged { 1 } else { self.ends[index].mtu };
+            let pieces = actual.chunks(packet_len);
+            let is_explained = pieces.zip(payload.chunks(packet_len)).zip(initial.chunks(packet_len));
+            let mut is_explained =
+                is_explained.map(|((actual, sent), initial)| (actual == sent, actual == initial));
             ensure!(
-                explained.all(|(arrived, untouched)| arrived || (untouched && !all)),
-                "end {index}: an unreliable WRITE has left something that is neither old nor new"
+                is_explained.all(|(arrived, unchanged)| arrived || (unchanged && !all)),
+                "end {index}: an unreliable WRITE left bytes that are neither old nor new"
             );
-            self.nodes[there].memory.accept(place);
+            self.nodes[there].memory.accept(span);
         }
         if all {
             let lost = self.ends[index ^ 1].inbound.len();
@@ -184,7 +185,8 @@ impl World {
         Ok(())
     }
 
-    /// Every addition to a shared counter was executed once: some order of the additions explains the returned values.
+    /// Checks that every addition to a shared counter was executed once, so that some order of the additions gives the
+    /// returned values.
     fn check_counters(&mut self) -> Checked {
         let broken = self.ends.iter().any(|end| end.broke);
         for node in 0..self.nodes.len() {
@@ -198,7 +200,7 @@ impl World {
                     returned.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0),
                     "node {node}: an addition to a shared counter was not atomic, or happened twice"
                 );
-                let end = u64::from_ne_bytes(memory.actual(counter.place).try_into().expect("8 bytes"));
+                let end = u64::from_ne_bytes(memory.actual(counter.span).try_into().expect("8 bytes"));
                 let sum: u64 = returned.iter().map(|(_, add)| add).sum();
                 let exact = !broken && !counter.unclear;
                 ensure!(
@@ -206,7 +208,7 @@ impl World {
                     "node {node}: a shared counter is {end}, but {} + {sum} were added",
                     counter.start
                 );
-                memory.accept(counter.place);
+                memory.accept(counter.span);
             }
         }
         Ok(())
@@ -246,10 +248,13 @@ impl World {
         for node in 0..self.nodes.len() {
             self.nodes[node].close()?;
             let objects = self.nodes[node].device.snapshot().objects;
-            ensure!(objects.values().all(|count| *count == 0), "node {node}: objects are left: {objects:?}");
+            ensure!(
+                objects.values().all(|count| *count == 0),
+                "node {node}: objects are not destroyed: {objects:?}"
+            );
             ensure!(
                 self.nodes[node].device.next_deadline().is_none(),
-                "node {node}: there is a deadline for nobody"
+                "node {node}: an idle device has a deadline"
             );
             self.nodes[node].device.close();
         }
@@ -260,15 +265,15 @@ impl World {
         for node in 0..self.nodes.len() {
             let snapshot = self.nodes[node].device.snapshot();
             self.tally.add("packets with a bad ICRC", snapshot.port["bad_icrc"]);
-            for (why, count) in &snapshot.dropped {
-                ensure!(*count == 0, "node {node}: {count} packets were dropped: {why}");
+            for (reason, count) in &snapshot.dropped {
+                ensure!(*count == 0, "node {node}: {count} packets were dropped: {reason}");
             }
-            let weather = &self.plan.weather;
+            let network = &self.plan.network;
             ensure!(
-                snapshot.port["bad_icrc"] == 0 || weather.bad.corrupt > 0.0,
+                snapshot.port["bad_icrc"] == 0 || network.faulty.corrupt > 0.0,
                 "node {node}: packets had bad ICRCs"
             );
-            if !self.is_calm() {
+            if !self.is_perfect() {
                 continue;
             }
             // Absent memory makes a responder send RNR NAKs.

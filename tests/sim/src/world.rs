@@ -6,15 +6,15 @@ use std::sync::Arc;
 use terrace_fabric::sim::SimNet;
 use terrace_nic::{Error, ManualClock, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType, Time, WcStatus};
 
-use crate::dice::{Dice, Stream, stream_seed};
 use crate::end::{End, Phase};
-use crate::memory::{FLUSH, Place, Purpose, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
+use crate::memory::{FLUSH, Purpose, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, Span};
 use crate::node::{Node, SRQ_SGES};
-use crate::plan::{ConnectionPlan, EndPlan, Plan, Temper};
+use crate::plan::{ConnectionPlan, EndPlan, Plan, Profile};
+use crate::rng::{SimRng, Stream, stream_seed};
 use crate::tally::Tally;
 use crate::window::Window;
 
-/// Why a run failed.
+/// The failure of a run.
 #[derive(Debug)]
 pub struct Failure(pub String);
 
@@ -26,7 +26,7 @@ impl std::fmt::Display for Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        Failure(format!("a verb was refused: {error}"))
+        Failure(format!("a verb failed: {error}"))
     }
 }
 
@@ -34,9 +34,9 @@ pub(crate) type Checked<T = ()> = Result<T, Failure>;
 
 /// Fails the run unless the condition holds.
 macro_rules! ensure {
-    ($holds:expr, $($why:tt)+) => {
+    ($holds:expr, $($reason:tt)+) => {
         if !$holds {
-            return Err($crate::world::Failure(format!($($why)+)));
+            return Err($crate::world::Failure(format!($($reason)+)));
         }
     };
 }
@@ -45,7 +45,7 @@ pub(crate) use ensure;
 /// Counters that every connection adds to, on each node.
 pub(crate) const COUNTERS: usize = 2;
 
-/// Largest summand of a shared counter; small enough that it never wraps.
+/// Largest summand of a shared counter, which must never wrap.
 pub(crate) const ADD_MAX: u64 = 1 << 32;
 
 /// Bytes beyond the longest message in an end's target memory at its peer.
@@ -53,11 +53,11 @@ const TARGET_SLACK_BYTES: usize = 4096;
 
 /// A counter in a node's memory that all connections add to.
 pub(crate) struct Counter {
-    pub place: Place,
+    pub span: Span,
     pub start: u64,
     /// Pairs of a returned value and the summand added to it.
     pub returned: Vec<(u64, u64)>,
-    /// Whether an addition failed that may have been executed.
+    /// Whether a failed addition may have been executed.
     pub unclear: bool,
 }
 
@@ -66,19 +66,19 @@ pub(crate) struct World {
     pub net: SimNet,
     pub clock: Arc<ManualClock>,
     pub nodes: [Node; 2],
-    /// Two for each connection; the first of a pair is on node 0.
+    /// The ends of the connections, two for each. The first of a pair is on node 0.
     pub ends: Vec<End>,
     pub windows: Vec<Window>,
     pub counters: [Vec<Counter>; 2],
-    pub dice: Dice,
+    pub rng: SimRng,
     pub epoch: u32,
     pub next_wr_id: u64,
-    /// When the weather changes, in nanoseconds, and whether it is bad now.
-    pub weather_until: Option<u64>,
-    pub weather_is_bad: bool,
+    /// The time when the network's faults change, in nanoseconds.
+    pub network_changes_at: Option<u64>,
+    pub network_is_faulty: bool,
     /// Queue pairs whose send queue has drained, by node and number.
     pub drained: BTreeSet<(usize, u32)>,
-    /// Whether the queue pairs are being brought into the error state on purpose.
+    /// Whether the run moves the queue pairs to the error state.
     pub closing: bool,
     pub tally: Tally,
     pub trace: bool,
@@ -97,7 +97,7 @@ pub(crate) use trace;
 impl World {
     pub fn new(seed: u64, trace: bool) -> Checked<World> {
         let plan = Plan::draw(seed);
-        let net = SimNet::new(stream_seed(seed, Stream::Network), plan.weather.bad.clone());
+        let net = SimNet::new(stream_seed(seed, Stream::Network), plan.network.faulty.clone());
         let clock = Arc::new(ManualClock::new());
         let mut nodes = [
             Node::open(&plan, seed, 0, &net, &clock, trace)?,
@@ -106,10 +106,10 @@ impl World {
         let mut counters = [Vec::new(), Vec::new()];
         for (node, counters) in nodes.iter_mut().zip(&mut counters) {
             for index in 0..COUNTERS {
-                let place = node.memory.take(Purpose::Open, 8, true)?;
+                let span = node.memory.take(Purpose::Open, 8, true)?;
                 let start = 1000 * (index as u64 + 1);
-                node.memory.store(place, &start.to_ne_bytes());
-                counters.push(Counter { place, start, returned: Vec::new(), unclear: false });
+                node.memory.store(span, &start.to_ne_bytes());
+                counters.push(Counter { span, start, returned: Vec::new(), unclear: false });
             }
         }
         let mut world = World {
@@ -119,11 +119,11 @@ impl World {
             ends: Vec::new(),
             windows: Vec::new(),
             counters,
-            dice: Dice::new(seed, Stream::Program),
+            rng: SimRng::new(seed, Stream::Program),
             epoch: 0,
             next_wr_id: 0,
-            weather_until: None,
-            weather_is_bad: true,
+            network_changes_at: None,
+            network_is_faulty: true,
             drained: BTreeSet::new(),
             closing: false,
             tally: Tally::default(),
@@ -144,12 +144,12 @@ impl World {
         Time(self.now())
     }
 
-    pub fn is_calm(&self) -> bool {
-        self.plan.temper == Temper::Calm
+    pub fn is_perfect(&self) -> bool {
+        self.plan.profile == Profile::Perfect
     }
 
-    pub fn is_harsh(&self) -> bool {
-        self.plan.temper == Temper::Harsh
+    pub fn is_failing(&self) -> bool {
+        self.plan.profile == Profile::Failing
     }
 
     fn make_connection(&mut self, connection: &ConnectionPlan) -> Checked {
@@ -199,13 +199,13 @@ impl World {
         Ok(())
     }
 
-    /// Brings a queue pair from RESET to RTS.
+    /// Moves a queue pair from RESET to RTS.
     pub fn connect(&mut self, index: usize) -> Checked {
         let (end, peer) = (&self.ends[index], &self.ends[index ^ 1]);
         let node = &self.nodes[index & 1];
         let access = REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | FLUSH;
-        // Packets of the first epoch must not pass for the second's: fresh PSNs stand for the waiting time of the
-        // specification.
+        // Packets of the first epoch must not be accepted in the second, so that has other PSNs, which replace the
+        // waiting time of the specification.
         let psn = |plan: &EndPlan| plan.psn.wrapping_add(self.epoch * 0x3_4567) & 0xff_ffff;
         let mut attr =
             QpAttr { state: QpState::Init, port_num: 1, access, qkey: end.qkey, ..QpAttr::default() };
@@ -247,7 +247,7 @@ impl World {
         Ok(())
     }
 
-    /// Changes nothing but the state.
+    /// Changes only the state.
     pub fn modify_state(&self, index: usize, state: QpState) -> Checked {
         let attr = QpAttr { state, en_sqd_async_notify: true, ..QpAttr::default() };
         let notify =
@@ -255,28 +255,28 @@ impl World {
         Ok(self.ends[index].qp.modify(&attr, QpAttrMask::STATE | notify)?)
     }
 
-    /// The ends on a node.
+    /// Returns the indexes of the ends on a node.
     pub fn ends_of(&self, node: usize) -> impl Iterator<Item = usize> + use<> {
         (node..self.ends.len()).step_by(2)
     }
 
-    /// The program learns that a connection is over.
+    /// Records that the program has seen the end of a connection.
     pub fn note_broken(&mut self, index: usize, status: WcStatus) -> Checked {
         if self.ends[index].broken.is_some() {
             return Ok(());
         }
-        trace!(self, "end {index} is broken: {status:?}");
+        trace!(self, "end {index} has failed: {status:?}");
         ensure!(
-            self.closing || self.is_harsh(),
-            "end {index}: the connection broke with {status:?}, though it should not have"
+            self.closing || self.is_failing(),
+            "end {index}: the connection failed unexpectedly with {status:?}"
         );
         self.ends[index].broken = Some(status);
         self.ends[index].drafts.clear();
-        self.lose_windows(index);
+        self.mark_windows_unknown(index);
         Ok(())
     }
 
-    /// Longest message that a receive of this end must be able to take.
+    /// Returns the length of the longest message that this end may receive.
     pub fn receive_bytes(&self, index: usize) -> usize {
         const GRH_BYTES: usize = 40;
         let peer = &self.ends[index ^ 1];

@@ -1,11 +1,11 @@
-//! The simulation that every `cargo test` runs. `make soak` runs more.
+//! Runs the simulation with the seeds of every `cargo test`. `make soak` runs more.
 
 use terrace_sim::Batch;
 
 const SEEDS: u64 = 2000;
 
-/// What the seeds must have gone through, or they have tested nothing.
-const GONE_THROUGH: &[&str] = &[
+/// The events that the seeds must include.
+const REQUIRED_EVENTS: &[&str] = &[
     "CNPs",
     "RNR NAKs",
     "completed AtomicWrite Success",
@@ -24,7 +24,7 @@ const GONE_THROUGH: &[&str] = &[
     "completed Send RnrRetryExceeded",
     "completed Send Success",
     "completion events",
-    "connections that broke",
+    "failed connections",
     "duplicates",
     "error NAKs",
     "fetches of absent memory",
@@ -41,7 +41,7 @@ const GONE_THROUGH: &[&str] = &[
     "sequence NAKs",
     "solicited events",
     "timeouts",
-    "units that came or went",
+    "units mapped or unmapped",
 ];
 
 #[test]
@@ -52,8 +52,8 @@ fn devices_agree_with_the_reference_model() {
         Err(failed) => panic!("{failed}"),
     };
     print!("{tally}");
-    for what in GONE_THROUGH {
-        assert!(tally.get(what) > 0, "{SEEDS} seeds without: {what}");
+    for event in REQUIRED_EVENTS {
+        assert!(tally.get(event) > 0, "{SEEDS} seeds without: {event}");
     }
 }
 

@@ -1,5 +1,5 @@
-//! The fuzzer's input, and its translation to work requests, attributes and packets. Numbers that a queue pair
-//! compares with its own are drawn near those, or they would never match.
+//! The fuzzer's input, and its translation to work requests, attributes and packets. Numbers that a queue pair compares
+//! with its own are drawn near those, because they would not match otherwise.
 
 use std::net::IpAddr;
 
@@ -15,9 +15,9 @@ use terrace_wire::{
 
 use crate::support::path_to;
 
-/// Bytes of memory behind the queue pair.
+/// Bytes of the queue pair's memory.
 pub const MEMORY_LEN: u64 = 16 << 10;
-/// Keys of regions: everything permitted, nothing permitted, a window; other keys are unknown.
+/// Keys of a region with all access, a region without access, and a window. Other keys are unknown.
 pub const KEYS: u32 = 4;
 
 pub const TYPES: [QpType; 5] = [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv];
@@ -79,9 +79,9 @@ pub enum Step {
     Wait {
         ns: u32,
     },
-    /// Time passes until the next timer.
+    /// The time advances to the next timer.
     WaitForTimer,
-    /// Unreliable services pause after each packet from now on.
+    /// Unreliable services pause after each later packet.
     Pause {
         ns: u16,
     },
@@ -90,14 +90,14 @@ pub enum Step {
         key: u8,
         present: bool,
     },
-    /// This part of the memory is absent from now on, and only this.
+    /// Only this part of the memory is absent afterwards.
     Absent {
         addr: u16,
         length: u16,
         faulting: bool,
         slots: u8,
     },
-    /// An access to absent memory ends; the queue pair is woken, or not.
+    /// An access to absent memory ends, and the queue pair may be woken.
     Complete {
         index: u8,
         outcome: u8,
@@ -146,7 +146,7 @@ enum PayloadLen {
     Mtu,
     Empty,
     Any(u16),
-    /// As long as the header says, within a packet.
+    /// The length that the header declares, within a packet.
     AsAnnounced,
 }
 
@@ -189,7 +189,7 @@ impl Attributes {
         QpAttr {
             path_mtu: MTUS[usize::from(self.mtu) % 5],
             qkey: 5,
-            // Near the wrap.
+            // These PSNs are near the wrap.
             rq_psn: 0xff_ff80 + u32::from(self.rq_psn),
             sq_psn: 0xff_ff80 + u32::from(self.sq_psn),
             dest_qpn: 0x22,
@@ -207,9 +207,9 @@ impl Attributes {
     }
 }
 
-/// The mask of a `modify`: the required attributes, with some added and some removed.
+/// Returns the mask of a `modify`: the required attributes, with some added and some removed.
 pub fn modify_mask(needed: QpAttrMask, extra: u32, missing: u32) -> QpAttrMask {
-    // Mostly neither.
+    // Most masks have none added or removed.
     let some =
         |bits: u32| if bits & 1 == 0 { QpAttrMask::empty() } else { QpAttrMask::from_bits_truncate(bits) };
     (needed | some(extra)).difference(some(missing))
@@ -261,7 +261,7 @@ impl SendStep {
             Payload::Sges(memory(&self.memory, self.count))
         };
         let datagram = Datagram { path: path_to(peer), qpn: 0x22, qkey: 5 };
-        // The queue that exists, another one, and a number too large for the header.
+        // These are the existing queue, another one, and a number too large for the header.
         let target = match self.value % 4 {
             0 | 1 => Target::Datagram(Box::new(datagram)),
             2 => Target::SharedQueue(SRQN + u32::from(self.key % 2)),
@@ -286,7 +286,7 @@ impl PacketStep {
         if self.congested { 3 } else { 0 }
     }
 
-    /// The bytes of the packet, for a queue pair that is at these PSNs.
+    /// Returns the bytes of the packet, for a queue pair at these PSNs.
     pub fn bytes(&self, expected: u32, next: u32, mtu: u32) -> Vec<u8> {
         let opcodes = Opcode::all();
         let count = opcodes.len();

@@ -1,4 +1,4 @@
-//! Random draws. The seed alone decides a run, so nothing here may depend on anything else.
+//! Random numbers. They depend on the seed alone, because a seed must replay the same run.
 
 use std::ops::RangeInclusive;
 
@@ -6,10 +6,10 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, RngCore, SeedableRng};
 
-/// A source of random draws.
-pub(crate) struct Dice(StdRng);
+/// A random number generator.
+pub(crate) struct SimRng(StdRng);
 
-/// The random streams: each part has its own, so that a change in one part does not change another's draws.
+/// The random streams. Each part has its own, so that a change in one part does not change the numbers of another.
 #[derive(Clone, Copy)]
 pub(crate) enum Stream {
     Plan,
@@ -35,13 +35,13 @@ pub(crate) fn stream_seed(seed: u64, stream: Stream) -> u64 {
     seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number << 48
 }
 
-impl Dice {
-    pub fn new(seed: u64, stream: Stream) -> Dice {
-        Dice::from_seed(stream_seed(seed, stream))
+impl SimRng {
+    pub fn new(seed: u64, stream: Stream) -> SimRng {
+        SimRng::from_seed(stream_seed(seed, stream))
     }
 
-    pub fn from_seed(seed: u64) -> Dice {
-        Dice(StdRng::seed_from_u64(seed))
+    pub fn from_seed(seed: u64) -> SimRng {
+        SimRng(StdRng::seed_from_u64(seed))
     }
 
     pub fn chance(&mut self, probability: f64) -> bool {
@@ -57,10 +57,10 @@ impl Dice {
     }
 
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
-        *choices.choose(&mut self.0).expect("there is something to choose from")
+        *choices.choose(&mut self.0).expect("the choices are not empty")
     }
 
-    /// A number whose logarithm is uniform: small ones are as likely as large ones.
+    /// Returns a number whose logarithm is uniformly distributed.
     pub fn spread(&mut self, range: RangeInclusive<u64>) -> u64 {
         let (low, high) = ((*range.start()).max(1) as f64, (*range.end()).max(1) as f64);
         let drawn = (low.ln() + self.0.random::<f64>() * (high.ln() - low.ln())).exp();
