@@ -162,7 +162,7 @@ pub fn release_from_service() {
 pub fn ensure_demultiplexer() {
     let mut shared = shared();
     let Some(device) = shared.device.clone() else { return };
-    if device.slot() == 0 || shared.by_service == 0 || shared.demultiplexer.is_some() {
+    if device.instance() == 0 || shared.by_service == 0 || shared.demultiplexer.is_some() {
         return;
     }
     device.ask_demultiplexer_to_listen();

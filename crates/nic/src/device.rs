@@ -154,7 +154,7 @@ impl Device {
     }
 
     /// The process's instance index at this address: the upper bits of the numbers of its queue pairs.
-    pub fn slot(&self) -> u8 {
+    pub fn instance(&self) -> u8 {
         self.port.instance()
     }
 

@@ -16,7 +16,7 @@ fn connect_through(qp: &Arc<QueuePair>, peer: &Node, peer_qpn: u32, through: &De
     let identity = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
     qp.modify(&attr, identity | QpAttrMask::ACCESS_FLAGS).expect("INIT");
     let mut path = qp.pd().device().resolve(&peer.av(), peer_qpn).expect("a path");
-    path.remote.set_port(ROCE_PORT + u16::from(through.slot()));
+    path.remote.set_port(ROCE_PORT + u16::from(through.instance()));
     attr.state = QpState::Rtr;
     attr.path = Some(path);
     attr.dest_qpn = peer_qpn;
@@ -72,7 +72,7 @@ fn a_management_datagram_for_another_instance_arrives_unchanged() {
         Node::with(DeviceConfig::new(port), 4096)
     };
     let (demultiplexer, home) = (at(1), at(1));
-    assert_eq!((demultiplexer.device.slot(), home.device.slot()), (0, 1));
+    assert_eq!((demultiplexer.device.instance(), home.device.instance()), (0, 1));
     let heard = Arc::new(Mutex::new(Vec::new()));
     let kept = heard.clone();
     let handler = move |path: &Path, data: &[u8]| kept.lock().unwrap().push((*path, data.to_vec()));

@@ -197,7 +197,7 @@ pub unsafe extern "C" fn open_qp(context: *mut ibv_context, attr: *mut ibv_qp_op
         if !has(needed) || attr.qp_type != IBV_QPT_XRC_RECV {
             return Err(EINVAL);
         }
-        if attr.qp_num >> QPN_INSTANCE_SHIFT != u32::from(context.device().slot()) {
+        if attr.qp_num >> QPN_INSTANCE_SHIFT != u32::from(context.device().instance()) {
             tracing::warn!(
                 qpn = attr.qp_num,
                 "ibv_open_qp: the queue pair is not of this context; targets of XRC are not shared with other \

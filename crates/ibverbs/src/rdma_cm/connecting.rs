@@ -190,7 +190,7 @@ pub fn listen(service: &mut Service, file: FileId, number: u32, backlog: u32) ->
     service.cm.listen(listener, service_id(space, local.port()), address, backlog).map_err(Errno::from)?;
     let id = service.ids.get(file, number)?;
     // The name is published last: peers that find it send requests immediately.
-    if let Err(errno) = id.claims.iter_mut().try_for_each(|claim| claim.listen(device.slot())) {
+    if let Err(errno) = id.claims.iter_mut().try_for_each(|claim| claim.listen(device.instance())) {
         service.cm.stop_listening(listener, now());
         return Err(errno);
     }

@@ -18,7 +18,7 @@ fn find_instance(device: &Device, service_id: u64, address: IpAddr) -> Option<u8
     let (space, port) = service_of(service_id)?;
     let own = own_address(device.gids(), address)?;
     let instance = rendezvous::find_cached(space, port, own.address)?;
-    (instance != device.slot()).then_some(instance)
+    (instance != device.instance()).then_some(instance)
 }
 
 /// Forwards a datagram that belongs to another process of this host, and passes any other one to the connection
@@ -41,7 +41,7 @@ pub fn serve_without_manager(device: &Arc<Device>) {
     let handler = move |path: &Path, bytes: &[u8]| {
         let Some(device) = weak.upgrade() else { return };
         let limits = Limits { connections_max: 0, ..Limits::default() };
-        let (guid, instance) = (device.node_guid(), device.slot());
+        let (guid, instance) = (device.node_guid(), device.instance());
         let mut cm =
             Cm::new(Config { guid, instance, path_mtu: 5, seed: 0, timing: Timing::default(), limits });
         forward_or_handle(&mut cm, &device, path, bytes);

@@ -182,7 +182,7 @@ impl Service {
         device.on_management_class(CM_CLASS, Arc::new(receive));
         device.receive_at_all_gids();
         device.on_peer_gone(Arc::new(handle_peer_gone));
-        self.cm.set_port(device.slot(), mtu_code(device.port_attributes().active_mtu));
+        self.cm.set_port(device.instance(), mtu_code(device.port_attributes().active_mtu));
         self.device = Some(device.clone());
         // The thread wakes periodically if the NIC's instance index is not 0.
         self.wake_thread();
@@ -285,7 +285,7 @@ impl Service {
 
     /// Whether peers may reach the NIC only through the process with instance index 0, which may exit.
     fn depends_on_others(&self) -> bool {
-        self.device.as_ref().is_some_and(|device| device.slot() != 0)
+        self.device.as_ref().is_some_and(|device| device.instance() != 0)
     }
 
     /// The descriptors that the thread polls, and the time at which its sleep times out.
