@@ -25,6 +25,6 @@ fn a_fault_plan_is_checked() {
     let path = std::env::temp_dir().join(format!("terrace-serve-{}.toml", std::process::id()));
     std::fs::write(&path, "[[fault]]\nkind = \"slow-storage\"\n").unwrap();
     let error = error_of(&[&region[..], &[path.to_str().unwrap()]].concat());
-    assert!(error.contains("it needs `delay_us_min`"), "{error}");
+    assert!(error.contains("the fault needs `delay_us_min`"), "{error}");
     std::fs::remove_file(&path).unwrap();
 }
