@@ -14,6 +14,14 @@ pub struct HostRange {
     pub len: u64,
 }
 
+impl HostRange {
+    /// Whether another range lies within this one.
+    #[inline]
+    pub fn covers(self, part: HostRange) -> bool {
+        part.addr >= self.addr && part.len <= self.len && part.addr - self.addr <= self.len - part.len
+    }
+}
+
 /// The pages that a range touches, as start and length; `None` when it is empty or ends beyond the address space.
 pub fn pages_of(range: HostRange) -> Option<(u64, u64)> {
     // SAFETY: asks for a constant.

@@ -15,6 +15,7 @@
 //! | `registry` | registering, and the data path: check, read, write, atomic |
 //! | `window` | memory windows: bind, invalidate, free |
 //! | `paging` | regions whose bytes need not be in memory: page table and pager |
+//! | `translation` | where the bytes of such regions are |
 //! | `paged` | the data path of such regions |
 //! | `flush` | making bytes visible or durable; prefetching |
 //! | `entry` | the content of a slot and the checks on it |
@@ -44,6 +45,7 @@ mod residency;
 mod socket;
 mod sync;
 mod table;
+mod translation;
 mod window;
 mod zeros;
 
@@ -51,9 +53,10 @@ pub use access::{Absence, Access, AccessError, AccessNeed, Accessor, RegisterErr
 pub use entry::FlushHook;
 pub use flush::{Advice, FlushScope, make_dirty, sync_mapping};
 pub use local::{Local, LocalPiece};
-pub use paging::{AccessCounts, Pager, Pattern, Presence, RegionPolicy, Transfer, Waker};
+pub use paging::{AccessCounts, Pager, Pattern, Presence, RegionPolicy, Transfer, UnitPager, Waker};
 pub use publish::RegionMemory;
 pub use registry::{Limits, NewPaging, NewRange, Region, RegionChange, RegionSpec, Registry};
 pub use socket::accept_without_checksum;
+pub use translation::{PeerTables, Translation};
 pub use window::{BindError, WindowBind, WindowKind};
 pub use zeros::Zeros;

@@ -4,15 +4,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, fault};
+use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
 
 use crate::access::{Absence, AccessError, AccessNeed, Accessor};
 use crate::entry::Entry;
 use crate::flush::FlushScope;
-use crate::paging::{Pager, Pattern, Presence, RegionPolicy, Transfer, Waker};
-use crate::pin::Pinned;
+use crate::paging::{Pager, Pattern, RegionPolicy, Transfer, Waker};
 use crate::registry::{Registry, locate_atomic};
 use crate::table::tag_of;
+use crate::translation::Translation;
 
 /// Longest range that a pager is asked to bring into memory at a time, in bytes.
 const FAULT_BYTES_MAX: u64 = 64 << 10;
@@ -27,12 +27,12 @@ pub(crate) fn read(
     out: &mut [u8],
 ) -> Result<(), AccessError> {
     let part = HostRange { addr: host, len: out.len() as u64 };
-    let presence = pager.presence();
-    if let Some(_held) = presence.hold(part) {
-        return copy_from(host, out);
+    let translation = pager.translation();
+    if let Some(result) = translation.read(part, out) {
+        return result;
     }
     match pattern_for(entry, who) {
-        Some(pattern) => read_around(presence, pattern, part, out),
+        Some(pattern) => read_around(translation, pattern, part, out),
         None => Err(refuse(entry, pager, part)),
     }
 }
@@ -40,33 +40,15 @@ pub(crate) fn read(
 /// Copies to memory that is present.
 pub(crate) fn write(entry: &Entry, pager: &dyn Pager, host: u64, data: &[u8]) -> Result<(), AccessError> {
     let part = HostRange { addr: host, len: data.len() as u64 };
-    match pager.presence().hold(part) {
-        Some(_held) => copy_to(host, data),
-        None => Err(refuse(entry, pager, part)),
-    }
+    pager.translation().write(host, data).unwrap_or_else(|| Err(refuse(entry, pager, part)))
 }
 
-/// Pins the page table for an atomic, if the region has one; counts the atomic.
-pub(crate) fn hold_for_atomic(
-    entry: &Entry,
-    who: Accessor,
-    host: u64,
-) -> Result<Option<Pinned<'_, ()>>, AccessError> {
-    let Some(pager) = entry.pager_for(who) else { return Ok(None) };
+/// Performs an atomic operation on memory that is present, and counts it.
+pub(crate) fn atomic(entry: &Entry, pager: &dyn Pager, host: u64, op: AtomicOp) -> Result<u64, AccessError> {
     let part = HostRange { addr: host, len: 8 };
-    let held = pager.presence().hold(part);
-    pager.presence().note(part, held.is_some());
-    held.map(Some).ok_or_else(|| refuse(entry, &**pager, part))
-}
-
-fn copy_from(host: u64, out: &mut [u8]) -> Result<(), AccessError> {
-    // SAFETY: the program registered this range for the device to read, and the caller has its entry pinned.
-    unsafe { fault::copy_from(host, out) }.map_err(|fault::Fault| AccessError::Fault)
-}
-
-fn copy_to(host: u64, data: &[u8]) -> Result<(), AccessError> {
-    // SAFETY: the program registered this range for the device to write, and the caller has its entry pinned.
-    unsafe { fault::copy_to(host, data) }.map_err(|fault::Fault| AccessError::Fault)
+    let result = pager.translation().atomic(host, op);
+    pager.translation().count(part, result.is_some());
+    result.unwrap_or_else(|| Err(refuse(entry, pager, part)))
 }
 
 /// The signature page, if this peer gets it for absent bytes instead of waiting for them.
@@ -77,18 +59,18 @@ fn pattern_for(entry: &Entry, who: Accessor) -> Option<&Pattern> {
 
 /// Copies unit by unit, with the signature page in place of absent ones.
 fn read_around(
-    presence: &Presence,
+    translation: &dyn Translation,
     pattern: &Pattern,
     part: HostRange,
     out: &mut [u8],
 ) -> Result<(), AccessError> {
     let (mut rest, mut out) = (part, out);
     while rest.len > 0 {
-        let here = presence.first_part(rest);
+        let here = translation.first_part(rest);
         let (piece, others) = out.split_at_mut(here.len as usize);
-        match presence.hold(here) {
-            Some(_held) => copy_from(here.addr, piece)?,
-            None => fill(piece, pattern, here.addr - presence.range().addr),
+        match translation.read(here, piece) {
+            Some(result) => result?,
+            None => fill(piece, pattern, here.addr - translation.range().addr),
         }
         rest = HostRange { addr: here.addr + here.len, len: rest.len - here.len };
         out = others;
@@ -98,18 +80,18 @@ fn read_around(
 
 /// Writes to the present units at either end of a range, and returns the part between them, which has at least one
 /// unit. A write to a present unit must not be deferred: it would undo what is written there meanwhile.
-fn write_around(presence: &Presence, addr: u64, data: &[u8]) -> Result<Range<usize>, AccessError> {
+fn write_around(translation: &dyn Translation, addr: u64, data: &[u8]) -> Result<Range<usize>, AccessError> {
     let mut rest = 0..data.len();
     for last in [false, true] {
         loop {
             let whole = HostRange { addr: addr + rest.start as u64, len: rest.len() as u64 };
-            let piece = if last { presence.last_part(whole) } else { presence.first_part(whole) };
+            let piece = if last { translation.last_part(whole) } else { translation.first_part(whole) };
             if piece == whole {
                 return Ok(rest);
             }
-            let Some(_held) = presence.hold(piece) else { break };
             let (start, len) = ((piece.addr - addr) as usize, piece.len as usize);
-            copy_to(piece.addr, &data[start..start + len])?;
+            let Some(result) = translation.write(piece.addr, &data[start..start + len]) else { break };
+            result?;
             rest = if last { rest.start..start } else { start + len..rest.end };
         }
     }
@@ -141,11 +123,11 @@ fn refuse(entry: &Entry, pager: &dyn Pager, part: HostRange) -> AccessError {
 /// again if it was full or more is absent. True if the pager has the bytes at hand without their being present: then it
 /// can be asked to perform the access.
 fn bring(pager: &dyn Pager, part: HostRange) -> bool {
-    let presence = pager.presence();
+    let translation = pager.translation();
     let mut rest = part;
     while rest.len > 0 {
-        let here = presence.first_part(rest);
-        if presence.hold(here).is_none() {
+        let here = translation.first_part(rest);
+        if !translation.is_present(here) {
             let wanted = HostRange { len: here.len.min(FAULT_BYTES_MAX), ..here };
             let nobody: Waker = Arc::new(|| {});
             return pager.read(wanted, &nobody).is_ok_and(|transfer| transfer.outcome().is_some());
@@ -177,12 +159,12 @@ impl Registry {
         let host = entry.locate(tag_of(key), who, need, va, len)?;
         let Some(pager) = entry.pager_for(who) else { return Ok(()) };
         let part = HostRange { addr: host, len };
-        let is_hit = pager.presence().hold(part).is_some();
+        let is_hit = pager.translation().is_present(part);
         if !is_hit && need == AccessNeed::Read && pattern_for(&entry, who).is_some() {
             // The peer requests again, by other means, what it did not get, and is counted then.
             return Ok(());
         }
-        pager.presence().note(part, is_hit);
+        pager.translation().count(part, is_hit);
         if is_hit { Ok(()) } else { Err(refuse(&entry, &**pager, part)) }
     }
 
@@ -221,7 +203,7 @@ impl Registry {
         let entry = self.slot(key)?.pin();
         let addr = entry.locate(tag_of(key), who, AccessNeed::Write, va, data.len() as u64)?;
         let pager = entry.pager_for(who).ok_or(AccessError::Retry)?;
-        let absent = write_around(pager.presence(), addr, data)?;
+        let absent = write_around(pager.translation(), addr, data)?;
         pager.write(addr + absent.start as u64, &data[absent], waker)
     }
 

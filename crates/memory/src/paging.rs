@@ -1,22 +1,23 @@
 //! Regions whose bytes need not all be in memory.
 //!
-//! A [`Pager`] knows where the bytes are instead, and keeps a page table ([`Presence`]): which units of the region are
-//! resident, that is, locked into memory, so that a copy does not fault. The data path copies what is present at once,
+//! A [`Pager`] knows where the bytes are instead, and translates addresses ([`Translation`]). One translation is a page
+//! table ([`Presence`]): which units of the region are resident, that is, locked into memory, so that a copy does not
+//! fault. The data path copies what is present at once,
 //! and leaves the rest to the pager, which performs the access asynchronously ([`Transfer`]). A copy holds the page
 //! table while it runs. A pager that takes a unit away first marks it absent, and then waits until no copy runs that
 //! saw it present.
 
 use std::fmt::Debug;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, UNIT_BYTES};
+use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, UNIT_BYTES, fault};
 use terrace_shm::{GracePeriod, HitCounters, ResidencyBitmap, unit_count};
 
 use crate::access::AccessError;
 use crate::pin::{PinLock, Pinned};
 use crate::residency;
+use crate::translation::{PeerTables, Translation};
 
 const UNIT_PAGES: usize = (UNIT_BYTES / PAGE_BYTES) as usize;
 
@@ -88,12 +89,6 @@ impl Presence {
         &self.bitmap
     }
 
-    /// For another process: the residency bitmap to read and the counters of hits to add to
-    /// ([`Paged::new`](terrace_shm::Paged::new)).
-    pub fn tables(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
-        self.bitmap.file().zip(self.hits.file())
-    }
-
     /// Withdraws the tables from other processes for good: the bitmap no longer describes the file. Accesses that they
     /// have begun end with the returned grace period.
     pub fn withdraw(&self) -> GracePeriod {
@@ -129,9 +124,7 @@ impl Presence {
     /// Whether a range lies within this one.
     #[inline]
     pub fn covers(&self, part: HostRange) -> bool {
-        part.addr >= self.range.addr
-            && part.len <= self.range.len
-            && part.addr - self.range.addr <= self.range.len - part.len
+        self.range.covers(part)
     }
 
     /// Marks a unit present. Its memory is resident, and its backing store is written only through memory from now on.
@@ -154,39 +147,52 @@ impl Presence {
 
     /// Pins the table for a copy of a range, which the caller has found covered; `None` when part of it is absent.
     #[inline]
-    pub(crate) fn hold(&self, part: HostRange) -> Option<Pinned<'_, ()>> {
+    fn hold(&self, part: HostRange) -> Option<Pinned<'_, ()>> {
         residency::hold(&self.bitmap, &self.copies, self.units_of(part))
     }
 
-    /// In the child after `fork`: forgets the copies of threads that exist only in the parent.
-    pub fn forget_copies(&self) {
-        self.copies.forget_pins();
+    /// The accesses of a unit since the last call.
+    pub fn take_counts(&self, unit: usize) -> AccessCounts {
+        let take = |counts: &[AtomicU32]| counts[unit].swap(0, Ordering::Relaxed);
+        AccessCounts { hits: take(&self.hits), misses: take(&self.misses) }
+    }
+}
+
+impl Translation for Presence {
+    fn range(&self) -> HostRange {
+        self.range
     }
 
-    /// The part of a range that lies in the first of its units.
-    pub(crate) fn first_part(&self, part: HostRange) -> HostRange {
-        let to_next_unit = UNIT_BYTES - (part.addr - self.range.addr) % UNIT_BYTES;
-        HostRange { addr: part.addr, len: part.len.min(to_next_unit) }
+    fn unit_bytes(&self) -> u64 {
+        UNIT_BYTES
     }
 
-    /// The part of a range, which is not empty, that lies in the last of its units.
-    pub(crate) fn last_part(&self, part: HostRange) -> HostRange {
-        let end = part.addr + part.len;
-        let from_its_start = (end - 1 - self.range.addr) % UNIT_BYTES + 1;
-        let len = part.len.min(from_its_start);
-        HostRange { addr: end - len, len }
+    fn is_present(&self, part: HostRange) -> bool {
+        self.hold(part).is_some()
     }
 
-    /// Counts an access for each unit that a range touches. Several threads that count at once may lose counts.
-    pub fn note_access(&self, part: HostRange) {
-        let is_hit = self.hold(part).is_some();
-        self.note(part, is_hit);
+    fn read(&self, part: HostRange, out: &mut [u8]) -> Option<Result<(), AccessError>> {
+        let _held = self.hold(part)?;
+        // SAFETY: the range is memory that a program registered, as the caller has checked.
+        Some(unsafe { fault::copy_from(part.addr, out) }.map_err(|fault::Fault| AccessError::Fault))
     }
 
-    /// The same for a caller that knows whether all of the range is present. Counters are loaded and stored, not added
-    /// to atomically: no access waits for another one's.
+    fn write(&self, addr: u64, data: &[u8]) -> Option<Result<(), AccessError>> {
+        let _held = self.hold(HostRange { addr, len: data.len() as u64 })?;
+        // SAFETY: as above.
+        Some(unsafe { fault::copy_to(addr, data) }.map_err(|fault::Fault| AccessError::Fault))
+    }
+
+    fn atomic(&self, addr: u64, op: AtomicOp) -> Option<Result<u64, AccessError>> {
+        let _held = self.hold(HostRange { addr, len: 8 })?;
+        // SAFETY: as above; the caller has checked the alignment, too.
+        Some(unsafe { fault::atomic(addr, op) }.map_err(|fault::Fault| AccessError::Fault))
+    }
+
+    /// Several threads that count at once may lose counts. Counters are loaded and stored, not added to atomically: no
+    /// access waits for another one's.
     #[inline]
-    pub(crate) fn note(&self, part: HostRange, is_hit: bool) {
+    fn count(&self, part: HostRange, is_hit: bool) {
         let counts: &[AtomicU32] = if is_hit { &self.hits } else { &self.misses };
         for unit in self.units_of(part) {
             let total = counts[unit].load(Ordering::Relaxed).saturating_add(1);
@@ -194,10 +200,22 @@ impl Presence {
         }
     }
 
-    /// The accesses of a unit since the last call.
-    pub fn take_counts(&self, unit: usize) -> AccessCounts {
-        let take = |counts: &[AtomicU32]| counts[unit].swap(0, Ordering::Relaxed);
-        AccessCounts { hits: take(&self.hits), misses: take(&self.misses) }
+    fn bitmap(&self) -> &[AtomicU64] {
+        &self.bitmap
+    }
+
+    fn versions(&self) -> HostRange {
+        let versions = &*self.versions;
+        HostRange { addr: versions.as_ptr() as u64, len: size_of_val(versions) as u64 }
+    }
+
+    fn peer_tables(&self) -> Option<PeerTables<'_>> {
+        let (bitmap, hits) = self.bitmap.file().zip(self.hits.file())?;
+        Some(PeerTables::Units { bitmap, hits })
+    }
+
+    fn forget_copies(&self) {
+        self.copies.forget_pins();
     }
 }
 
@@ -238,10 +256,10 @@ pub trait Transfer: Send + Sync + Debug {
 /// takes effect later. The unit may have become present between the check that found it absent and the call, so the
 /// pager has to check again, and to carry out what falls into present units before it returns.
 ///
-/// Ranges lie within [`Presence::range`]; a pager may rely on that.
+/// Ranges lie within [`Translation::range`]; a pager may rely on that.
 pub trait Pager: Send + Sync + Debug {
-    /// The page table.
-    fn presence(&self) -> &Presence;
+    /// Where the bytes are.
+    fn translation(&self) -> &dyn Translation;
 
     /// Reads a range, present or not.
     ///
@@ -267,6 +285,12 @@ pub trait Pager: Send + Sync + Debug {
     /// # Errors
     /// `NotReady` when the pager is full.
     fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError>;
+}
+
+/// A pager whose units are present at the program's own addresses.
+pub trait UnitPager: Pager {
+    /// The page table, which is the pager's translation.
+    fn presence(&self) -> &Presence;
 }
 
 #[cfg(test)]
@@ -308,8 +332,8 @@ mod tests {
     fn accesses_are_counted_per_unit_and_by_whether_all_is_present() {
         let presence = Presence::new(RANGE);
         presence.admit(0);
-        presence.note_access(HostRange { addr: RANGE.addr + UNIT_BYTES - 1, len: 2 });
-        presence.note_access(HostRange { addr: RANGE.addr, len: 8 });
+        presence.count(HostRange { addr: RANGE.addr + UNIT_BYTES - 1, len: 2 }, false);
+        presence.count(HostRange { addr: RANGE.addr, len: 8 }, true);
         let counts = |hits, misses| AccessCounts { hits, misses };
         assert_eq!(
             [0, 1, 2].map(|unit| presence.take_counts(unit)),

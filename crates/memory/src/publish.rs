@@ -13,6 +13,7 @@ use crate::paging::Pager;
 use crate::pin::Closed;
 use crate::registry::Registry;
 use crate::table::tag_of;
+use crate::translation::PeerTables;
 
 /// The memory behind a key, for the code that tells other processes how to access it.
 #[derive(Clone, Debug)]
@@ -25,6 +26,19 @@ pub struct RegionMemory {
     pub is_writable: bool,
     /// Its pager.
     pub pager: Option<std::sync::Arc<dyn Pager>>,
+}
+
+impl RegionMemory {
+    /// The addresses that its pager translates; without a pager, its own.
+    pub fn range_of_pager(&self) -> HostRange {
+        self.pager.as_ref().map_or(self.range, |pager| pager.translation().range())
+    }
+
+    /// Whether its bytes are in frames that peers can map.
+    pub fn is_framed(&self) -> bool {
+        let tables = self.pager.as_ref().and_then(|pager| pager.translation().peer_tables());
+        matches!(tables, Some(PeerTables::Frames { .. }))
+    }
 }
 
 impl Registry {

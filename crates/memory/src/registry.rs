@@ -90,7 +90,7 @@ impl RegionSpec {
 
     fn check_pager(&self) -> Result<(), RegisterError> {
         let range = HostRange { addr: self.addr, len: self.len };
-        if self.pager.as_ref().is_some_and(|pager| !pager.presence().covers(range)) {
+        if self.pager.as_ref().is_some_and(|pager| !pager.translation().covers(range)) {
             return Err(RegisterError::Invalid("the region is not within its pager's range"));
         }
         Ok(())
@@ -429,7 +429,9 @@ impl Registry {
     pub fn atomic(&self, who: Accessor, key: u32, va: u64, op: AtomicOp) -> Result<u64, AccessError> {
         let entry = self.slot(key)?.pin();
         let host = locate_atomic(&entry, key, who, va, op)?;
-        let _held = paged::hold_for_atomic(&entry, who, host)?;
+        if let Some(pager) = entry.pager_for(who) {
+            return paged::atomic(&entry, &**pager, host, op);
+        }
         // SAFETY: the program registered these bytes for the device to change, the pin keeps them registered, and the
         // address is aligned.
         unsafe { fault::atomic(host, op) }.map_err(|fault::Fault| AccessError::Fault)
@@ -463,7 +465,7 @@ impl Registry {
             let mut entry = slot.close();
             entry.withdrawals = 0;
             if let Some(pager) = entry.pager.take() {
-                pager.presence().forget_copies();
+                pager.translation().forget_copies();
                 // Dropping it might wait for threads that this process does not have.
                 std::mem::forget(pager);
             }

@@ -13,7 +13,7 @@ use common::*;
 use proptest::prelude::*;
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, UNIT_BYTES, fault};
 use terrace_memory::{
-    Absence, Access, AccessError, AccessNeed, Accessor, FlushScope, Pager, Pattern, RegionPolicy, RegionSpec,
+    Absence, Access, AccessError, AccessNeed, Accessor, FlushScope, Pattern, RegionPolicy, RegionSpec,
     Registry, Waker, WindowBind, WindowKind,
 };
 

@@ -8,7 +8,7 @@ use common::*;
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, UNIT_BYTES};
 use terrace_memory::{
     Access, AccessError, Accessor, NewPaging, NewRange, Pager, Presence, RegionChange, RegionPolicy,
-    RegionSpec, RegisterError, Registry, Transfer, Waker,
+    RegionSpec, RegisterError, Registry, Transfer, Translation, Waker,
 };
 
 /// A pager without present units, which refuses every access.
@@ -16,7 +16,7 @@ use terrace_memory::{
 struct Empty(Presence);
 
 impl Pager for Empty {
-    fn presence(&self) -> &Presence {
+    fn translation(&self) -> &dyn Translation {
         &self.0
     }
 

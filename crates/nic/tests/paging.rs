@@ -12,7 +12,7 @@ use common::pager::{Cells, TestPager};
 use common::*;
 use terrace_fabric::sim::{SimConfig, SimNet};
 use terrace_hostmem::{AtomicOp, HostRange, UNIT_BYTES};
-use terrace_memory::{AccessError, Pager, Presence, Transfer, Waker};
+use terrace_memory::{AccessError, Pager, Presence, Transfer, Translation, Waker};
 use terrace_nic::*;
 
 /// Bytes of the paged region: a border between two units lies in the middle.
@@ -475,7 +475,7 @@ impl Transfer for SlyTransfer {
 }
 
 impl Pager for Sly {
-    fn presence(&self) -> &Presence {
+    fn translation(&self) -> &dyn Translation {
         &self.presence
     }
 
@@ -549,7 +549,7 @@ struct Preempting {
 }
 
 impl Pager for Preempting {
-    fn presence(&self) -> &Presence {
+    fn translation(&self) -> &dyn Translation {
         &self.presence
     }
 
@@ -652,7 +652,8 @@ fn a_region_must_lie_within_its_pagers_range() {
     let paged = Paged::new(&node, RegionPolicy::Wait);
     let paging =
         Paging { pager: paged.pager.clone(), pattern: Arc::new([0; 4096]), policy: RegionPolicy::Wait };
-    let end = paged.pager.presence().range().addr + paged.pager.presence().range().len;
+    let range = paged.pager.translation().range();
+    let end = range.addr + range.len;
     let request = MrRequest { addr: end - 8, length: 9, iova: 0, access: 1, paging: Some(paging) };
     assert!(matches!(node.pd.reg_mr(request), Err(Error::Invalid(_) | Error::Fault)));
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use terrace_access::layout::Layout;
 use terrace_access::proto::{Described, Mode, RegionDescription, Status, Table};
-use terrace_hostmem::{HostRange, UNIT_BYTES};
+use terrace_hostmem::HostRange;
 use terrace_memory::Pager;
 use terrace_nic::{Error, Mr, MrRequest, Pd};
 use terrace_sync::RwLock;
@@ -43,18 +43,18 @@ pub(crate) struct Export {
 impl Export {
     /// Registers the region's tables in `tables_pd`, for reading.
     fn new(exported: Exported, tables_pd: &Arc<Pd>, region_id: u64) -> Result<Export, Error> {
-        let presence = exported.pager.presence();
+        let translation = exported.pager.translation();
         let covered = HostRange { addr: exported.mr.addr(), len: exported.mr.length() };
-        if !presence.covers(covered) {
+        if !translation.covers(covered) {
             return Err(Error::Invalid("the region is not within its pager's range"));
         }
-        let lead = covered.addr - presence.range().addr;
-        let layout = Layout::new(exported.mr.iova(), covered.len, lead, UNIT_BYTES as u32)
+        let lead = covered.addr - translation.range().addr;
+        let layout = Layout::new(exported.mr.iova(), covered.len, lead, translation.unit_bytes() as u32)
             .ok_or(Error::Invalid("a region of this size cannot be described"))?;
-        let bitmap = presence.bitmap();
+        let bitmap = translation.bitmap();
         let bitmap = register_table(tables_pd, bitmap.as_ptr() as u64, size_of_val(bitmap))?;
-        let versions = presence.versions();
-        let versions = match register_table(tables_pd, versions.as_ptr() as u64, size_of_val(versions)) {
+        let HostRange { addr, len } = translation.versions();
+        let versions = match register_table(tables_pd, addr, len as usize) {
             Ok(versions) => versions,
             Err(error) => {
                 deregister_table(&bitmap);
@@ -98,9 +98,9 @@ impl Export {
         if !self.layout.covers(va, len) {
             return Err(Status::OutOfRange);
         }
-        let presence = self.exported.pager.presence();
-        let range = HostRange { addr: presence.range().addr + self.layout.grid(va), len };
-        presence.note_access(range);
+        let translation = self.exported.pager.translation();
+        let range = HostRange { addr: translation.range().addr + self.layout.grid(va), len };
+        translation.count(range, translation.is_present(range));
         Ok(range)
     }
 }

@@ -270,10 +270,8 @@ impl DirectAccess {
         let _guard = reader_slot.enter(theirs);
         let connection = (*own, *own_qpn, *qpn);
         let version = peer.check(connection, &mut seen.rights, &region, need)?;
-        let Source::Mapped(mapped) = last.source(peer, key, version, va, theirs.addr)? else {
-            return Err(Refusal::NotHere);
-        };
-        let addr = mapped.place(theirs.addr, theirs.len).map_err(|Missing| Refusal::NotHere)?;
+        let source = last.source(peer, key, version, va, theirs.addr)?;
+        let addr = source.place_of_atomic(theirs.addr).map_err(|Missing| Refusal::NotHere)?;
         if !va.is_multiple_of(8) || !addr.is_multiple_of(8) {
             return Err(Refusal::NotHere);
         }

@@ -19,9 +19,11 @@
 //! | `keys` | from a key to the number of its slot and record |
 //! | `shared_registry` | the records of regions and queue pairs, and how peers read them |
 //! | `residency` | the tables of paged regions that peers use |
+//! | `page_entry`, `page_table` | the tables of regions that are paged by 4 KiB pages |
 //! | `reader_slots` | reader epochs, and the wait for them |
 //! | `reader_line` | the words of a reader slot, and the orders of loads and stores |
 //! | `reader_list` | the readers that grace periods wait for |
+//! | `framed` | a region whose pages are in frames, as a peer accesses it |
 //! | `source` | how the bytes of another process's region are copied |
 //! | `process` | copies by the kernel |
 //! | `direct_access` | access to another process's memory: the checks and the copy; `list` several copies by one system call |
@@ -38,8 +40,11 @@
 #![warn(missing_docs)]
 
 mod direct_access;
+mod framed;
 mod handshake;
 mod keys;
+mod page_entry;
+mod page_table;
 mod permutation;
 mod prefetch_hint;
 mod process;
@@ -56,7 +61,10 @@ mod source;
 mod sync;
 
 pub use direct_access::{DirectAccess, LocalMemory, PeerMemory, Refusal};
+pub use framed::{Framed, Frames};
 pub use keys::{KEY_INDEX_BITS, KeyMemo, KeyOrder};
+pub use page_entry::{PageEntry, PageState};
+pub use page_table::{AccessCounters, PageEntries};
 pub use permutation::KeyedPermutation;
 pub use prefetch_hint::PrefetchHint;
 pub use reader_line::EpochGuard;

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use terrace_hostmem::{HostRange, PAGE_BYTES, UNIT_BYTES, fault};
 
+use crate::framed::Framed;
 use crate::process;
 use crate::residency::{ResidencyView, unit_count};
 use crate::rights::Rights;
@@ -29,6 +30,8 @@ pub enum Source {
     /// They are in memory at times. They are read and written through the page cache, and not mapped: a page that a
     /// process has mapped could not leave memory.
     Paged(Paged),
+    /// Their pages are in memory at times, in frames that are mapped here, too.
+    Framed(Framed),
     /// The kernel copies between the processes.
     Process,
     /// By packets only.
@@ -110,6 +113,11 @@ impl Mapped {
         Ok(Mapped { addr: addr + before, range: backed.range, place })
     }
 
+    /// Drops the mapping. Later accesses find that the memory is not there.
+    pub(crate) fn give_up(&self) {
+        self.place.empty();
+    }
+
     /// Where this process has `len` bytes of the other one.
     #[inline]
     pub(crate) fn place(&self, host: u64, len: u64) -> Result<u64, Missing> {
@@ -136,8 +144,19 @@ impl Mapped {
 impl Source {
     /// Drops the mapping, which should not be accessed any more. Later accesses find that the memory is not there.
     pub(crate) fn give_up(&self) {
-        if let Source::Mapped(mapped) = self {
-            mapped.place.empty();
+        match self {
+            Source::Mapped(mapped) => mapped.give_up(),
+            Source::Framed(framed) => framed.give_up(),
+            Source::Paged(_) | Source::Process | Source::Packets => {}
+        }
+    }
+
+    /// Where this process has 8 bytes of the other one, for an atomic operation.
+    pub(crate) fn place_of_atomic(&self, host: u64) -> Result<u64, Missing> {
+        match self {
+            Source::Mapped(mapped) => mapped.place(host, 8),
+            Source::Framed(framed) => framed.place_of_atomic(host),
+            Source::Paged(_) | Source::Process | Source::Packets => Err(Missing),
         }
     }
 }
@@ -223,6 +242,7 @@ impl Source {
         match self {
             Source::Mapped(mapped) => mapped.copy(direction, host, local),
             Source::Paged(paged) => paged.copy(direction, host, local),
+            Source::Framed(framed) => framed.copy(direction, host, local),
             Source::Process => process::copy(direction, pid, host, local),
             Source::Packets => Err(Missing),
         }

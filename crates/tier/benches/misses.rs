@@ -85,7 +85,7 @@ fn misses(tier: &Tier, pager: &dyn Pager, depth: usize, count: u64) -> Duration 
     let start = Instant::now();
     while asked < count || !under_way.is_empty() {
         while asked < count && under_way.len() < depth {
-            let addr = pager.presence().range().addr + offset(&mut random);
+            let addr = pager.translation().range().addr + offset(&mut random);
             under_way.push_back(pager.read(HostRange { addr, len: READ_BYTES }, &waker).unwrap());
             asked += 1;
         }

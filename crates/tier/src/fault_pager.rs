@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
-use terrace_memory::{AccessError, Pager, Presence, Transfer, Waker};
+use terrace_memory::{AccessError, Pager, Presence, Transfer, Translation, UnitPager, Waker};
 use terrace_sync::{Condvar, Mutex};
 
 use crate::error::TierError;
@@ -102,7 +102,7 @@ impl FaultPager {
         let handler = shared.clone();
         let thread =
             builder.spawn(move || handler.handle_faults()).map_err(TierError::system("start a thread"))?;
-        let presence = Presence::new(region.presence().range());
+        let presence = Presence::new(region.translation().range());
         Ok(FaultPager { region, presence, shared, thread: Mutex::new(Some(thread)) })
     }
 
@@ -175,8 +175,14 @@ fn ended(access: Access, result: Result<(), AccessError>) -> Arc<dyn Transfer> {
     Arc::new(access)
 }
 
-impl Pager for FaultPager {
+impl UnitPager for FaultPager {
     fn presence(&self) -> &Presence {
+        &self.presence
+    }
+}
+
+impl Pager for FaultPager {
+    fn translation(&self) -> &dyn Translation {
         &self.presence
     }
 
@@ -245,7 +251,7 @@ impl Shared {
     }
 
     fn map_what_is_cached(&self) {
-        let page_count = self.region.presence().range().len.div_ceil(PAGE_BYTES);
+        let page_count = self.region.translation().range().len.div_ceil(PAGE_BYTES);
         for first in (0..page_count).step_by(sys::MINCORE_PAGES) {
             let count = (page_count - first).min(sys::MINCORE_PAGES as u64);
             let range = HostRange { len: count * PAGE_BYTES, ..self.page_range(first) };
@@ -288,7 +294,7 @@ impl Shared {
     }
 
     fn page_range(&self, page: u64) -> HostRange {
-        HostRange { addr: self.region.presence().range().addr + page * PAGE_BYTES, len: PAGE_BYTES }
+        HostRange { addr: self.region.translation().range().addr + page * PAGE_BYTES, len: PAGE_BYTES }
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, UNIT_BYTES};
-use terrace_memory::{AccessError, Pager, Presence, Transfer, Waker};
+use terrace_memory::{AccessError, Pager, Presence, Transfer, Translation, UnitPager, Waker};
 
 use crate::core::Work;
 use crate::engine::Engine;
@@ -178,8 +178,14 @@ fn give_back(parts: Vec<Part>) {
     }
 }
 
-impl Pager for TierRegion {
+impl UnitPager for TierRegion {
     fn presence(&self) -> &Presence {
+        &self.region.presence
+    }
+}
+
+impl Pager for TierRegion {
+    fn translation(&self) -> &dyn Translation {
         &self.region.presence
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use common::{Scratch, Served, counting_waker, loop_device, still, wait};
 use terrace_hostmem::{AtomicOp, HostRange, UNIT_BYTES};
-use terrace_memory::{AccessError, Pager};
+use terrace_memory::{AccessError, Pager, UnitPager};
 use terrace_tier::device::OnlyThreads;
 use terrace_tier::{BackingFile, IoMethod, TRANSFER_BYTES_MAX, Tier, TierConfig};
 

@@ -13,7 +13,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
 use rustix::fs::FallocateFlags;
 use terrace_hostmem::AtomicOp;
-use terrace_memory::{AccessError, Pager, Transfer};
+use terrace_memory::{AccessError, Pager, Transfer, UnitPager};
 use terrace_tier::device::{Best, Faults, Faulty, OnlyThreads};
 use terrace_tier::{BackingFile, Tier, TierConfig, TierError};
 

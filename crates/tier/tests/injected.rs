@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use common::{Served, still};
 use terrace_faults::{FaultPlan, Faults, Injected};
 use terrace_hostmem::AtomicOp;
-use terrace_memory::{AccessError, Pager};
+use terrace_memory::{AccessError, Pager, UnitPager};
 use terrace_tier::TierConfig;
 
 const MIB: u64 = 1 << 20;

@@ -35,7 +35,8 @@ fn load(served: &Served, done: impl Fn() -> bool) -> (u64, u64) {
         let hot = count / 20_000 * 16 * UNIT_BYTES;
         let offset = (hot + random.random_range(0..24 * UNIT_BYTES / 4096) * 4096) % REGION_BYTES;
         let range = served.range(offset, 4096);
-        served.region.presence().note_access(range);
+        let translation = served.region.translation();
+        translation.count(range, translation.is_present(range));
         let asked = if random.random() {
             served.region.read(range, &served.waker)
         } else {

@@ -14,7 +14,9 @@ use common::{Served, sleep_until_readable, still};
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
 use terrace_hostmem::{AtomicOp, HostRange};
-use terrace_memory::{Access, AccessError, Accessor, Limits, Pager, RegionSpec, Registry, Transfer};
+use terrace_memory::{
+    Access, AccessError, Accessor, Limits, Pager, RegionSpec, Registry, Transfer, UnitPager,
+};
 use terrace_tier::device::{Best, DeviceFactory, Faults, Faulty, OnlyThreads};
 use terrace_tier::{IoMethod, TierConfig};
 

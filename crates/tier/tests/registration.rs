@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use common::{Scratch, cached_bytes, counting_waker, still, wait};
 use terrace_hostmem::{HostRange, UNIT_BYTES};
-use terrace_memory::Pager;
+use terrace_memory::{Pager, UnitPager};
 use terrace_tier::{BackingFile, Tier};
 
 const BUDGET_BYTES: u64 = 16 * UNIT_BYTES;

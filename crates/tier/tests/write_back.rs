@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use common::{Scratch, Served, log, loop_device, still};
-use terrace_memory::{AccessError, Pager};
+use terrace_memory::{AccessError, UnitPager};
 
 const MIB: u64 = 1 << 20;
 /// The default period of the tier's thread, which retries failed write-backs.

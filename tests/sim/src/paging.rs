@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use terrace_hostmem::{HostRange, UNIT_BYTES};
-use terrace_memory::Pager;
 use terrace_nic::{Clock, ManualClock, Paging, ProgressCallback, RegionPolicy};
 use terrace_sync::Mutex;
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use terrace_memory::Pager;
+use terrace_memory::UnitPager;
 use terrace_tier::{Tier, TierRegion};
 
 /// Migrates one of the region's units, chosen by `number`: evicts it if it is present, otherwise fetches it.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use terrace_hostmem::{AtomicOp, HostRange};
-use terrace_memory::{AccessError, Pager, Presence, Transfer, Waker, sync_mapping};
+use terrace_memory::{AccessError, Pager, Transfer, Translation, UnitPager, Waker, sync_mapping};
 use terrace_sync::{Mutex, RwLock};
 
 /// The timeout of a program that changes a mapping, for readers of other processes to leave it.
@@ -19,7 +19,7 @@ const READERS_TIMEOUT: Duration = Duration::from_secs(1);
 /// A pager that can be disabled.
 #[derive(Debug)]
 pub struct MappingPager {
-    inner: Arc<dyn Pager>,
+    inner: Arc<dyn UnitPager>,
     /// Locked for reading during a request to the pager, for writing while it is disabled.
     is_paged: RwLock<bool>,
     is_ordinary: AtomicBool,
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Waiting {
 
 impl MappingPager {
     /// Passes all requests to `inner`.
-    pub fn new(inner: Arc<dyn Pager>) -> MappingPager {
+    pub fn new(inner: Arc<dyn UnitPager>) -> MappingPager {
         MappingPager {
             inner,
             is_paged: RwLock::new(true),
@@ -98,8 +98,8 @@ impl MappingPager {
 }
 
 impl Pager for MappingPager {
-    fn presence(&self) -> &Presence {
-        self.inner.presence()
+    fn translation(&self) -> &dyn Translation {
+        self.inner.translation()
     }
 
     fn read(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
@@ -141,6 +141,7 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     use terrace_hostmem::UNIT_BYTES;
+    use terrace_memory::Presence;
 
     use super::*;
 
@@ -150,8 +151,14 @@ mod tests {
     #[derive(Debug)]
     struct Refusing(Presence);
 
-    impl Pager for Refusing {
+    impl UnitPager for Refusing {
         fn presence(&self) -> &Presence {
+            &self.0
+        }
+    }
+
+    impl Pager for Refusing {
+        fn translation(&self) -> &dyn Translation {
             &self.0
         }
 
@@ -180,7 +187,7 @@ mod tests {
         let waker: Waker = Arc::new(move || {
             count.fetch_add(1, Ordering::SeqCst);
         });
-        pager.presence().admit(1);
+        pager.inner.presence().admit(1);
         assert_eq!(pager.read(RANGE, &waker).unwrap_err(), AccessError::Permission);
         pager.make_ordinary(|| {
             assert_eq!(pager.read(RANGE, &waker).unwrap_err(), AccessError::NotReady);
@@ -188,7 +195,7 @@ mod tests {
             assert_eq!(woken.load(Ordering::SeqCst), 0);
         });
         assert_eq!(woken.load(Ordering::SeqCst), 2);
-        assert!((0..3).all(|unit| pager.presence().is_present(unit)));
+        assert!(pager.translation().is_present(RANGE));
         assert_eq!(pager.read(RANGE, &waker).unwrap_err(), AccessError::NotReady);
         assert_eq!(woken.load(Ordering::SeqCst), 3);
         // The range is not mapped.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use terrace_faults::Faults;
 use terrace_hostmem::{HostRange, PAGE_BYTES};
-use terrace_memory::{Pager, RegionPolicy};
+use terrace_memory::{RegionPolicy, UnitPager};
 use terrace_nic::{Paging, ProgressCallback};
 use terrace_tier::{FaultModel, FaultPager, IoMethod, Source, Tier, TierConfig, TierError, TierRegion};
 
@@ -215,7 +215,7 @@ impl Table {
             Mode::Odp => Some(fault_pager(&tier, &region, settings)?),
             Mode::Pin | Mode::Wait => None,
         };
-        let inner: Arc<dyn Pager> = match &faults {
+        let inner: Arc<dyn UnitPager> = match &faults {
             Some(faults) => faults.clone(),
             None => region.clone(),
         };

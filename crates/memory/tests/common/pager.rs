@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use terrace_hostmem::{AtomicOp, HostRange, UNIT_BYTES};
-use terrace_memory::{AccessError, Pager, Presence, Transfer, Waker};
+use terrace_memory::{AccessError, Pager, Presence, Transfer, Translation, Waker};
 use terrace_sync::{Mutex, MutexGuard};
 
 /// The byte that overwrites absent memory.
@@ -320,8 +320,14 @@ fn overlap(a: HostRange, b: HostRange) -> bool {
     a.addr < b.addr + b.len && b.addr < a.addr + a.len
 }
 
+impl TestPager {
+    pub fn presence(&self) -> &Presence {
+        &self.presence
+    }
+}
+
 impl Pager for TestPager {
-    fn presence(&self) -> &Presence {
+    fn translation(&self) -> &dyn Translation {
         &self.presence
     }
 

@@ -164,7 +164,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use terrace_hostmem::AtomicOp;
-    use terrace_memory::Presence;
+    use terrace_memory::{Presence, Translation};
 
     use super::*;
 
@@ -247,7 +247,7 @@ mod tests {
     }
 
     impl Pager for ScriptedPager {
-        fn presence(&self) -> &Presence {
+        fn translation(&self) -> &dyn Translation {
             &self.presence
         }
 

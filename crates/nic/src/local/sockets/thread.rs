@@ -10,9 +10,10 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use terrace_hostmem::HostRange;
-use terrace_memory::RegionMemory;
+use terrace_memory::{PeerTables, RegionMemory};
 use terrace_shm::{
-    BackedBy, Mapped, Paged, PeerMemory, PeerReaders, ReaderSlots, RingFile, RxRing, Source, TxRing, Version,
+    BackedBy, Framed, Frames, Mapped, Paged, PeerMemory, PeerReaders, ReaderSlots, RingFile, RxRing, Source,
+    TxRing, Version,
 };
 
 use super::{Peer, PeerSocket, Sockets, Unsent};
@@ -260,7 +261,8 @@ impl PeerSocket {
     fn answer(&mut self, device: &Device, key: u32, version: Version) -> Result<(), Errno> {
         let mut memory = device.memory.memory_of(key, version);
         let backed = memory.as_ref().and_then(|memory| find_backing(device, memory));
-        if backed.is_some() {
+        let is_framed = memory.as_ref().is_some_and(RegionMemory::is_framed);
+        if backed.is_some() || is_framed {
             device.local.shared.lock().insert(key, version);
             // Invalidation removes the region before it reads `shared`. If it read `shared` before this insertion, the
             // region is gone by now.
@@ -269,8 +271,18 @@ impl PeerSocket {
                 device.local.shared.lock().remove(&key);
             }
         }
-        let tables = memory.as_ref().and_then(|memory| memory.pager.as_ref()?.presence().tables());
+        let tables = memory.as_ref().and_then(|memory| memory.pager.as_ref()?.translation().peer_tables());
         let answer = |path| Message::Answer { key, version: version.0, path };
+        if let Some(PeerTables::Frames { entries, counters, pool, pool_to_read, offset, count }) = tables
+            && let Some(memory) = &memory
+        {
+            let HostRange { addr, len } = memory.range_of_pager();
+            let path = RegionPath::Framed { offset, count, addr, len };
+            let pool = if memory.is_writable { pool } else { pool_to_read };
+            message::send(&self.socket, &answer(path), &[pool, entries, counters])?;
+            self.may_map.insert((key, version));
+            return Ok(());
+        }
         match (&backed, &memory) {
             (Some(backed), Some(memory)) => {
                 let (offset, HostRange { addr, len }) = (backed.offset, backed.range);
@@ -279,11 +291,11 @@ impl PeerSocket {
                         let path = RegionPath::Mapped { offset, addr, len };
                         message::send(&self.socket, &answer(path), &[backed.file.as_fd()])?;
                     }
-                    (Some(_), Some((bitmap, hits))) => {
+                    (Some(_), Some(PeerTables::Units { bitmap, hits })) => {
                         let path = RegionPath::Paged { offset, addr, len };
                         message::send(&self.socket, &answer(path), &[backed.file.as_fd(), bitmap, hits])?;
                     }
-                    (Some(_), None) => return message::send(&self.socket, &answer(RegionPath::Packets), &[]),
+                    (Some(_), _) => return message::send(&self.socket, &answer(RegionPath::Packets), &[]),
                 }
                 self.may_map.insert((key, version));
                 Ok(())
@@ -298,7 +310,7 @@ impl PeerSocket {
 
 /// The file behind a region; of a paged region, behind its pager's whole range.
 fn find_backing(device: &Device, memory: &RegionMemory) -> Option<BackedBy> {
-    let wanted = memory.pager.as_ref().map_or(memory.range, |pager| pager.presence().range());
+    let wanted = memory.range_of_pager();
     let backings = device.local.backings.read().clone()?;
     let backed = backings.find(wanted, memory.is_writable)?;
     let covers = backed.range.addr <= wanted.addr
@@ -348,6 +360,11 @@ impl Peer {
             RegionPath::Process => Ok(Source::process(self.pid)),
             RegionPath::Mapped { offset, addr, len } => {
                 Mapped::new(&backed(offset, addr, len)?).map(Source::Mapped)
+            }
+            RegionPath::Framed { offset, count, addr, len } => {
+                let (file, entries, counters) = (files.next()?, files.next()?, files.next()?);
+                let range = HostRange { addr, len };
+                Framed::new(range, Frames { file, offset, count }, entries, counters).map(Source::Framed)
             }
             RegionPath::Paged { offset, addr, len } => {
                 let backed = backed(offset, addr, len)?;

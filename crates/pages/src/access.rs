@@ -1,0 +1,166 @@
+//! An access from its caller's point of view, and its parts: the bytes that lie in one page.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use terrace_hostmem::{AtomicOp, PAGE_BYTES};
+use terrace_memory::{AccessError, Transfer, Waker};
+use terrace_sync::Mutex;
+
+use crate::quota::Charge;
+
+/// What an access does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Read,
+    Write,
+    Atomic,
+    /// Makes a range of pages durable.
+    Flush {
+        first: u64,
+        end: u64,
+    },
+}
+
+/// An access that may have to wait for pages.
+pub(crate) struct Access {
+    pub(crate) kind: Kind,
+    /// Length in bytes; 8 for an atomic.
+    len: usize,
+    /// What a read brings.
+    data: Mutex<Box<[u8]>>,
+    /// What an atomic operation has found.
+    before: AtomicU64,
+    outcome: OnceLock<Result<(), AccessError>>,
+    waker: Waker,
+    progress: Mutex<Progress>,
+    /// The memory that it takes.
+    _charge: Option<Charge>,
+}
+
+#[derive(Debug)]
+struct Progress {
+    parts_left: usize,
+    result: Result<(), AccessError>,
+}
+
+/// What follows from the end of a part.
+pub(crate) enum PartEnd {
+    /// Others are under way.
+    More,
+    /// The access has ended.
+    Wake(Waker),
+    /// All writes before a flush have ended: it can begin.
+    Flush,
+}
+
+impl std::fmt::Debug for Access {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Access").field("kind", &self.kind).field("outcome", &self.outcome).finish()
+    }
+}
+
+impl Access {
+    /// An access with one part, which is that of the function that begins it, and ends when it has added the others.
+    pub(crate) fn new(kind: Kind, len: usize, waker: &Waker, charge: Option<Charge>) -> Arc<Access> {
+        let data = if kind == Kind::Read { vec![0; len].into() } else { Box::default() };
+        Arc::new(Access {
+            kind,
+            len,
+            data: Mutex::new(data),
+            before: AtomicU64::new(0),
+            outcome: OnceLock::new(),
+            waker: waker.clone(),
+            progress: Mutex::new(Progress { parts_left: 1, result: Ok(()) }),
+            _charge: charge,
+        })
+    }
+
+    /// Adds a part.
+    pub(crate) fn add_part(&self) {
+        self.progress.lock().parts_left += 1;
+    }
+
+    /// Has `fill` store what a part has read.
+    pub(crate) fn store_read<R>(&self, bytes: Range<usize>, fill: impl FnOnce(&mut [u8]) -> R) -> R {
+        fill(&mut self.data.lock()[bytes])
+    }
+
+    /// Stores what an atomic operation has found.
+    pub(crate) fn store_before(&self, before: u64) {
+        self.before.store(before, Ordering::Release);
+    }
+
+    /// Records the end of a part.
+    pub(crate) fn end_part(&self, result: Result<(), AccessError>) -> PartEnd {
+        let mut progress = self.progress.lock();
+        progress.parts_left -= 1;
+        progress.result = progress.result.and(result);
+        match (progress.parts_left, self.kind) {
+            (1.., _) => PartEnd::More,
+            (0, Kind::Flush { .. }) => PartEnd::Flush,
+            (0, _) => PartEnd::Wake(self.end(progress.result)),
+        }
+    }
+
+    /// Records the outcome. Returns the waker to be called.
+    pub(crate) fn end(&self, result: Result<(), AccessError>) -> Waker {
+        let is_first = self.outcome.set(result).is_ok();
+        debug_assert!(is_first, "an access ends once");
+        self.waker.clone()
+    }
+}
+
+impl Transfer for Access {
+    fn outcome(&self) -> Option<Result<(), AccessError>> {
+        self.outcome.get().copied()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        self.outcome().unwrap_or(Err(AccessError::NotReady))?;
+        let start = usize::try_from(offset).map_err(|_| AccessError::OutOfRange)?;
+        let end =
+            start.checked_add(out.len()).filter(|end| *end <= self.len).ok_or(AccessError::OutOfRange)?;
+        if self.kind == Kind::Atomic {
+            out.copy_from_slice(&self.before.load(Ordering::Acquire).to_ne_bytes()[start..end]);
+            return Ok(());
+        }
+        // Writes and flushes return no bytes.
+        let data = self.data.lock();
+        out.copy_from_slice(data.get(start..end).ok_or(AccessError::OutOfRange)?);
+        Ok(())
+    }
+}
+
+/// What a part does with its page.
+#[derive(Debug)]
+pub(crate) enum Task {
+    /// Reads into this range of the access.
+    Read(Range<usize>),
+    Write(Box<[u8]>),
+    Atomic(AtomicOp),
+    /// Ends when the parts before it have.
+    Barrier,
+}
+
+/// A part of an access that waits for its page.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) access: Arc<Access>,
+    /// The offset in the page.
+    pub(crate) offset: usize,
+    pub(crate) task: Task,
+}
+
+impl Part {
+    /// Whether the part needs no bytes of the page.
+    pub(crate) fn is_whole_write(&self) -> bool {
+        matches!(&self.task, Task::Write(data) if data.len() as u64 == PAGE_BYTES)
+    }
+
+    /// Whether the part changes its page.
+    pub(crate) fn is_write(&self) -> bool {
+        matches!(self.task, Task::Write(_) | Task::Atomic(_))
+    }
+}

@@ -1,0 +1,282 @@
+//! Parts of accesses find their pages, or bring them; what waited for a page goes on.
+
+use std::collections::hash_map::Entry;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+
+use terrace_hostmem::fault::Fault;
+use terrace_memory::{AccessError, Waker};
+use terrace_shm::PageState;
+use terrace_sync::{Mutex, MutexGuard};
+
+use crate::access::{Access, Part, PartEnd, Task};
+use crate::error::PagesError;
+use crate::frames::{Pool, Record};
+use crate::key::PageKey;
+use crate::quota::Quota;
+use crate::region::Region;
+use crate::shard::{Fill, LOST_FRAME, Shard, failed_until_overwritten, shard_count};
+use crate::stats::add;
+use crate::store::{ReadDevice, StoreFactory, WriteDevice};
+use crate::sys;
+use crate::write_queue::WriteQueue;
+
+/// Reads submitted at a time.
+const DEPTH: u32 = 512;
+/// Write-back begins when more than one in so many frames are dirty.
+const DIRTY_SHARE: usize = 4;
+
+/// What is done after the locks are released.
+#[derive(Default)]
+pub(crate) struct Work {
+    pub(crate) wakers: Vec<Waker>,
+    /// Flushes that can begin, with the slots of their regions.
+    pub(crate) flushes: Vec<(u8, Arc<Access>)>,
+    /// Frames are missing, or many are dirty: dirty pages have to be written back.
+    pub(crate) is_starved: bool,
+    /// Accesses of which a part has ended. Dropping the last reference to one calls the wakers of requesters that wait
+    /// for memory.
+    ended: Vec<Arc<Access>>,
+}
+
+/// The state that all threads share.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) pool: Arc<Pool>,
+    shards: Box<[Mutex<Shard>]>,
+    /// A bit for each shard with reads to be submitted.
+    pub(crate) with_reads: AtomicU64,
+    /// Reads queued or submitted.
+    pub(crate) in_flight: AtomicUsize,
+    pub(crate) reads: Mutex<Box<dyn ReadDevice>>,
+    pub(crate) writes: Arc<dyn WriteDevice>,
+    /// The descriptor of `reads`.
+    pub(crate) descriptor: OwnedFd,
+    pub(crate) quota: Arc<Quota>,
+    /// Flushes that have not begun, and whether dirty pages have to be written back.
+    pub(crate) to_write: WriteQueue,
+}
+
+impl Engine {
+    pub(crate) fn open(
+        pool: Pool,
+        store: &dyn StoreFactory,
+        quota_bytes: usize,
+    ) -> Result<Engine, PagesError> {
+        let pool = Arc::new(pool);
+        let store = store.open(DEPTH, pool.file()).map_err(PagesError::system("set up io_uring"))?;
+        let descriptor = store.reads.descriptor().try_clone_to_owned();
+        let count = shard_count(pool.frame_count());
+        let border =
+            |index: u32| (u64::from(pool.frame_count()) * u64::from(index) / u64::from(count)) as u32;
+        let shards =
+            (0..count).map(|index| Mutex::new(Shard::new(pool.clone(), border(index)..border(index + 1))));
+        Ok(Engine {
+            shards: shards.collect(),
+            pool,
+            with_reads: AtomicU64::new(0),
+            in_flight: AtomicUsize::new(0),
+            reads: Mutex::new(store.reads),
+            writes: store.writes,
+            descriptor: descriptor.map_err(PagesError::system("duplicate a descriptor"))?,
+            quota: Quota::new(quota_bytes),
+            to_write: WriteQueue::default(),
+        })
+    }
+
+    pub(crate) fn shards(&self) -> &[Mutex<Shard>] {
+        &self.shards
+    }
+
+    pub(crate) fn shard_index(&self, key: PageKey) -> usize {
+        key.hash() as usize % self.shards.len()
+    }
+
+    pub(crate) fn lock(&self, key: PageKey) -> MutexGuard<'_, Shard> {
+        self.shards[self.shard_index(key)].lock()
+    }
+
+    /// Begins a part of an access; the caller has the page's shard locked.
+    pub(crate) fn begin_part(
+        &self,
+        shard: &mut Shard,
+        region: &Region,
+        page: u64,
+        part: Part,
+        work: &mut Work,
+    ) {
+        let key = region.key(page);
+        match region.table.entry(page).state() {
+            PageState::Leaving => {
+                shard.rescue(key);
+                self.carry_out_mapped(shard, region, page, part, work);
+            }
+            PageState::Clean | PageState::Dirty => self.carry_out_mapped(shard, region, page, part, work),
+            PageState::Filling => match shard.fills.entry(key) {
+                Entry::Occupied(mut fill) => fill.get_mut().waiting.push(part),
+                Entry::Vacant(_) => unreachable!("a page that is being filled has a fill"),
+            },
+            PageState::Absent | PageState::Ghost => {
+                // A frame goes to the part that has waited for longest.
+                let is_first = shard.starved.is_empty();
+                shard.starved.push_back((key, part));
+                if is_first {
+                    self.feed_starved(shard, work);
+                }
+            }
+        }
+    }
+
+    /// Gives frames to the parts that wait for them, as long as there are any.
+    pub(crate) fn feed_starved(&self, shard: &mut Shard, work: &mut Work) {
+        while let Some(&(key, _)) = shard.starved.front() {
+            if matches!(shard.starved.front(), Some((_, Part { task: Task::Barrier, .. }))) {
+                // Nothing before it waits.
+                if let Some((_, part)) = shard.starved.pop_front() {
+                    self.end_part(&shard.region(key), &part, Ok(()), work);
+                }
+                continue;
+            }
+            let Some(frame) = shard.take_frame() else {
+                work.is_starved = true;
+                return;
+            };
+            let parts = shard.take_starved(key);
+            self.begin_fill(shard, key, frame, parts, work);
+        }
+        work.is_starved |= shard.policy.laundry_len() > 0;
+    }
+
+    /// Begins to fill a frame, for parts of which there is at least one.
+    fn begin_fill(&self, shard: &mut Shard, key: PageKey, frame: u32, parts: Vec<Part>, work: &mut Work) {
+        let region = shard.region(key);
+        let entry = region.table.entry(key.page);
+        let stamp = (entry.state() == PageState::Ghost).then_some(entry.frame());
+        region.change(key.page, PageState::Filling, frame);
+        let needs_no_read = parts.first().is_some_and(Part::is_whole_write);
+        shard.fills.insert(key, Fill { frame, stamp, waiting: parts });
+        if needs_no_read {
+            add(&region.counters.pages_placed, 1);
+            return self.end_fill(shard, key, Ok(()), work);
+        }
+        self.queue_read(shard, &region, key.page, frame);
+    }
+
+    /// Ends the fill of a page: its frame holds the page now, or cannot. Carries the waiting parts out in order, and
+    /// maps the page.
+    pub(crate) fn end_fill(
+        &self,
+        shard: &mut Shard,
+        key: PageKey,
+        read: Result<(), AccessError>,
+        work: &mut Work,
+    ) {
+        let Some(Fill { frame, stamp, waiting }) = shard.fills.remove(&key) else { return };
+        let region = shard.region(key);
+        let failed_count = if read.is_err() { failed_until_overwritten(&waiting) } else { 0 };
+        let is_lost = read.is_err() && failed_count == waiting.len();
+        let mut dirty = false;
+        let mut reads = 0;
+        for (index, part) in waiting.into_iter().enumerate() {
+            let result = if index < failed_count {
+                read
+            } else {
+                self.carry_out(&part, frame).map_err(|_| LOST_FRAME)
+            };
+            dirty |= part.is_write() && result.is_ok();
+            reads += u8::from(result.is_ok() && !matches!(part.task, Task::Barrier));
+            self.end_part(&region, &part, result, work);
+        }
+        if is_lost {
+            return shard.give_up_fill(&region, key.page, frame);
+        }
+        self.pool.set_record(frame, Record { slot: key.slot, page: key.page, dirty });
+        let state = if dirty { PageState::Dirty } else { PageState::Clean };
+        region.change(key.page, state, frame);
+        let limit = terrace_shm::AccessCounters::MAX;
+        self.pool.counters().set(frame as usize, reads.saturating_sub(1).min(limit));
+        let slot = shard.slot_of(frame);
+        shard.policy.insert(slot, stamp);
+        work.is_starved |= dirty && self.has_many_dirty();
+    }
+
+    /// Whether so many frames are dirty that some are written back before they are needed.
+    pub(crate) fn has_many_dirty(&self) -> bool {
+        self.pool.dirty_count() > self.pool.frame_count() as usize / DIRTY_SHARE
+    }
+
+    /// Carries out a part on a page that is mapped, with its shard locked.
+    fn carry_out_mapped(&self, shard: &mut Shard, region: &Region, page: u64, part: Part, work: &mut Work) {
+        if part.is_write() {
+            shard.make_dirty(region, page);
+            work.is_starved |= self.has_many_dirty();
+        }
+        let frame = region.table.entry(page).frame();
+        let result = self.carry_out(&part, frame).map_err(|_| LOST_FRAME);
+        self.end_part(region, &part, result, work);
+    }
+
+    fn carry_out(&self, part: &Part, frame: u32) -> Result<(), Fault> {
+        let addr = self.pool.addr(frame) + part.offset as u64;
+        match &part.task {
+            Task::Read(bytes) => part.access.store_read(bytes.clone(), |out| sys::copy_out(addr, out)),
+            Task::Write(data) => sys::copy_in(addr, data),
+            Task::Atomic(op) => sys::atomic(addr, *op).map(|before| part.access.store_before(before)),
+            Task::Barrier => Ok(()),
+        }
+    }
+
+    pub(crate) fn end_part(
+        &self,
+        region: &Region,
+        part: &Part,
+        result: Result<(), AccessError>,
+        work: &mut Work,
+    ) {
+        if result.is_err() {
+            add(&region.counters.errors, 1);
+        }
+        self.end_access_part(region.slot, &part.access, result, work);
+    }
+
+    /// Records the end of a part, or of the beginning of an access.
+    pub(crate) fn end_access_part(
+        &self,
+        slot: u8,
+        access: &Arc<Access>,
+        result: Result<(), AccessError>,
+        work: &mut Work,
+    ) {
+        match access.end_part(result) {
+            PartEnd::More => {}
+            PartEnd::Wake(waker) => work.wakers.push(waker),
+            PartEnd::Flush => work.flushes.push((slot, access.clone())),
+        }
+        work.ended.push(access.clone());
+    }
+
+    /// Fails the parts of a region that takes no new accesses, as far as they wait for frames.
+    pub(crate) fn fail_starved(&self, region: &Region) {
+        let mut work = Work::default();
+        for shard in self.shards() {
+            let mut shard = shard.lock();
+            let keys: Vec<PageKey> =
+                shard.starved.iter().map(|(key, _)| *key).filter(|key| key.slot == region.slot).collect();
+            for part in keys.into_iter().flat_map(|key| shard.take_starved(key)) {
+                self.end_part(region, &part, Err(AccessError::Fault), &mut work);
+            }
+        }
+        self.settle(work);
+    }
+
+    /// Does what is to be done without locks.
+    pub(crate) fn settle(&self, work: Work) {
+        let Work { wakers, flushes, is_starved, ended } = work;
+        self.to_write.add(flushes, is_starved);
+        drop(ended);
+        for waker in wakers {
+            waker();
+        }
+    }
+}

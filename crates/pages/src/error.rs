@@ -1,0 +1,95 @@
+//! The errors that users see. Each message says how to correct the error.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a pool, a region or a file cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum PagesError {
+    /// A file cannot be opened for reading and writing.
+    #[error("cannot open {path} for reading and writing: {source}")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The error.
+        source: io::Error,
+    },
+    /// The file does not exist, and no size was given.
+    #[error("{path} does not exist; give a size to have it created")]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The path is neither a file nor a block device.
+    #[error("{path} is neither a regular file nor a block device")]
+    Kind {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Another process has the file.
+    #[error("{path} is in use: another server has it locked")]
+    InUse {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The size is invalid or not possible.
+    #[error("{path} cannot have {bytes} bytes: {reason}")]
+    Size {
+        /// The file.
+        path: PathBuf,
+        /// The size.
+        bytes: u64,
+        /// The reason.
+        reason: String,
+    },
+    /// The newest bytes of the file are in another pool.
+    #[error(
+        "the newest bytes of {path} are in memory, in {pool}, which a server has left: start that server again, or write \
+         them back with `terrace recover {path}`"
+    )]
+    Elsewhere {
+        /// The file.
+        path: PathBuf,
+        /// The pool.
+        pool: PathBuf,
+    },
+    /// The pool was made by a build with another layout.
+    #[error(
+        "{path} is a pool of pages of layout {found}, and this build knows layout {known}: run `terrace recover` of the \
+         build that made it, then remove it"
+    )]
+    Layout {
+        /// The pool.
+        path: PathBuf,
+        /// Its layout.
+        found: u64,
+        /// This build's layout.
+        known: u64,
+    },
+    /// The budget is too small.
+    #[error("a budget of {budget} bytes is too small: at least {least} are needed")]
+    Budget {
+        /// The budget.
+        budget: u64,
+        /// The least budget.
+        least: u64,
+    },
+    /// The pool has no place for another region.
+    #[error("a pool has at most {0} regions")]
+    Regions(usize),
+    /// Another system call failed.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// The attempted operation.
+        what: &'static str,
+        /// The error.
+        source: io::Error,
+    },
+}
+
+impl PagesError {
+    /// For `map_err`.
+    pub(crate) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> PagesError {
+        move |source| PagesError::System { what, source: source.into() }
+    }
+}

@@ -1,0 +1,200 @@
+//! The files of regions.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Advice, FlockOperation, OFlags, SeekFrom};
+use rustix::io::Errno;
+use terrace_hostmem::PAGE_BYTES;
+
+use crate::error::PagesError;
+use crate::frames::FileIdentity;
+use crate::sys;
+
+/// Memory file systems: reads of their files do not wait, and io_uring would gain nothing.
+const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994 /* tmpfs */, 0x8584_58f6 /* ramfs */];
+
+/// For how long to wait for a lock. A killed server's requests, and its locks, outlive it by a few milliseconds.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A file or block device that contains a region from its first byte on. It is locked against other servers.
+#[derive(Debug)]
+pub struct BackingFile {
+    path: PathBuf,
+    file: File,
+    len: u64,
+}
+
+impl BackingFile {
+    /// Opens a file, or creates a sparse one of the given size. A shorter file is extended; of a longer file or a block
+    /// device, the first `size` bytes are used. Without `size` the region is the whole file.
+    ///
+    /// # Errors
+    /// `Missing`, `Open`, `Kind`, `InUse`, `Size`.
+    pub fn open(path: &Path, size: Option<u64>) -> Result<BackingFile, PagesError> {
+        // Absolute: a later process may have another working directory.
+        let path = std::path::absolute(path).unwrap_or(path.to_owned());
+        let file = open_file(&path, size.is_some())?;
+        lock_file(&file, &path)?;
+        let len = fit(&file, &path, size)?;
+        Ok(BackingFile { path, file, len })
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Length of the region in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.len
+    }
+
+    /// Which file and which part of it this is.
+    pub(crate) fn identity(&self) -> io::Result<FileIdentity> {
+        FileIdentity::of(self.file.as_fd(), 0, self.len)
+    }
+}
+
+fn open_file(path: &Path, may_create: bool) -> Result<File, PagesError> {
+    let error = |source| PagesError::Open { path: path.to_owned(), source };
+    let mut options = OpenOptions::new();
+    // `O_NONBLOCK`: opening a named pipe must not hang. Mode 0600: only the owner may read a new file, as with memory.
+    options.read(true).write(true).custom_flags(OFlags::NONBLOCK.bits() as i32).mode(0o600);
+    let file = match options.open(path) {
+        Err(missing) if missing.kind() == io::ErrorKind::NotFound => {
+            if !may_create {
+                return Err(PagesError::Missing { path: path.to_owned() });
+            }
+            options.create(true).truncate(false).open(path).map_err(error)?
+        }
+        other => other.map_err(error)?,
+    };
+    let kind = file.metadata().map_err(error)?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(PagesError::Kind { path: path.to_owned() });
+    }
+    // With `O_NONBLOCK`, io_uring fails requests instead of waiting where the file system cannot tell whether it would
+    // have to wait.
+    rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| error(errno.into()))?;
+    Ok(file)
+}
+
+fn lock_file(file: &File, path: &Path) -> Result<(), PagesError> {
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(Errno::WOULDBLOCK) => return Err(PagesError::InUse { path: path.to_owned() }),
+            Err(errno) => return Err(PagesError::Open { path: path.to_owned(), source: errno.into() }),
+        }
+    }
+}
+
+/// Extends the file if needed, and returns the length of the region.
+fn fit(file: &File, path: &Path, size: Option<u64>) -> Result<u64, PagesError> {
+    // Works for block devices, too, whose metadata say 0.
+    let there =
+        rustix::fs::seek(file, SeekFrom::End(0)).map_err(|_| PagesError::Kind { path: path.to_owned() })?;
+    let len = size.unwrap_or(there);
+    let refuse = |reason: String| Err(PagesError::Size { path: path.to_owned(), bytes: len, reason });
+    if len == 0 {
+        return refuse("a region has at least one page".into());
+    }
+    if !len.is_multiple_of(PAGE_BYTES) {
+        return refuse(format!("the size must be a multiple of {PAGE_BYTES}"));
+    }
+    if len <= there {
+        return Ok(len);
+    }
+    match rustix::fs::ftruncate(file, len) {
+        Ok(()) => Ok(len),
+        Err(Errno::INVAL) => refuse(format!("the device has {there}")),
+        Err(error) => refuse(error.to_string()),
+    }
+}
+
+/// The descriptors of a region's file.
+#[derive(Debug)]
+pub(crate) struct Files {
+    pub(crate) path: PathBuf,
+    /// Goes through the page cache, and holds the lock.
+    buffered: Arc<OwnedFd>,
+    /// Bypasses the page cache; `None` where the file system does not support that.
+    direct: Option<Arc<OwnedFd>>,
+    /// Direct access was tried and refused.
+    is_direct_refused: AtomicBool,
+    /// The file is memory: reads and writes do not wait.
+    pub(crate) is_memory: bool,
+    /// A regular file, no device: it can become shorter, and writes can extend it.
+    is_file: bool,
+}
+
+impl Files {
+    /// Opens the file again for direct access, where that is possible.
+    ///
+    /// # Errors
+    /// When the kernel does not tell what kind of file it is.
+    pub(crate) fn open(backing: BackingFile) -> io::Result<Files> {
+        let BackingFile { path, file, .. } = backing;
+        let is_file = file.metadata()?.file_type().is_file();
+        // Device nodes are on a memory file system; the devices are not.
+        let is_memory = is_file && MEMORY_FILE_SYSTEMS.contains(&(rustix::fs::fstatfs(&file)?.f_type as u64));
+        let direct = if is_memory { None } else { open_direct(&file) };
+        // Advisory. Readahead would read pages that are not asked for.
+        let _ = rustix::fs::fadvise(&file, 0, None, Advice::Random);
+        let (buffered, direct) = (Arc::new(file.into()), direct.map(Arc::new));
+        Ok(Files { path, buffered, direct, is_direct_refused: AtomicBool::new(false), is_memory, is_file })
+    }
+
+    /// For reads and writes of pages.
+    pub(crate) fn best(&self) -> &Arc<OwnedFd> {
+        let is_refused = self.is_direct_refused.load(Ordering::Relaxed);
+        self.direct.as_ref().filter(|_| !is_refused).unwrap_or(&self.buffered)
+    }
+
+    /// For syncs and questions.
+    pub(crate) fn buffered(&self) -> &Arc<OwnedFd> {
+        &self.buffered
+    }
+
+    /// Goes through the page cache from now on, if an error says that direct access does not work. False if the error
+    /// says something else.
+    pub(crate) fn give_up_direct(&self, error: Errno) -> bool {
+        let is_refusal = matches!(error, Errno::INVAL | Errno::OPNOTSUPP);
+        if !is_refusal || self.direct.is_none() || self.is_direct_refused.swap(true, Ordering::Relaxed) {
+            return false;
+        }
+        tracing::warn!(%error, path = ?self.path, "direct access does not work: misses go through the page cache");
+        true
+    }
+
+    /// Whether the file still has `end` bytes: a write beyond its end would extend it.
+    pub(crate) fn reaches(&self, end: u64) -> bool {
+        !self.is_file || rustix::fs::fstat(&self.buffered).is_ok_and(|status| status.st_size as u64 >= end)
+    }
+
+    /// Whether it is a regular file.
+    pub(crate) fn is_file(&self) -> bool {
+        self.is_file
+    }
+}
+
+fn open_direct(file: &impl AsFd) -> Option<OwnedFd> {
+    match sys::open_again(file, OFlags::RDWR | OFlags::DIRECT) {
+        Ok(direct) => Some(direct),
+        Err(error) => {
+            tracing::warn!(%error, "no direct access to a region's file: misses go through the page cache");
+            None
+        }
+    }
+}

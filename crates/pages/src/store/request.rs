@@ -1,0 +1,97 @@
+//! Requests, and the traits of stores.
+
+use std::fmt::Debug;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use smallvec::SmallVec;
+use terrace_hostmem::PAGE_BYTES;
+
+use crate::frames::Pool;
+use crate::key::PageKey;
+
+/// The most frames of a run.
+pub(crate) const RUN_FRAMES_MAX: usize = 64;
+
+/// Frames for consecutive pages of a file.
+#[derive(Clone, Debug)]
+pub struct FrameRun {
+    pool: Arc<Pool>,
+    pub(crate) frames: SmallVec<[u32; 8]>,
+}
+
+impl FrameRun {
+    /// The frames must be of the pool. Nothing else writes to them while they are read into.
+    pub(crate) fn new(pool: Arc<Pool>, frames: impl IntoIterator<Item = u32>) -> FrameRun {
+        FrameRun { pool, frames: frames.into_iter().collect() }
+    }
+
+    /// The number of bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.frames.len() * PAGE_BYTES as usize
+    }
+
+    /// The memory, for the kernel.
+    pub(super) fn iovecs(&self) -> SmallVec<[libc::iovec; 8]> {
+        let iovec = |frame: &u32| libc::iovec {
+            iov_base: self.pool.addr(*frame) as *mut libc::c_void,
+            iov_len: PAGE_BYTES as usize,
+        };
+        self.frames.iter().map(iovec).collect()
+    }
+}
+
+/// A read of consecutive pages into frames.
+#[derive(Clone, Debug)]
+pub struct ReadRequest {
+    /// The first page.
+    pub(crate) key: PageKey,
+    /// Kept open until the read has ended.
+    pub(crate) file: Arc<OwnedFd>,
+    /// The offset in the file.
+    pub(crate) offset: u64,
+    /// The frames to fill.
+    pub(crate) run: FrameRun,
+    /// The file is memory: the read does not wait.
+    pub(crate) is_memory: bool,
+    /// When the device first returned the request undone.
+    pub(crate) undone_since: Option<Instant>,
+}
+
+/// A read that has ended.
+#[derive(Debug)]
+pub struct ReadCompletion {
+    /// The read.
+    pub(crate) request: ReadRequest,
+    /// The number of bytes read, possibly fewer than requested.
+    pub(crate) result: Result<usize, Errno>,
+}
+
+/// Reads into frames, in any order.
+pub trait ReadDevice: Send + Debug {
+    /// Takes all requests. Those that do not fit are queued, and submitted with the next call.
+    fn submit(&mut self, requests: &mut Vec<ReadRequest>);
+
+    /// Appends new completions.
+    fn reap(&mut self, done: &mut Vec<ReadCompletion>);
+
+    /// Readable when there are completions to reap.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+}
+
+/// Writes frames to files. Each call blocks until the device has the bytes.
+pub trait WriteDevice: Send + Sync + Debug {
+    /// Writes the frames from `offset` on. Returns the number of bytes written, possibly fewer.
+    ///
+    /// # Errors
+    /// The error of the device or of the file system.
+    fn write(&self, file: BorrowedFd<'_>, offset: u64, run: &FrameRun) -> Result<usize, Errno>;
+
+    /// Makes what was written to the file durable.
+    ///
+    /// # Errors
+    /// The error of the device or of the file system.
+    fn sync(&self, file: BorrowedFd<'_>) -> Result<(), Errno>;
+}

@@ -1,0 +1,168 @@
+//! Mappings, and copies to and from them: the only place in this crate that passes addresses to the kernel, except for
+//! io_uring.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use rustix::mm::{MapFlags, ProtFlags};
+use terrace_hostmem::fault::{self, Fault};
+use terrace_hostmem::{AtomicOp, HostRange};
+
+/// A mapping, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    range: HostRange,
+}
+
+impl Mapping {
+    /// Maps the first `len` bytes of a file, shared and writable.
+    ///
+    /// # Errors
+    /// When the kernel refuses it.
+    pub(crate) fn of_file(file: BorrowedFd<'_>, len: u64) -> io::Result<Mapping> {
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, wherever the kernel has room.
+        let addr = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len as usize, rights, MapFlags::SHARED, file, 0)?
+        };
+        Ok(Mapping { range: HostRange { addr: addr as u64, len } })
+    }
+
+    /// Reserves addresses. An access to them faults.
+    ///
+    /// # Errors
+    /// When the process has no addresses left.
+    pub(crate) fn reserve(len: u64) -> io::Result<Mapping> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping, wherever the kernel has room.
+        let addr = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len as usize, ProtFlags::empty(), flags)?
+        };
+        Ok(Mapping { range: HostRange { addr: addr as u64, len } })
+    }
+
+    /// Maps zeros, whose pages are allocated as they are used.
+    ///
+    /// # Errors
+    /// When the process has no addresses left.
+    pub(crate) fn of_zeros(len: u64) -> io::Result<Mapping> {
+        let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a new mapping, wherever the kernel has room.
+        let addr = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len as usize, rights, flags)? };
+        Ok(Mapping { range: HostRange { addr: addr as u64, len } })
+    }
+
+    /// The addresses.
+    pub(crate) fn range(&self) -> HostRange {
+        self.range
+    }
+
+    /// `count` numbers of 8 bytes from `offset` on, which is a multiple of 8.
+    ///
+    /// # Panics
+    /// When they do not lie within the mapping.
+    #[inline]
+    pub(crate) fn quads(&self, offset: u64, count: usize) -> &[AtomicU64] {
+        assert!(offset.is_multiple_of(8) && offset <= self.range.len);
+        assert!(count as u64 <= (self.range.len - offset) / 8);
+        // SAFETY: mapped as long as `self` lives, and aligned; all users of these bytes access them as atomic numbers.
+        unsafe { std::slice::from_raw_parts((self.range.addr + offset) as *const AtomicU64, count) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping; what borrows from it borrows from `self`. Addresses that are given out as numbers are
+        // used for copies that recover from faults, by owners of `self`.
+        let _ = unsafe { rustix::mm::munmap(self.range.addr as *mut _, self.range.len as usize) };
+    }
+}
+
+/// Copies from a frame.
+///
+/// # Errors
+/// When the pool's file has been truncated.
+#[inline]
+pub(crate) fn copy_out(addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+    // SAFETY: an address in the mapping of a pool, to which no Rust reference exists.
+    unsafe { fault::copy_from(addr, out) }
+}
+
+/// Copies to a frame.
+///
+/// # Errors
+/// When the pool's file has been truncated.
+#[inline]
+pub(crate) fn copy_in(addr: u64, data: &[u8]) -> Result<(), Fault> {
+    // SAFETY: an address in the mapping of a pool, to which no Rust reference exists.
+    unsafe { fault::copy_to(addr, data) }
+}
+
+/// An atomic operation on 8 aligned bytes of a frame. Returns the value before it.
+///
+/// # Errors
+/// When the pool's file has been truncated.
+#[inline]
+pub(crate) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
+    // SAFETY: an aligned address in the mapping of a pool, to which no Rust reference exists.
+    unsafe { fault::atomic(addr, op) }
+}
+
+/// For how long to wait for peers of a process that has ended. They empty their mappings when they notice.
+const UNSHARED_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Marks the description of a file as one whose mappings the next owner of the file has to wait for. The mark lasts as
+/// long as the description, and that as long as any process has it open or mapped.
+///
+/// # Errors
+/// When another description has the file exclusively.
+pub(crate) fn lock_shared(file: &impl AsFd) -> rustix::io::Result<()> {
+    lock_description(file.as_fd(), libc::F_RDLCK, libc::F_OFD_SETLK).map(|_| ())
+}
+
+/// Waits until no description of the file is marked. False if one still is after two seconds.
+pub(crate) fn wait_until_unshared(file: &impl AsFd) -> bool {
+    let deadline = Instant::now() + UNSHARED_PATIENCE;
+    loop {
+        let found = lock_description(file.as_fd(), libc::F_WRLCK, libc::F_OFD_GETLK);
+        if found == Ok(libc::F_UNLCK) {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Locks a file for an open file description, or asks for the lock of another description that is in the way.
+fn lock_description(
+    file: BorrowedFd<'_>,
+    kind: libc::c_int,
+    command: libc::c_int,
+) -> rustix::io::Result<libc::c_int> {
+    // SAFETY: all-zero is a valid value: the whole file, and no process, as the kernel demands.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    // SAFETY: an open descriptor, and a structure that the kernel reads and writes.
+    if unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } != 0 {
+        let error = io::Error::last_os_error();
+        return Err(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO));
+    }
+    Ok(libc::c_int::from(lock.l_type))
+}
+
+/// Opens the file of a descriptor again, with a description of its own. Through `/proc`, because the path may be gone
+/// or name another file by now.
+///
+/// # Errors
+/// When the kernel refuses it.
+pub(crate) fn open_again(
+    file: impl AsFd,
+    flags: rustix::fs::OFlags,
+) -> rustix::io::Result<rustix::fd::OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    rustix::fs::open(path, flags | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())
+}

@@ -1,0 +1,114 @@
+//! FLUSH: making a range durable.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use terrace_memory::AccessError;
+use terrace_shm::PageState;
+
+use super::writing::Ticket;
+use crate::access::{Access, Kind};
+use crate::engine::Engine;
+use crate::frames::Record;
+use crate::key::{GROUP_PAGES, PageKey};
+use crate::region::Region;
+use crate::stats::add;
+
+/// For how long a flush waits before it looks again for a page that another thread writes.
+const BUSY_PATIENCE: Duration = Duration::from_millis(1);
+
+impl Engine {
+    pub(super) fn carry_out_flush(&self, slot: u8, access: &Arc<Access>) {
+        let Kind::Flush { first, end } = access.kind else { unreachable!("only flushes are queued") };
+        let region = self.shards()[0].lock().regions.get(&slot).cloned();
+        let result = match region {
+            Some(region) => self.flush(&region, first..end),
+            None => Err(AccessError::Fault),
+        };
+        access.end(result)();
+    }
+
+    /// Makes pages durable.
+    ///
+    /// # Errors
+    /// `Flush` when one of them cannot be written.
+    pub(crate) fn flush(&self, region: &Arc<Region>, pages: std::ops::Range<u64>) -> Result<(), AccessError> {
+        add(&region.counters.flushes, 1);
+        let rewrites = region.must_rewrite.swap(false, Ordering::AcqRel);
+        if rewrites {
+            self.make_all_dirty(region);
+        }
+        let pages = if rewrites { 0..region.table.page_count() } else { pages };
+        let mut keys = self.dirty_pages(region, pages);
+        while !keys.is_empty() {
+            let (tickets, busy) = self.begin_writes(region, &keys);
+            if self.write_tickets(tickets, |_| Some(region.clone())) {
+                region.must_rewrite.fetch_or(rewrites, Ordering::AcqRel);
+                return Err(AccessError::Flush);
+            }
+            if !busy.is_empty() {
+                std::thread::sleep(BUSY_PATIENCE);
+            }
+            keys = busy;
+        }
+        self.writes.sync(region.files.buffered().as_fd()).map_err(|error| {
+            region.must_rewrite.store(true, Ordering::Release);
+            region.note_write_failure(&error);
+            AccessError::Flush
+        })
+    }
+
+    /// The dirty pages of a range, in order. Looks at entries or at frames, whichever are fewer: entries that were never
+    /// used cost memory when they are read.
+    fn dirty_pages(&self, region: &Region, pages: std::ops::Range<u64>) -> Vec<PageKey> {
+        if pages.end - pages.start <= u64::from(self.pool.frame_count()) {
+            let is_dirty = |page: &u64| {
+                let entry = region.table.entry(*page);
+                let has_frame = entry.is_readable() || entry.state() == PageState::Leaving;
+                has_frame && self.pool.record(entry.frame()).is_some_and(|record| record.dirty)
+            };
+            return pages.filter(is_dirty).map(|page| region.key(page)).collect();
+        }
+        let records = (0..self.pool.frame_count()).filter_map(|frame| self.pool.record(frame));
+        let is_its =
+            |record: &Record| record.dirty && record.slot == region.slot && pages.contains(&record.page);
+        let mut keys: Vec<_> = records.filter(is_its).map(|record| region.key(record.page)).collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    /// Begins to write pages. Also returns those that another thread is writing: it may have begun before the last write
+    /// to them.
+    fn begin_writes(&self, region: &Region, keys: &[PageKey]) -> (Vec<Ticket>, Vec<PageKey>) {
+        let (mut tickets, mut busy) = (Vec::new(), Vec::new());
+        for group in keys.chunk_by(|before, next| before.page / GROUP_PAGES == next.page / GROUP_PAGES) {
+            let mut shard = self.lock(group[0]);
+            for key in group {
+                if shard.writing.contains(key) {
+                    busy.push(*key);
+                    continue;
+                }
+                let entry = region.table.entry(key.page);
+                if entry.is_readable() {
+                    tickets.extend(self.begin_write(&mut shard, *key, entry.frame()));
+                }
+            }
+        }
+        (tickets, busy)
+    }
+
+    /// After a failed sync, what was written before may not be on the device: all pages in memory are written again.
+    fn make_all_dirty(&self, region: &Region) {
+        for shard in self.shards() {
+            let mut shard = shard.lock();
+            for frame in shard.frames() {
+                let record = self.pool.record(frame).filter(|record| record.slot == region.slot);
+                if let Some(record) = record {
+                    shard.make_dirty(region, record.page);
+                }
+            }
+        }
+    }
+}

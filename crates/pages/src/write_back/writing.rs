@@ -1,0 +1,123 @@
+//! The write-back of a page, from its beginning to its end.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use terrace_hostmem::PAGE_BYTES;
+use terrace_shm::{GracePeriod, PageState};
+
+use crate::engine::Engine;
+use crate::frames::Record;
+use crate::key::PageKey;
+use crate::mapping;
+use crate::region::Region;
+use crate::shard::Shard;
+use crate::stats::add;
+use crate::store::{FrameRun, RUN_FRAMES_MAX};
+
+/// A page whose write-back has begun.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ticket {
+    pub(super) key: PageKey,
+    pub(super) frame: u32,
+    /// The page became `Clean`, and no copy was under way.
+    pub(super) is_complete: bool,
+    /// The frame is in no queue.
+    pub(super) is_from_laundry: bool,
+}
+
+impl Engine {
+    /// Begins to write a page. `None` if it is clean, or another thread writes it.
+    pub(super) fn begin_write(&self, shard: &mut Shard, key: PageKey, frame: u32) -> Option<Ticket> {
+        let is_dirty = self.pool.record(frame).is_some_and(|record| record.dirty);
+        if !is_dirty || shard.writing.contains(&key) {
+            return None;
+        }
+        let region = shard.regions.get(&key.slot)?.clone();
+        let is_complete = self.protect(&region, key.page, frame);
+        shard.writing.insert(key);
+        Some(Ticket { key, frame, is_complete, is_from_laundry: false })
+    }
+
+    /// Has writes to a dirty page noticed from now on. False if a copy may be under way that would not be.
+    fn protect(&self, region: &Region, page: u64, frame: u32) -> bool {
+        if region.table.entry(page).state() != PageState::Dirty {
+            return false;
+        }
+        region.change(page, PageState::Clean, frame);
+        let is_quiet = !mapping::is_pinned(self.pool.pins(frame))
+            && GracePeriod::of_pages(region.page_range(page)).is_over();
+        if !is_quiet {
+            region.change(page, PageState::Dirty, frame);
+        }
+        is_quiet
+    }
+
+    /// Writes pages, in runs, and ends their tickets. Returns whether a write failed.
+    pub(super) fn write_tickets(
+        &self,
+        mut tickets: Vec<Ticket>,
+        region_of: impl Fn(u8) -> Option<Arc<Region>>,
+    ) -> bool {
+        tickets.sort_unstable_by_key(|ticket| ticket.key);
+        let mut has_failed = false;
+        let follows = |before: &Ticket, next: &Ticket| {
+            before.key.slot == next.key.slot && before.key.page + 1 == next.key.page
+        };
+        for run in tickets.chunk_by(follows).flat_map(|run| run.chunks(RUN_FRAMES_MAX)) {
+            let Some(region) = region_of(run[0].key.slot) else { continue };
+            let written = self.write_run(&region, run);
+            has_failed |= written.is_err();
+            match written {
+                Ok(()) => {
+                    region.note_write_success();
+                    add(&region.counters.pages_written, run.len() as u64);
+                }
+                Err(error) => region.note_write_failure(&error),
+            }
+            for ticket in run {
+                self.end_write(&region, *ticket, written.is_ok());
+            }
+        }
+        has_failed
+    }
+
+    fn write_run(&self, region: &Region, run: &[Ticket]) -> Result<(), Errno> {
+        let slot = self.pool.slot(region.slot);
+        let mut done = 0;
+        while done < run.len() {
+            let rest = &run[done..];
+            let offset = region.file_offset(rest[0].key.page);
+            if !region.files.reaches(offset + rest.len() as u64 * PAGE_BYTES) {
+                return Err(Errno::FBIG);
+            }
+            let frames = FrameRun::new(self.pool.clone(), rest.iter().map(|ticket| ticket.frame));
+            let file = region.files.best();
+            match self.writes.write(file.as_fd(), offset, &frames) {
+                Ok(count) if count as u64 >= PAGE_BYTES => done += count / PAGE_BYTES as usize,
+                Ok(_) => return Err(Errno::IO),
+                Err(Errno::INTR) => {}
+                Err(error) if region.files.give_up_direct(error) => {}
+                Err(error) => return Err(error),
+            }
+            slot.note_written();
+        }
+        Ok(())
+    }
+
+    fn end_write(&self, region: &Region, ticket: Ticket, is_written: bool) {
+        let Ticket { key, frame, is_complete, is_from_laundry } = ticket;
+        let mut shard = self.lock(key);
+        shard.writing.remove(&key);
+        let is_clean = region.table.entry(key.page).state() == PageState::Clean;
+        if is_written && is_complete && is_clean {
+            self.pool.set_record(frame, Record { slot: key.slot, page: key.page, dirty: false });
+        } else if is_clean {
+            region.change(key.page, PageState::Dirty, frame);
+        }
+        if is_from_laundry {
+            shard.end_laundry(key, frame);
+        }
+    }
+}

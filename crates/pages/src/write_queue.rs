@@ -1,0 +1,94 @@
+//! What the threads that write pages back have to do.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use terrace_sync::{Condvar, Mutex};
+
+use crate::access::Access;
+
+/// The shortest interval between two searches for dirty pages that are not needed yet, and the one between attempts
+/// while writes fail or accesses wait for frames.
+pub(crate) const PERIOD: Duration = Duration::from_millis(100);
+
+/// What the threads have to do.
+#[derive(Debug, Default)]
+pub(crate) struct WriteQueue {
+    state: Mutex<State>,
+    more: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// With the slots of their regions.
+    flushes: VecDeque<(u8, Arc<Access>)>,
+    /// Frames are missing.
+    is_starved: bool,
+    is_closed: bool,
+    searched_at: Option<Instant>,
+}
+
+/// What a thread does next.
+pub(crate) enum Job {
+    Flush(u8, Arc<Access>),
+    Clean,
+    Stop,
+}
+
+impl WriteQueue {
+    /// Adds flushes, and wakes a thread for them, or for the laundry.
+    pub(crate) fn add(&self, flushes: Vec<(u8, Arc<Access>)>, is_starved: bool) {
+        if flushes.is_empty() && !is_starved {
+            return;
+        }
+        let mut state = self.state.lock();
+        let is_new = !flushes.is_empty() || !state.is_starved;
+        state.flushes.extend(flushes);
+        state.is_starved |= is_starved;
+        drop(state);
+        if is_new {
+            self.more.notify_one();
+        }
+    }
+
+    /// Stops the threads once the flushes have ended.
+    pub(crate) fn close(&self) {
+        self.state.lock().is_closed = true;
+        self.more.notify_all();
+    }
+
+    /// Waits for work; with `is_impatient`, for a period at most.
+    pub(crate) fn next(&self, is_impatient: bool) -> Job {
+        let mut state = self.state.lock();
+        loop {
+            if let Some((slot, access)) = state.flushes.pop_front() {
+                return Job::Flush(slot, access);
+            }
+            if state.is_closed {
+                return Job::Stop;
+            }
+            if std::mem::take(&mut state.is_starved) {
+                return Job::Clean;
+            }
+            if !is_impatient {
+                self.more.wait(&mut state);
+                continue;
+            }
+            self.more.wait_for(&mut state, PERIOD);
+            if state.flushes.is_empty() && !state.is_closed {
+                return Job::Clean;
+            }
+        }
+    }
+
+    /// Whether a search for dirty pages is due. True for one caller.
+    pub(crate) fn begin_search(&self) -> bool {
+        let mut state = self.state.lock();
+        let is_due = state.searched_at.is_none_or(|at| at.elapsed() >= PERIOD);
+        if is_due {
+            state.searched_at = Some(Instant::now());
+        }
+        is_due
+    }
+}

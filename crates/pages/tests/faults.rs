@@ -1,0 +1,152 @@
+//! Devices that fail: an error is one of its page and its request, and no acknowledged write is lost.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{PAGE, Scratch, Served, numbered};
+use terrace_faults::{FaultPlan, Injected};
+use terrace_memory::AccessError;
+use terrace_pages::PagesConfig;
+use terrace_pages::store::{Best, Faults, Faulty};
+
+fn faulty(faults: Faults) -> Arc<Faulty> {
+    Arc::new(Faulty::new(Arc::new(Best), faults))
+}
+
+#[test]
+fn a_page_that_cannot_be_read_fails_its_requests_until_it_is_overwritten() {
+    let scratch = Scratch::new("unreadable").with_numbered_pages(64);
+    let store = faulty(Faults { seed: 1, read_errors_permille: 1000, ..Faults::default() });
+    let served = Served::new(&scratch, PagesConfig { store: store.clone(), ..scratch.config(128) }, None);
+    assert_eq!(served.read(0, 4096), Err(AccessError::Device));
+    assert_eq!(served.write(8, &[1]), Err(AccessError::Device));
+    // Requests that wait for one page, in order: the first two fail, the others need no read.
+    let early = served.begin_read(5 * PAGE, 8);
+    let partial = served.begin_write(5 * PAGE, &[2; 8]);
+    let whole = served.begin_write(5 * PAGE, &[3; 4096]);
+    let late = served.begin_read(5 * PAGE, 8);
+    let outcomes = [early, partial, whole, late].map(|transfer| served.wait(&transfer));
+    assert_eq!(outcomes, [Err(AccessError::Device), Err(AccessError::Device), Ok(()), Ok(())]);
+    assert_eq!(served.read(5 * PAGE, 4096).unwrap(), [3; 4096]);
+    store.heal(true);
+    assert_eq!(served.read(0, 4096).unwrap(), numbered(0));
+}
+
+#[test]
+fn a_page_that_cannot_be_written_stays_and_its_flush_fails() {
+    let scratch = Scratch::new("unwritable").with_numbered_pages(1000);
+    let store = faulty(Faults { seed: 1, write_errors_permille: 1000, ..Faults::default() });
+    let served = Served::new(&scratch, PagesConfig { store: store.clone(), ..scratch.config(100) }, None);
+    for page in 0..50 {
+        served.write(page * PAGE, &[9; 4096]).unwrap();
+    }
+    for _ in 0..2 {
+        assert_eq!(served.flush(0, 50 * PAGE), Err(AccessError::Flush));
+    }
+    assert_eq!(served.flush(60 * PAGE, PAGE), Ok(()), "of another range");
+    assert!(served.region.stats().is_failing);
+    // Other pages come and go; these cannot leave.
+    for page in 50..1000 {
+        assert_eq!(served.read(page * PAGE, 4096).unwrap(), numbered(page));
+    }
+    for page in 0..50 {
+        assert_eq!(served.read(page * PAGE, 4096).unwrap(), [9; 4096]);
+    }
+    store.heal(true);
+    assert_eq!(served.flush(0, 50 * PAGE), Ok(()));
+    assert!(!served.region.stats().is_failing);
+    let file = std::fs::read(scratch.file()).unwrap();
+    assert!(file[..50 * 4096].iter().all(|byte| *byte == 9));
+}
+
+#[test]
+fn accesses_wait_while_nothing_can_be_written() {
+    let scratch = Scratch::new("full").with_numbered_pages(400);
+    let store = faulty(Faults { seed: 1, write_errors_permille: 1000, ..Faults::default() });
+    let served = Served::new(&scratch, PagesConfig { store: store.clone(), ..scratch.config(64) }, None);
+    let frames = served.pages.stats().frame_count;
+    for page in 0..frames {
+        served.write(page * PAGE, &[9; 4096]).unwrap();
+    }
+    let waiting = served.begin_read(300 * PAGE, 4096);
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_millis(300) {
+        served.pages.advance();
+        assert_eq!(waiting.outcome(), None);
+    }
+    store.heal(true);
+    served.wait(&waiting).unwrap();
+    for page in 0..frames {
+        assert_eq!(served.read(page * PAGE, 4096).unwrap(), [9; 4096]);
+    }
+}
+
+#[test]
+fn a_region_ends_although_accesses_wait_and_nothing_can_be_written() {
+    let scratch = Scratch::new("stuck").with_numbered_pages(400);
+    let store = faulty(Faults { seed: 1, write_errors_permille: 1000, ..Faults::default() });
+    let served = Served::new(&scratch, PagesConfig { store, ..scratch.config(64) }, None);
+    let frames = served.pages.stats().frame_count;
+    for page in 0..frames {
+        served.write(page * PAGE, &[9; 4096]).unwrap();
+    }
+    let waiting = served.begin_read(300 * PAGE, 4096);
+    drop(served);
+    assert_eq!(waiting.outcome(), Some(Err(AccessError::Fault)));
+    // What could not be written is in the pool.
+    let served = Served::new(&scratch, scratch.config(64), None);
+    assert_eq!(served.region.stats().pages_adopted, frames);
+    assert_eq!(served.read((frames - 1) * PAGE, 4096).unwrap(), [9; 4096]);
+}
+
+#[test]
+fn after_a_failed_sync_all_pages_are_written_again() {
+    let scratch = Scratch::new("unsynced").with_numbered_pages(64);
+    let store = faulty(Faults { seed: 1, sync_errors_permille: 1000, ..Faults::default() });
+    let served = Served::new(&scratch, PagesConfig { store: store.clone(), ..scratch.config(128) }, None);
+    served.write(3 * PAGE, &[9; 4096]).unwrap();
+    assert_eq!(served.flush(3 * PAGE, PAGE), Err(AccessError::Flush));
+    let written = served.region.stats().pages_written;
+    store.heal(true);
+    assert_eq!(served.flush(0, PAGE), Ok(()));
+    assert_eq!(served.region.stats().pages_written, written + 1);
+}
+
+#[test]
+fn a_fault_plan_delays_reads_and_fails_write_backs_and_syncs() {
+    let scratch = Scratch::new("planned").with_numbered_pages(100);
+    let plan = "[[fault]]\nkind = \"slow-storage\"\ndelay_us_min = 20000\ndelay_us_max = 20001\noperation = \"read\"\n\
+        [[fault]]\nkind = \"failing-storage\"\noperation = \"write-back\"\nfor_operations = 1\n\
+        [[fault]]\nkind = \"failing-storage\"\noperation = \"sync\"\nfor_operations = 1\n";
+    let plan = Arc::new(terrace_faults::Faults::new(FaultPlan::parse(plan).unwrap(), "test"));
+    let config = PagesConfig { faults: Some(plan.clone()), ..scratch.config(128) };
+    let served = Served::new(&scratch, config, None);
+    let started = Instant::now();
+    assert_eq!(served.read(0, 4096).unwrap(), numbered(0));
+    assert!(started.elapsed() >= Duration::from_millis(20));
+    served.write(3 * PAGE, &[9; 4096]).unwrap();
+    let flush = || served.flush(3 * PAGE, 8);
+    assert_eq!([flush(), flush(), flush()], [Err(AccessError::Flush), Err(AccessError::Flush), Ok(())]);
+    assert_eq!(plan.counts().get(Injected::StorageFailed), 2);
+}
+
+#[test]
+fn pages_beyond_the_end_of_a_truncated_file_fail_and_the_others_do_not() {
+    let scratch = Scratch::new("truncated").with_numbered_pages(600);
+    let served = Served::new(&scratch, scratch.config(64), None);
+    served.write(590 * PAGE, &[1; 4096]).unwrap();
+    let file = std::fs::File::options().write(true).open(scratch.file()).unwrap();
+    file.set_len(300 * PAGE + 10).unwrap();
+    for page in [300, 301, 500] {
+        assert_eq!(served.read(page * PAGE, 8), Err(AccessError::Fault), "page {page}");
+    }
+    assert_eq!(served.read(298 * PAGE, 8192).unwrap()[..8], 299u64.to_ne_bytes());
+    assert_eq!(served.read(590 * PAGE, 8).unwrap(), [1; 8], "in memory");
+    assert_eq!(served.flush(590 * PAGE, 8), Err(AccessError::Flush), "a write would make the file longer");
+    assert_eq!(file.metadata().unwrap().len(), 300 * PAGE + 10);
+    file.set_len(600 * PAGE).unwrap();
+    assert_eq!(served.flush(590 * PAGE, 8), Ok(()));
+    assert_eq!(served.read(500 * PAGE, 8).unwrap(), [0; 8]);
+}
