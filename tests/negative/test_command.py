@@ -59,7 +59,7 @@ class Command(NegativeTest):
         self.file("script", "#!/no/such/interpreter\n", 0o755)
         self.run_refused(NOT_EXECUTABLE, "./data: not executable", "--", "./data")
         self.run_refused(NOT_EXECUTABLE, "not executable", "--", self.directory)
-        self.run_refused(NOT_EXECUTABLE, "./script: the interpreter that it names does not exist", "--", "./script")
+        self.run_refused(NOT_EXECUTABLE, "./script: its interpreter does not exist", "--", "./script")
 
     def test_program_that_is_statically_linked(self):
         source = self.file("static.c", "int main(void) { return 0; }\n")
