@@ -10,14 +10,12 @@ calls. Writes JSON and CSV to results/bench-many/, or to --out. Exit status 0 if
 import argparse
 import csv
 import json
-import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "scripts")]

@@ -107,7 +107,7 @@ def measure_once(section, index, peers, options, rows, missing):
             if "missing" in row:
                 missing[section.name, peer.name, row["op"], row["size"]] = row["missing"]
             else:
-                rows.append({**key, **results.cooked(row)})
+                rows.append({**key, **results.with_cpu_ns(row)})
 
 
 def run(peer, section, milliseconds):
