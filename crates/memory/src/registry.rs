@@ -350,20 +350,11 @@ impl Registry {
         va: u64,
         out: &mut [u8],
     ) -> Result<(), AccessError> {
-        if out.is_empty() {
-            return Ok(());
-        }
-        let slot = self.table.slot_again(key, memo).ok_or(AccessError::UnknownKey)?;
-        let entry = slot.pin();
-        let host = entry.locate(tag_of(key), who, AccessNeed::Read, va, out.len() as u64)?;
-        if let Some(pager) = entry.pager_for(who) {
-            return paged::read(&entry, &**pager, who, host, out);
-        }
-        // SAFETY: the program registered this range for the device to read, and the pin keeps it registered.
-        unsafe { fault::copy_from(host, out) }.map_err(|fault::Fault| AccessError::Fault)
+        // SAFETY: the program registered this range for the device to read, and it stays registered meanwhile.
+        self.read_by(who, key, memo, va, out, |host, out| unsafe { fault::copy_from(host, out) })
     }
 
-    /// The same for a local access, in any order and in loads of any size ([`fault::copy_unordered`]).
+    /// The same in any order and in loads of any size ([`fault::copy_unordered`]), except from a paged region for a peer.
     ///
     /// # Errors
     /// As for [`Registry::read`].
@@ -375,12 +366,33 @@ impl Registry {
         va: u64,
         out: &mut [u8],
     ) -> Result<(), AccessError> {
+        self.read_by(who, key, memo, va, out, |host, out| {
+            // SAFETY: as in `read_again`; `out` is ours.
+            unsafe { fault::copy_unordered(out.as_mut_ptr() as u64, host, out.len()) }
+        })
+    }
+
+    /// Reads registered memory by `copy`, which gets its address.
+    #[inline(always)]
+    fn read_by(
+        &self,
+        who: Accessor,
+        key: u32,
+        memo: &KeyMemo,
+        va: u64,
+        out: &mut [u8],
+        copy: impl FnOnce(u64, &mut [u8]) -> Result<(), fault::Fault>,
+    ) -> Result<(), AccessError> {
+        if out.is_empty() {
+            return Ok(());
+        }
         let slot = self.table.slot_again(key, memo).ok_or(AccessError::UnknownKey)?;
         let entry = slot.pin();
         let host = entry.locate(tag_of(key), who, AccessNeed::Read, va, out.len() as u64)?;
-        // SAFETY: as above; `out` is ours.
-        unsafe { fault::copy_unordered(out.as_mut_ptr() as u64, host, out.len()) }
-            .map_err(|fault::Fault| AccessError::Fault)
+        if let Some(pager) = entry.pager_for(who) {
+            return paged::read(&entry, &**pager, who, host, out);
+        }
+        copy(host, out).map_err(|fault::Fault| AccessError::Fault)
     }
 
     /// Copies `data` to registered memory, ascending, the last byte last. Aligned parts of 1, 2, 4 and 8 bytes are each

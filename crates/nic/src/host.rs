@@ -7,8 +7,8 @@ use terrace_hostmem::{AtomicOp as MemoryAtomic, CopySource, SharedBytes, Unorder
 use terrace_memory::{Absence, Access, AccessError, AccessNeed, Accessor, FlushScope, Transfer, WindowBind};
 use terrace_shm::KeyMemo;
 use terrace_transport::{
-    AtomicOp, BindWindow, Completion, Deferred, Host, LocalError, Qp, QpEvent, RecvWr, RemoteAccess,
-    RemoteError, Sge, Time,
+    AtomicOp, BindWindow, Completion, Deferred, Host, LocalError, PACKET_BYTES_MAX, Qp, QpEvent, RecvWr,
+    RemoteAccess, RemoteError, Sge, Time,
 };
 
 use crate::cq::poll::CompletionBypass;
@@ -16,9 +16,6 @@ use crate::device::Device;
 use crate::events::AsyncEvent;
 use crate::qp::{CompletionHook, NicState, QpCore, QueuePair};
 use crate::srq::Srq;
-
-/// From this length on, which only runs have, string instructions copy faster into a ring than vectors do.
-const UNORDERED_BYTES_MIN: usize = 4608;
 
 /// The host of one queue pair. Memory errors become the transport's here and nowhere else.
 pub(crate) struct QpHost<'a> {
@@ -80,15 +77,28 @@ impl<'a> QpHost<'a> {
 
     #[inline]
     fn scatter_as(&self, who: Accessor, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError> {
+        self.scatter_parts(who, sges, offset, data.len(), |at, len| Some(&data[at..at + len]))
+    }
+
+    /// Copies `len` bytes to `offset` in the list's concatenation, by the parts that `part` gives for a place and a length.
+    #[inline(always)]
+    fn scatter_parts<S: CopySource>(
+        &self,
+        who: Accessor,
+        sges: &[Sge],
+        offset: u64,
+        len: usize,
+        part: impl Fn(usize, usize) -> Option<S>,
+    ) -> Result<(), LocalError> {
         let mut done = 0;
-        for piece in Pieces::new(sges, offset, data.len()) {
-            let part = &data[done..done + piece.len];
+        for piece in Pieces::new(sges, offset, len) {
+            let part = part(done, piece.len).ok_or(LocalError::Protection)?;
             let keys = &self.qp.keys;
             let written = self.device().memory.write_from(who, piece.lkey, &keys.received, piece.addr, part);
             written.map_err(local_error)?;
             done += piece.len;
         }
-        covers(done, data.len())
+        covers(done, len)
     }
 
     fn remote(&self, rkey: u32) -> Accessor {
@@ -165,7 +175,8 @@ impl Host for QpHost<'_> {
 
     fn gather(&self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), LocalError> {
         let (memory, who, memo) = (&self.device().memory, self.local(), &self.qp.keys.sent);
-        let is_unordered = out.len() >= UNORDERED_BYTES_MIN;
+        // Only a run is so long: string instructions copy it faster into a ring than vectors do.
+        let is_unordered = out.len() as u64 > PACKET_BYTES_MAX;
         let mut done = 0;
         for piece in Pieces::new(sges, offset, out.len()) {
             let part = &mut out[done..done + piece.len];
@@ -190,15 +201,8 @@ impl Host for QpHost<'_> {
 
     fn scatter_run(&self, sges: &[Sge], offset: u64) -> Result<(), LocalError> {
         let run = self.run.ok_or(LocalError::Protection)?;
-        let (who, keys, mut done) = (self.receiver(), &self.qp.keys, 0);
-        for piece in Pieces::new(sges, offset, run.bytes()) {
-            let part = run.part(done, piece.len).ok_or(LocalError::Protection)?;
-            let part = Unordered(part);
-            let written = self.device().memory.write_from(who, piece.lkey, &keys.received, piece.addr, part);
-            written.map_err(local_error)?;
-            done += piece.len;
-        }
-        covers(done, run.bytes())
+        let part = |at, len| run.part(at, len).map(Unordered);
+        self.scatter_parts(self.receiver(), sges, offset, run.bytes(), part)
     }
 
     fn remote_check(&self, rkey: u32, va: u64, len: u64, access: RemoteAccess) -> Result<(), RemoteError> {

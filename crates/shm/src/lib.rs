@@ -78,3 +78,4 @@ pub use ring::{Origin, RUN_BYTES_MAX, RingFile, RxPacket, RxRing, TxRing, Writer
 pub use segment::{FileSystem, file_system};
 pub use shared_registry::{PublishedQueuePair, PublishedRegion, SharedRegistry};
 pub use source::{BackedBy, Direction, Mapped, Paged, Source};
+pub use sync::PACKET_BYTES_MAX;

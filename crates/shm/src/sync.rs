@@ -11,7 +11,7 @@ pub(crate) const RING_BYTES: u64 = 512 << 10;
 /// Every header and the pad, generously.
 pub(crate) const HEADERS_BYTES_MAX: usize = 512;
 /// Longest packet, from the BTH to the pad: the largest MTU and the headers. A longer record is a run.
-pub(crate) const PACKET_BYTES_MAX: usize = 4096 + HEADERS_BYTES_MAX;
+pub const PACKET_BYTES_MAX: usize = 4096 + HEADERS_BYTES_MAX;
 /// Of a run this is copied first: its headers are in it.
 pub(crate) const RUN_HEAD_BYTES: usize = 128;
 

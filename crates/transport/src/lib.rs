@@ -20,7 +20,8 @@ mod types;
 mod window;
 
 pub use host::{AtomicOp, Completion, Deferred, Host, LocalError, RemoteAccess, RemoteError, Sink};
-pub use qp::{AckPolicy, Qp, Transmit, may_come_from};
+pub use qp::{AckPolicy, Qp, RUN_DATA_MAX, Transmit, may_come_from};
+pub use responder::PACKET_BYTES_MAX;
 pub use state::{required_attributes, transition_exists};
 pub use terrace_wire::Time;
 pub use timers::{ack_timeout_ns, rnr_timer_ns};

@@ -19,7 +19,7 @@ use crate::types::{
 const CNP_INTERVAL_NS: u64 = 50_000;
 
 /// Longest run, in bytes of data, that is accepted. A host may hold as many to absent memory as packets.
-const RUN_DATA_MAX: u64 = 16 << 10;
+pub const RUN_DATA_MAX: u64 = 16 << 10;
 
 /// The partition number within a partition key.
 const PKEY_NUMBER_MASK: u16 = 0x7fff;
@@ -365,7 +365,7 @@ impl Qp {
         host: &impl Host,
     ) {
         let is_run = Data::may_be_run(packet) && (PACKET_BYTES_MAX + 1..=RUN_DATA_MAX).contains(&len);
-        if is_run && self.common.attr.path_mtu > 0 {
+        if is_run {
             self.handle_arrival(now, meta, packet, Data::Run(len), ack, host);
         } else {
             self.common.counters.dropped += 1;

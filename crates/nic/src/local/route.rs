@@ -73,9 +73,15 @@ impl Device {
         if core.qp.is_idle() {
             return self.choose_route(qp, core);
         }
-        let ends = core.nic.local.ends.filter(|_| !core.nic.local.has_tx_ring());
-        if ends.is_some_and(|(remote, _)| self.local.peers.read().contains_key(&remote)) {
-            core.qp.set_draining(true);
+        if core.nic.local.has_tx_ring() {
+            return;
+        }
+        // Read before the search: a peer that is added behind it makes another generation.
+        let generation = self.local.generation.load(Ordering::Acquire);
+        let is_known = |(remote, _)| self.local.peers.read().contains_key(&remote);
+        match core.nic.local.ends.is_some_and(is_known) {
+            true => core.qp.set_draining(true),
+            false => core.nic.local.generation = generation,
         }
     }
 

@@ -1,10 +1,10 @@
 //! The data of a request packet, or of a run of them.
 
-use terrace_wire::{Operation, Packet};
+use terrace_wire::{Operation, Packet, Service};
 
 /// Longest packet in bytes: the largest MTU and every header, generously. A run has more data than that, so that the two
 /// can be told apart by their length.
-pub(crate) const PACKET_BYTES_MAX: u64 = 4096 + 512;
+pub const PACKET_BYTES_MAX: u64 = 4096 + 512;
 
 /// The data that a packet brings.
 #[derive(Clone, Copy, Debug)]
@@ -16,9 +16,10 @@ pub(crate) enum Data<'a> {
 }
 
 impl Data<'_> {
-    /// Whether a packet can have the headers of a run.
+    /// Whether a packet can have the headers of a run: of a SEND or WRITE over a connection. A datagram is one packet.
     pub(crate) fn may_be_run(packet: &Packet<'_>) -> bool {
-        matches!(packet.bth.opcode.info().operation, Operation::Send | Operation::Write)
+        let info = packet.bth.opcode.info();
+        matches!(info.operation, Operation::Send | Operation::Write) && info.service != Service::Ud
     }
 
     #[inline(always)]

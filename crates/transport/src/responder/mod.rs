@@ -32,7 +32,8 @@ mod unreliable;
 
 use std::collections::VecDeque;
 
-pub(crate) use data::{Data, PACKET_BYTES_MAX};
+pub(crate) use data::Data;
+pub use data::PACKET_BYTES_MAX;
 pub(crate) use emit::Answered;
 
 use terrace_wire::{NakCode, Opcode, OpcodeInfo, Operation, Packet, Psn, Syndrome, Trailer};

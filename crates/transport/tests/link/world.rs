@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use terrace_transport::{AckPolicy, Qp, QpAttr, QpCap, QpConfig, QpState, QpType, Time, Transmit, WcStatus};
+use terrace_transport::{
+    AckPolicy, PACKET_BYTES_MAX, Qp, QpAttr, QpCap, QpConfig, QpState, QpType, RUN_DATA_MAX, Time, Transmit,
+    WcStatus,
+};
 use terrace_wire::{Packet, Path, Psn};
 
 use crate::model::{Arrival, KEY, Model, Side};
@@ -57,11 +60,6 @@ pub struct Seen {
     pub piggybacked_acks: u64,
     pub runs: u64,
 }
-
-/// Longest packet. What has more data is a run.
-const PACKET_BYTES_MAX: usize = 4608;
-/// Longest run.
-const RUN_BYTES_MAX: u64 = 16 << 10;
 
 fn address(side: usize) -> IpAddr {
     IpAddr::from([10, 0, 0, side as u8 + 1])
@@ -221,7 +219,7 @@ impl World<'_> {
         let policy = if hold { AckPolicy::Hold } else { AckPolicy::Now };
         let now = Time(self.now);
         let (stopped, packets, acks) = match self.plan.attributes.runs {
-            true => collect::<RUN_BYTES_MAX>(node, now, room, acks, policy),
+            true => collect::<RUN_DATA_MAX>(node, now, room, acks, policy),
             false => collect::<0>(node, now, room, acks, policy),
         };
         if stopped == Transmit::SinkFull || node.qp.holds_ack() {
@@ -281,7 +279,7 @@ impl World<'_> {
             let meta = meta_between(address(1 - to), address(to), if marked { 3 } else { 0 });
             let node = &mut self.nodes[to];
             let (now, len) = (|| Time(self.now), packet.payload.len());
-            if len <= PACKET_BYTES_MAX {
+            if len as u64 <= PACKET_BYTES_MAX {
                 node.qp.handle_packet(now, &meta, &packet, ack, &node.host);
             } else {
                 self.seen.runs += 1;

@@ -32,6 +32,11 @@ const MESSAGE_PAUSES: u32 = 8;
 /// Bytes after which written packets are published: the reader copies one part of a long message while the next is
 /// written.
 const PUBLISH_BYTES: u64 = 8 << 10;
+// The transport sends no packet that a ring takes for a run, and accepts the ring's longest run.
+const _: () = assert!(
+    terrace_shm::PACKET_BYTES_MAX as u64 == terrace_transport::PACKET_BYTES_MAX
+        && RUN_BYTES_MAX <= terrace_transport::RUN_DATA_MAX
+);
 /// A full ring is retried at once for so long, and from then on at intervals of so long.
 const FULL_RETRY_NS: u64 = 1_000_000;
 /// A ring that has been full for so long belongs to a stopped process. Packets that do not fit are lost, as in the full
