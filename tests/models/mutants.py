@@ -6,17 +6,12 @@
 A fault weakens one ordering or drops one step: a replacement of text that occurs exactly once. Takes some seconds for each.
 """
 
-import argparse
-import fnmatch
-import os
 import pathlib
-import shutil
-import subprocess
 import sys
-import tempfile
-import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import planting
+
 SHM = "crates/shm/src/"
 SYNC = "crates/sync/src/"
 MEMORY = "crates/memory/src/"
@@ -288,62 +283,20 @@ MUTANTS = {
 }
 
 
-def copy_tree(work):
-    """Copies the sources as they are now, whether committed or not. A file that is the same already keeps its time."""
-    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard",
-                             "Cargo.toml", "Cargo.lock", "crates", "tests/corpus", "tests/sim"],
-                            cwd=ROOT, check=True, capture_output=True)
-    for name in listed.stdout.decode().split("\0"):
-        if not name or not (ROOT / name).is_file():
-            continue
-        source, copy = (ROOT / name).read_bytes(), work / name
-        if not copy.is_file() or copy.read_bytes() != source:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(source)
+FAULTS = [(target, *fault) for (_, target), faults in MUTANTS.items() for fault in faults]
+PACKAGES = {target: package for package, target in MUTANTS}
 
 
-def cargo(work, package, target, *arguments):
-    environment = os.environ | {"CARGO_TARGET_DIR": str(work / "target"), "RUST_BACKTRACE": "0"}
-    command = [] if arguments else ["timeout", str(LIMIT_S)]
-    command += ["cargo", "test", "--quiet", "--package", package, "--test", target, *arguments]
-    return subprocess.run(command, cwd=work, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-
-def find(work, package, target):
-    """Whether the model fails; exits when the copy does not compile."""
-    built = cargo(work, package, target, "--no-run")
-    if built.returncode != 0:
-        sys.exit(f"does not compile:\n{built.stdout}")
-    return cargo(work, package, target).returncode not in (0, TIMED_OUT)
+def find(work, target):
+    """Whether the model fails."""
+    test = ["cargo", "test", "--quiet", "--package", PACKAGES[target], "--test", target]
+    planting.build(work, *test, "--no-run")
+    status = planting.run(work, "timeout", str(LIMIT_S), *test).returncode
+    return "found" if status not in (0, TIMED_OUT) else None
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--work", help="a directory that is kept, with what was compiled")
-    parser.add_argument("patterns", nargs="*", default=["*"], metavar="PATTERN", help="names of faults or targets; all unless given")
-    arguments = parser.parse_args()
-    work = pathlib.Path(arguments.work or tempfile.mkdtemp(prefix="terrace-mutants-"))
-    survivors = []
-    try:
-        copy_tree(work)
-        for (package, target), mutants in MUTANTS.items():
-            for name, path, old, new in mutants:
-                if not any(fnmatch.fnmatch(name, pattern) or pattern == target for pattern in arguments.patterns):
-                    continue
-                started, file = time.monotonic(), work / path
-                original = file.read_text()
-                if original.count(old) != 1:
-                    sys.exit(f"{name}: the text occurs {original.count(old)} times; mend the table in {__file__}")
-                file.write_text(original.replace(old, new))
-                found = find(work, package, target)
-                file.write_text(original)
-                survivors += [] if found else [name]
-                print(f"{target} {name}: {'found' if found else 'NOT FOUND'} ({time.monotonic() - started:.0f} s)", flush=True)
-    finally:
-        if not arguments.work:
-            shutil.rmtree(work, ignore_errors=True)
-    print(f"{len(survivors)} not found" if survivors else "all found")
-    return 1 if survivors else 0
+    return planting.plant_all(FAULTS, planting.parser(__doc__).parse_args(), find)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,13 @@
 A fault replaces a text that occurs exactly once. Each takes half a minute, most of it to compile.
 """
 
-import argparse
-import fnmatch
-import os
 import pathlib
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
-import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import planting
+
 RESPONDER = "crates/transport/src/responder/"
 REQUESTER = "crates/transport/src/requester/"
 
@@ -101,38 +96,13 @@ MUTANTS = [
 ]
 
 
-def copy_tree(work):
-    """Copies the current sources, committed or not. An identical file keeps its time, and a file that differs gets a new
-    time, because cargo compiles files that are newer than its last build."""
-    listed = subprocess.run(["git", "ls-files", "-z", "Cargo.toml", "Cargo.lock", "crates", "tests/corpus", "tests/sim"],
-                            cwd=ROOT, check=True, capture_output=True)
-    for name in listed.stdout.decode().split("\0"):
-        if not name or not (ROOT / name).is_file():
-            continue
-        source, copy = (ROOT / name).read_bytes(), work / name
-        if not copy.is_file() or copy.read_bytes() != source:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(source)
-
-
-def mutate(source, name, old, new):
-    if source.count(old) != 1:
-        sys.exit(f"{name}: the text occurs {source.count(old)} times; fix the table in {__file__}")
-    return source.replace(old, new)
-
-
-def cargo(work, arguments, **options):
-    environment = os.environ | {"CARGO_TARGET_DIR": str(work / "target"), "RUST_BACKTRACE": "0"}
-    return subprocess.run(["cargo", *arguments], cwd=work, env=environment, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+FAULTS = [("", *fault) for fault in MUTANTS]
 
 
 def run(work, seeds):
     """Returns the failure that the simulation prints, in one line; `None` if it finds none."""
-    built = cargo(work, ["build", "--quiet", "--package", "terrace-sim"])
-    if built.returncode != 0:
-        sys.exit(f"does not compile:\n{built.stdout}")
-    ran = cargo(work, ["run", "--quiet", "--package", "terrace-sim", "--", "--seeds", str(seeds)])
+    planting.build(work, "cargo", "build", "--quiet", "--package", "terrace-sim")
+    ran = planting.run(work, "cargo", "run", "--quiet", "--package", "terrace-sim", "--", "--seeds", str(seeds))
     if ran.returncode == 0:
         return None
     lines = [line for line in ran.stdout.splitlines() if re.match(r"seed \d+:", line)]
@@ -140,31 +110,10 @@ def run(work, seeds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=2000)
-    parser.add_argument("--work", help="directory for the compiled code, which is kept")
-    parser.add_argument("patterns", nargs="*", default=["*"], metavar="PATTERN", help="names of faults (default: all)")
-    arguments = parser.parse_args()
-    work = pathlib.Path(arguments.work or tempfile.mkdtemp(prefix="terrace-mutants-"))
-    survivors = []
-    try:
-        copy_tree(work)
-        for name, path, old, new in MUTANTS:
-            if not any(fnmatch.fnmatch(name, pattern) for pattern in arguments.patterns):
-                continue
-            started = time.monotonic()
-            file = work / path
-            original = file.read_text()
-            file.write_text(mutate(original, name, old, new))
-            found = run(work, arguments.seeds)
-            file.write_text(original)
-            survivors += [] if found else [name]
-            print(f"{name}: {(found or 'NOT FOUND')[:150]} ({time.monotonic() - started:.0f} s)", flush=True)
-    finally:
-        if not arguments.work:
-            shutil.rmtree(work, ignore_errors=True)
-    print(f"{len(survivors)} not found" if survivors else "all found")
-    return 1 if survivors else 0
+    options = planting.parser(__doc__)
+    options.add_argument("--seeds", type=int, default=2000)
+    arguments = options.parse_args()
+    return planting.plant_all(FAULTS, arguments, lambda work, _: run(work, arguments.seeds))
 
 
 if __name__ == "__main__":

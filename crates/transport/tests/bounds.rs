@@ -6,9 +6,9 @@ use std::net::IpAddr;
 
 use support::host::Memory;
 use support::sink::Collector;
-use support::{bring_up, meta_between, path_to};
+use support::{bring_up, meta_between, path_to, request_bth};
 use terrace_transport::{AckPolicy, Qp, QpAttr, QpCap, QpConfig, QpState, QpType, Time};
-use terrace_wire::{Bth, Extensions, Opcode, Packet, Psn, Reth};
+use terrace_wire::{Extensions, Opcode, Packet, Reth};
 
 const PEER: [u8; 4] = [10, 0, 0, 2];
 
@@ -38,18 +38,7 @@ fn queue_pair() -> Qp {
 }
 
 fn request(opcode: Opcode, psn: u32, reth: Option<Reth>) -> Packet<'static> {
-    let bth = Bth {
-        opcode,
-        solicited: false,
-        migrated: false,
-        pad: 0,
-        pkey: 0xffff,
-        fecn: false,
-        becn: false,
-        qpn: 0x11,
-        ack_request: true,
-        psn: Psn::new(psn),
-    };
+    let bth = request_bth(opcode, 0x11, psn);
     Packet { bth, ext: Extensions { reth, ..Extensions::default() }, payload: &[] }
 }
 

@@ -5,9 +5,9 @@ mod support;
 use std::net::IpAddr;
 
 use support::host::{Event, Memory};
-use support::{bring_up, meta_between, path_to};
+use support::{bring_up, meta_between, path_to, request_bth};
 use terrace_transport::*;
-use terrace_wire::{Bth, Extensions, Opcode, Packet, Psn, Reth};
+use terrace_wire::{Extensions, Opcode, Packet, Reth};
 
 const KEY: u32 = 0x101;
 const MTU: u64 = 1024;
@@ -47,18 +47,7 @@ fn sge() -> Sge {
 }
 
 fn arrive(qp: &mut Qp, host: &Memory, opcode: Opcode, psn: u32, len: u64) {
-    let bth = Bth {
-        opcode,
-        solicited: false,
-        migrated: false,
-        pad: 0,
-        pkey: 0xffff,
-        fecn: false,
-        becn: false,
-        qpn: 1,
-        ack_request: true,
-        psn: Psn::new(psn),
-    };
+    let bth = request_bth(opcode, 1, psn);
     let reth = opcode.info().headers.contains(terrace_wire::Headers::RETH);
     let reth = reth.then_some(Reth { va: 0, rkey: KEY, length: len as u32 });
     let packet = Packet { bth, ext: Extensions { reth, ..Extensions::default() }, payload: &[] };

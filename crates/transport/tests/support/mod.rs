@@ -9,7 +9,7 @@ pub mod sink;
 use std::net::{IpAddr, SocketAddr};
 
 use terrace_transport::{Qp, QpAttr, QpAttrMask, QpState, QpType};
-use terrace_wire::{Path, ROCE_PORT, RxMeta};
+use terrace_wire::{Bth, Opcode, Path, Psn, ROCE_PORT, RxMeta};
 
 use host::Memory;
 
@@ -26,6 +26,22 @@ pub fn path_to(peer: IpAddr) -> Path {
         traffic_class: 0,
         hop_limit: 64,
         flow_label: 0,
+    }
+}
+
+/// The header of a request that wants to be acknowledged.
+pub fn request_bth(opcode: Opcode, qpn: u32, psn: u32) -> Bth {
+    Bth {
+        opcode,
+        solicited: false,
+        migrated: false,
+        pad: 0,
+        pkey: 0xffff,
+        fecn: false,
+        becn: false,
+        qpn,
+        ack_request: true,
+        psn: Psn::new(psn),
     }
 }
 
