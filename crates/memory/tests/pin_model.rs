@@ -6,6 +6,7 @@
 //! Mutations that this has found: a relaxed addition in `pin`, or subtraction in `unpin`; a relaxed load of the pins in
 //! `close`; a relaxed `open`; no `wake_all` in `unpin` or in `open`; WAITING not set before a sleep.
 
+#[path = "../../shm/tests/loom_common/mod.rs"]
 mod loom_common;
 #[path = "../src/pin.rs"]
 #[allow(dead_code, clippy::reversed_empty_ranges, reason = "the model uses not all of it, and does not spin")]

@@ -13,6 +13,7 @@
 #[path = "../../shm/src/handshake.rs"]
 #[allow(dead_code, reason = "the model uses not all of it")]
 mod handshake;
+#[path = "../../shm/tests/loom_common/mod.rs"]
 mod loom_common;
 #[path = "../src/pin.rs"]
 #[allow(dead_code, clippy::reversed_empty_ranges, reason = "the model uses not all of it, and does not spin")]

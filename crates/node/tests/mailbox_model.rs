@@ -12,24 +12,8 @@ mod backlog;
 #[path = "../src/mailbox.rs"]
 mod mailbox;
 
-/// Stands in for `src/platform.rs` of `terrace-sync`.
-mod platform {
-    use loom::sync::MutexGuard;
-    pub(crate) use loom::sync::atomic::{AtomicBool, Ordering};
-
-    #[derive(Debug)]
-    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
-
-    impl<T> Mutex<T> {
-        pub(crate) fn new(value: T) -> Mutex<T> {
-            Mutex(loom::sync::Mutex::new(value))
-        }
-
-        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-            self.0.lock().unwrap()
-        }
-    }
-}
+#[path = "../../sync/tests/loom_common/platform.rs"]
+mod platform;
 
 /// Stands in for `src/sync.rs`.
 mod sync {

@@ -9,24 +9,8 @@
 #[path = "../src/backlog.rs"]
 mod backlog;
 
-/// Stands in for `src/platform.rs`.
-mod platform {
-    use loom::sync::MutexGuard;
-    pub(crate) use loom::sync::atomic::{AtomicBool, Ordering};
-
-    #[derive(Debug)]
-    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
-
-    impl<T> Mutex<T> {
-        pub(crate) fn new(value: T) -> Mutex<T> {
-            Mutex(loom::sync::Mutex::new(value))
-        }
-
-        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-            self.0.lock().unwrap()
-        }
-    }
-}
+#[path = "loom_common/platform.rs"]
+mod platform;
 
 use backlog::Backlog;
 use loom::sync::Arc;

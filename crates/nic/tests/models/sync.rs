@@ -8,9 +8,13 @@
 
 use std::cell::Cell;
 
-use loom::sync::MutexGuard;
 pub(crate) use loom::sync::atomic::Ordering;
 use loom::sync::atomic::fence;
+pub(crate) use platform::Mutex;
+
+/// Stands in for `terrace_sync`.
+#[path = "../../../sync/tests/loom_common/platform.rs"]
+mod platform;
 
 thread_local! {
     /// Whether the fences are before loads. Loom's threads are all on one thread of the system.
@@ -117,17 +121,3 @@ macro_rules! sums {
 
 atomics!(AtomicBool(bool), AtomicU8(u8), AtomicU32(u32), AtomicU64(u64));
 sums!(AtomicU8(u8), AtomicU32(u32), AtomicU64(u64));
-
-/// `terrace_sync`'s interface, without poison.
-#[derive(Debug, Default)]
-pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
-
-impl<T> Mutex<T> {
-    pub(crate) fn new(value: T) -> Mutex<T> {
-        Mutex(loom::sync::Mutex::new(value))
-    }
-
-    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap()
-    }
-}

@@ -1,4 +1,5 @@
-//! What the models share.
+//! What the models of this crate and of `terrace-memory` share.
+#![allow(dead_code, reason = "each model uses its own part")]
 
 /// Tries a body in every interleaving with at most so many preemptions.
 pub(crate) fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
@@ -28,5 +29,10 @@ impl Watched {
     pub(crate) fn set(&self, to: u32) {
         // SAFETY: loom panics when another thread reads or writes at the same time.
         self.0.with_mut(|value| unsafe { *value = to });
+    }
+
+    pub(crate) fn add(&self, amount: u32) {
+        // SAFETY: as for `set`.
+        self.0.with_mut(|value| unsafe { *value += amount });
     }
 }
