@@ -50,13 +50,8 @@ fn print_scan(share: usize, frame_count: usize) {
     let mut hot = zipf(PAGES, 0.99, 2);
     simulator.hit_ratio(hot.by_ref().take(6 * PAGES));
     let before = simulator.hit_ratio(hot.by_ref().take(PAGES));
-    let mut hits = 0;
-    for page in PAGES..PAGES + scanned {
-        simulator.access(page);
-        hits += u64::from(simulator.access(hot.next().expect("endless")));
-    }
+    let during = simulator.hit_ratio_during_scan(&mut hot, PAGES..PAGES + scanned);
     print("Zipf 0.99 before a scan", share, before, optimum(PAGES, frame_count, 0.99));
-    let during = hits as f64 / scanned as f64 * 100.0;
     print("Zipf 0.99 during the scan", share, during, optimum(PAGES, frame_count, 0.99));
 }
 

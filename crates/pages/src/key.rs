@@ -8,7 +8,7 @@ pub(crate) struct PageKey {
     pub(crate) page: u64,
 }
 
-/// Pages of one group are in the same shard: an access to neighbors takes one lock.
+/// Pages of one group are in the same shard: an access to adjacent pages takes one lock.
 pub(crate) const GROUP_PAGES: u64 = 16;
 
 impl PageKey {

@@ -1,14 +1,20 @@
-//! Mappings, and copies to and from them: the only place in this crate that passes addresses to the kernel, except for
+//! Mappings, copies to and from them, and locks of files: the only place in this crate that passes addresses to the kernel, except for
 //! io_uring.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use terrace_hostmem::fault::{self, Fault};
 use terrace_hostmem::{AtomicOp, HostRange};
+
+use crate::error::PagesError;
 
 /// A mapping, until it is dropped.
 #[derive(Debug)]
@@ -112,6 +118,27 @@ pub(crate) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
 
 /// For how long to wait for peers of a process that has ended. They empty their mappings when they notice.
 const UNSHARED_PATIENCE: Duration = Duration::from_secs(2);
+
+/// For how long to wait for a lock. A killed process's requests to the device, and its locks, outlive it by a few
+/// milliseconds.
+pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Locks the file at a path for this open file description.
+///
+/// # Errors
+/// `InUse` when another one has it locked at the deadline; `Open`.
+pub(crate) fn lock_exclusively(file: &File, path: &Path, deadline: Instant) -> Result<(), PagesError> {
+    loop {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(Errno::WOULDBLOCK) => return Err(PagesError::InUse { path: path.to_owned() }),
+            Err(errno) => return Err(PagesError::Open { path: path.to_owned(), source: errno.into() }),
+        }
+    }
+}
 
 /// Marks the description of a file as one whose mappings the next owner of the file has to wait for. The mark lasts as
 /// long as the description, and that as long as any process has it open or mapped.

@@ -99,6 +99,16 @@ fn check(acknowledged: &[u64], round: u64, mut read: impl FnMut(u64) -> Vec<u8>)
     }
 }
 
+/// Checks what is in the region's file.
+fn check_file(scratch: &Scratch, acknowledged: &[u64], round: u64) {
+    let file = std::fs::File::open(scratch.file()).unwrap();
+    check(acknowledged, round, |offset| {
+        let mut found = vec![0; SLOT_BYTES];
+        file.read_exact_at(&mut found, offset).unwrap();
+        found
+    });
+}
+
 #[test]
 fn the_next_process_takes_the_frames_over() {
     let scratch = Scratch::new("takeover");
@@ -114,12 +124,7 @@ fn the_next_process_takes_the_frames_over() {
         check(&acknowledged, round, |offset| served.read(offset, SLOT_BYTES).unwrap());
         served.flush(0, REGION_PAGES * PAGE).unwrap();
         drop(served);
-        let file = std::fs::File::open(scratch.file()).unwrap();
-        check(&acknowledged, round, |offset| {
-            let mut found = vec![0; SLOT_BYTES];
-            file.read_exact_at(&mut found, offset).unwrap();
-            found
-        });
+        check_file(&scratch, &acknowledged, round);
     }
 }
 
@@ -140,12 +145,7 @@ fn without_a_next_process_the_pages_are_recovered() {
         let recovered = recover(&scratch.file(), Some(&pools())).unwrap();
         assert!(recovered.pages_written > 0 && recovered.pools.len() == 1, "{recovered:?}");
         assert!(!recovered.pools[0].exists() && !scratch.0.join(".region.terrace-pages").exists());
-        let file = std::fs::File::open(scratch.file()).unwrap();
-        check(&acknowledged, round, |offset| {
-            let mut found = vec![0; SLOT_BYTES];
-            file.read_exact_at(&mut found, offset).unwrap();
-            found
-        });
+        check_file(&scratch, &acknowledged, round);
     }
 }
 

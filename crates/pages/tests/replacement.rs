@@ -34,12 +34,7 @@ fn a_scan_of_ten_times_the_memory_leaves_the_hot_set_in_place() {
         let mut hot = zipf(PAGES, 0.99, 2);
         simulator.hit_ratio(hot.by_ref().take(6 * PAGES));
         let before = simulator.hit_ratio(hot.by_ref().take(PAGES));
-        let mut hits = 0;
-        for page in PAGES..PAGES + scanned {
-            simulator.access(page);
-            hits += u64::from(simulator.access(hot.next().expect("endless")));
-        }
-        let during = hits as f64 / scanned as f64 * 100.0;
+        let during = simulator.hit_ratio_during_scan(&mut hot, PAGES..PAGES + scanned);
         let after = simulator.hit_ratio(hot.take(PAGES));
         assert!(before - during < 5.0 && before - after < 5.0, "{before:.1} %, {during:.1} %, {after:.1} %");
     }

@@ -125,7 +125,7 @@ impl AccessCounters {
     }
 
     /// Counts an access. A counter at its limit is not stored to, so hot frames share their cache line. Accesses that
-    /// count at once may lose counts, also of the neighbors.
+    /// count at once may lose counts, also of adjacent pages.
     #[inline]
     pub fn count(&self, index: usize) {
         let (word, shift) = self.place(index);

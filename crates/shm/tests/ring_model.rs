@@ -16,7 +16,6 @@
 #[path = "../src/handshake.rs"]
 #[allow(dead_code, reason = "the model uses not all of it")]
 mod handshake;
-#[allow(dead_code, reason = "the model uses not all of it")]
 mod loom_common;
 #[path = "../src/ring.rs"]
 #[allow(dead_code, unused_imports, reason = "the model uses not all of it, and none of its tests")]

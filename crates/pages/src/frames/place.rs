@@ -5,21 +5,18 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::fs::{FlockOperation, MemfdFlags};
+use rustix::fs::MemfdFlags;
 
 use crate::error::PagesError;
+use crate::sys::{LOCK_PATIENCE, lock_exclusively};
 
 /// The directory that systems mount tmpfs on.
 const TMPFS: &str = "/dev/shm";
 const PREFIX: &str = "terrace-pages-";
 /// The file system of huge pages.
 const HUGE: &str = "hugetlbfs";
-/// For how long to wait for a pool's lock. A killed process, and its requests to the device, keep it for some
-/// milliseconds.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-
 /// The file of a pool, locked against other processes.
 #[derive(Debug)]
 pub(super) struct PoolFile {
@@ -65,15 +62,10 @@ pub(super) fn open_locked(path: &Path, may_create: bool) -> Result<File, PagesEr
         // Mode 0600: the frames hold what the regions' files hold.
         options.read(true).write(true).create(may_create).truncate(false).mode(0o600);
         let file = options.open(path).map_err(error)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            // The last owner may have removed the name before it released the lock.
-            Ok(()) if has_path(&file, path) => return Ok(file),
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(PagesError::InUse { path: path.to_owned() }),
-            Err(errno) => return Err(error(errno.into())),
+        lock_exclusively(&file, path, deadline)?;
+        // The last owner may have removed the name before it released the lock.
+        if has_path(&file, path) {
+            return Ok(file);
         }
     }
 }

@@ -87,7 +87,7 @@ impl Pool {
         Pool::format(file, path, Layout { frame_count })
     }
 
-    /// Makes an empty pool in a new file of the same name. Whoever has the old one mapped keeps it.
+    /// Makes an empty pool in a new file of the same name. A process that has the old one mapped keeps it.
     ///
     /// # Errors
     /// `Open`, `InUse`; `System`.

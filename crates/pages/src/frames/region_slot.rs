@@ -78,7 +78,7 @@ impl RegionSlot<'_> {
         self.0[STATE].store(0, Ordering::Release);
         let FileIdentity { device, inode, offset, len } = identity;
         let path = path.as_os_str().as_bytes();
-        // A path that is too long is left out: the pages can then be written back by whoever knows the file.
+        // A path that is too long is left out: the pages can then be written back by a caller that knows the file.
         let path = if path.len() > PATH_BYTES_MAX { &[] } else { path };
         for (index, value) in (DEVICE..).zip([device, inode, offset, len, path.len() as u64]) {
             self.0[index].store(value, Ordering::Relaxed);

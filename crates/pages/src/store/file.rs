@@ -7,9 +7,9 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::fs::{Advice, FlockOperation, OFlags, SeekFrom};
+use rustix::fs::{Advice, OFlags, SeekFrom};
 use rustix::io::Errno;
 use terrace_hostmem::PAGE_BYTES;
 
@@ -19,9 +19,6 @@ use crate::sys;
 
 /// Memory file systems: reads of their files do not wait, and io_uring would gain nothing.
 const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994 /* tmpfs */, 0x8584_58f6 /* ramfs */];
-
-/// For how long to wait for a lock. A killed server's requests, and its locks, outlive it by a few milliseconds.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A file or block device that contains a region from its first byte on. It is locked against other servers.
 #[derive(Debug)]
@@ -41,7 +38,7 @@ impl BackingFile {
         // Absolute: a later process may have another working directory.
         let path = std::path::absolute(path).unwrap_or(path.to_owned());
         let file = open_file(&path, size.is_some())?;
-        lock_file(&file, &path)?;
+        sys::lock_exclusively(&file, &path, Instant::now() + sys::LOCK_PATIENCE)?;
         let len = fit(&file, &path, size)?;
         Ok(BackingFile { path, file, len })
     }
@@ -84,20 +81,6 @@ fn open_file(path: &Path, may_create: bool) -> Result<File, PagesError> {
     // have to wait.
     rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| error(errno.into()))?;
     Ok(file)
-}
-
-fn lock_file(file: &File, path: &Path) -> Result<(), PagesError> {
-    let deadline = Instant::now() + LOCK_PATIENCE;
-    loop {
-        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(()),
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            Err(Errno::WOULDBLOCK) => return Err(PagesError::InUse { path: path.to_owned() }),
-            Err(errno) => return Err(PagesError::Open { path: path.to_owned(), source: errno.into() }),
-        }
-    }
 }
 
 /// Extends the file if needed, and returns the length of the region.

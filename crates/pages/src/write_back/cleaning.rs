@@ -64,15 +64,15 @@ impl Engine {
                 None => shard.end_laundry(key, frame),
             }
         }
-        // After all of the laundry, whose pages are often neighbors of each other.
+        // After all of the laundry, whose pages are often adjacent.
         for index in 0..tickets.len() {
-            self.take_neighbors(shard, tickets[index].key, &mut tickets);
+            self.take_adjacent(shard, tickets[index].key, &mut tickets);
         }
         tickets
     }
 
-    /// Begins to write the dirty neighbors of a page, too: one request writes them all.
-    fn take_neighbors(&self, shard: &mut Shard, key: PageKey, tickets: &mut Vec<Ticket>) {
+    /// Begins to write the dirty pages around a page, too: one request writes them all.
+    fn take_adjacent(&self, shard: &mut Shard, key: PageKey, tickets: &mut Vec<Ticket>) {
         let region = shard.region(key);
         let first = key.page / GROUP_PAGES * GROUP_PAGES;
         let end = (first + GROUP_PAGES).min(region.table.page_count());
@@ -124,7 +124,7 @@ impl Engine {
             let is_failing = shard.regions.get(&slot).is_none_or(|region| region.is_failing());
             if is_cold && !is_failing {
                 tickets.extend(self.begin_write(shard, key, frame));
-                self.take_neighbors(shard, key, &mut tickets);
+                self.take_adjacent(shard, key, &mut tickets);
             }
         }
         tickets

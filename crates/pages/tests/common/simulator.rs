@@ -71,6 +71,20 @@ impl Simulator {
         }
         hits as f64 / count as f64 * 100.0
     }
+
+    /// The share of hits of a load, in percent, with one access to a page of a scan before each of its accesses.
+    pub fn hit_ratio_during_scan(
+        &mut self,
+        load: &mut impl Iterator<Item = usize>,
+        scan: std::ops::Range<usize>,
+    ) -> f64 {
+        let (mut hits, count) = (0, scan.len());
+        for page in scan {
+            self.access(page);
+            hits += u64::from(self.access(load.next().expect("endless")));
+        }
+        hits as f64 / count as f64 * 100.0
+    }
 }
 
 /// Page numbers with a Zipf distribution; page 0 is the most frequent one.
