@@ -6,7 +6,6 @@
 //! Mutations that this has found: without `fence(Release)` in `write`; without `fence(Acquire)` in `read`, or its
 //! second look at the version; a relaxed last store in `write`; a relaxed first load in `read`.
 
-#[allow(dead_code, reason = "the model uses not all of it")]
 mod loom_common;
 #[path = "../src/record.rs"]
 #[allow(dead_code, reason = "the model uses not all of it")]
