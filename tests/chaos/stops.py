@@ -16,7 +16,7 @@ from harness import procs
 
 MIB = 1 << 20
 # The whole region fits into memory, because same-host clients access only resident pages directly.
-REGION, REGION_BYTES, DRAM_BYTES, PERIOD_MS = "table", 16 * MIB, 16 * MIB, 20
+REGION, REGION_BYTES, DRAM_BYTES = "table", 16 * MIB, 17 * MIB
 CLIENTS, SPAN = 3, 4 * MIB
 ROUNDS, WATCHED_S = 6, 0.4
 # At its end the node waits up to a second for clients in the middle of an access (`READERS_AT_CLOSE`), and writes its
@@ -56,7 +56,7 @@ class Scene:
         address = next(addresses)
         self.node = procs.Program(
             [procs.terrace_binary(), "serve", "--region", f"{REGION}={file}:{REGION_BYTES}", "--dram", DRAM_BYTES, "--listen", address,
-             "--path", "auto", "--period", PERIOD_MS], log_dir, name)
+             "--path", "auto"], log_dir, name)
         stack.callback(self.node.stop)
         procs.wait_until(lambda: "serving at" in self.node.paths[0].read_text(), "the node serves")
         self.streams = []

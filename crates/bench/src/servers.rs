@@ -195,20 +195,15 @@ fn major_faults(stat: &str) -> Option<ServerCounts> {
     Some(ServerCounts { misses: fields.split_whitespace().nth(9)?.parse().ok()? })
 }
 
-/// The misses in the tier's report.
+/// The misses in the server's report of its memory.
 fn counts(report: &serde_json::Value) -> Option<ServerCounts> {
-    let region = report.get("regions")?.get(0)?;
-    let misses = |accesses: &str| -> Option<u64> {
-        let kinds = region.get(accesses)?;
-        ["mapping", "cached", "buffered", "direct"].iter().map(|kind| kinds.get(kind)?.as_u64()).sum()
-    };
-    Some(ServerCounts { misses: misses("reads")? + misses("writes")? })
+    Some(ServerCounts { misses: report.get("regions")?.get(0)?.get("misses")?.as_u64()? })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use terrace_tier::{KindCounts, RegionStats, TierStats};
+    use terrace_pages::{MemoryStats, RegionStats};
 
     const SPEC: ServerSpec = ServerSpec {
         mode: Mode::Term,
@@ -241,11 +236,9 @@ mod tests {
     }
 
     #[test]
-    fn misses_are_summed_over_the_kinds_of_io() {
-        let reads = KindCounts { late_hits: 1, mapping: 2, cached: 3, buffered: 4, direct: 5 };
-        let writes = KindCounts { direct: 100, ..KindCounts::default() };
-        let region = RegionStats { reads, writes, ..RegionStats::default() };
-        let report = TierStats { regions: vec![region], ..TierStats::default() };
+    fn misses_are_in_the_report() {
+        let region = RegionStats { misses: 114, ..RegionStats::default() };
+        let report = MemoryStats { regions: vec![region], ..MemoryStats::default() };
         let report = serde_json::to_value(report).unwrap();
         assert_eq!(counts(&report), Some(ServerCounts { misses: 114 }));
         assert_eq!(counts(&serde_json::json!({ "regions": [] })), None);

@@ -1,50 +1,56 @@
 //! Regions larger than memory, for `terrace stat`.
 
-use terrace_tier::{RegionStats, TierStats};
+use terrace_pages::{MemoryStats, RegionStats};
 
 use crate::table;
 
 const MIB: f64 = (1 << 20) as f64;
 
 /// The memory and its regions. With rates if `before`, of `seconds` ago, is given.
-pub fn text(now: &TierStats, before: Option<&TierStats>, seconds: u64) -> String {
+pub fn text(now: &MemoryStats, before: Option<&MemoryStats>, seconds: u64) -> String {
     let mut text = format!(
-        "\nmemory\n  {:.0} MiB of {:.0} MiB locked, at most {:.0} MiB for buffers, {} requests in flight\n\n",
-        now.locked_bytes as f64 / MIB,
-        now.dram_bytes as f64 / MIB,
+        "\nmemory\n  {:.0} MiB of {:.0} MiB resident, {:.0} MiB of them dirty, at most {:.0} MiB for buffers, {} requests \
+         in flight\n\n",
+        now.resident_bytes as f64 / MIB,
+        now.budget_bytes as f64 / MIB,
+        now.dirty_bytes as f64 / MIB,
         now.buffer_bytes as f64 / MIB,
         now.io_in_flight,
     );
-    let mut header =
-        vec!["region", "MiB", "resident", "hits", "misses", "hit ratio", "mapping", "cached", "buffered"];
-    header.extend(["direct", "MiB read", "MiB written", "promoted", "demoted", "errors"]);
-    header.extend(["p50 us", "p90 us", "p99 us", "p99.9 us", "max us"]);
+    let mut header = vec!["region", "MiB", "resident", "hits", "misses", "hit ratio", "read", "placed"];
+    header.extend(["evicted", "written", "taken over", "errors", "p50 us", "p90 us", "p99 us", "p99.9 us"]);
+    header.push("max us");
     if before.is_some() {
-        header.extend(["hits/s", "misses/s", "promoted/s", "demoted/s"]);
+        header.extend(["hits/s", "misses/s", "read/s", "written/s"]);
     }
     let rows: Vec<Vec<String>> = now.regions.iter().map(|region| row(region, before, seconds)).collect();
     text += &table::render(&header, &rows);
+    for region in now.regions.iter().filter(|region| region.is_failing) {
+        text += &format!(
+            "{}: pages cannot be written to the file: they stay in memory, and flushes of them fail\n",
+            name_of(region)
+        );
+    }
     text
 }
 
-fn row(now: &RegionStats, before: Option<&TierStats>, seconds: u64) -> Vec<String> {
-    let of_kind =
-        |kind: fn(&terrace_tier::KindCounts) -> u64| (kind(&now.reads) + kind(&now.writes)).to_string();
+fn name_of(region: &RegionStats) -> String {
+    if region.name.is_empty() { format!("{:#x}", region.addr) } else { region.name.clone() }
+}
+
+fn row(now: &RegionStats, before: Option<&MemoryStats>, seconds: u64) -> Vec<String> {
     let mut row = vec![
-        if now.name.is_empty() { format!("{:#x}", now.addr) } else { now.name.clone() },
-        format!("{:.0}", now.len as f64 / MIB),
-        now.units_resident.to_string(),
+        name_of(now),
+        format!("{:.0}", now.len_bytes as f64 / MIB),
+        format!("{:.0}", now.resident_bytes as f64 / MIB),
         now.hits.to_string(),
         now.misses.to_string(),
         hit_ratio(now),
-        of_kind(|kinds| kinds.mapping),
-        of_kind(|kinds| kinds.cached),
-        of_kind(|kinds| kinds.buffered),
-        of_kind(|kinds| kinds.direct),
-        format!("{:.0}", now.bytes_read as f64 / MIB),
-        format!("{:.0}", now.bytes_written as f64 / MIB),
-        now.promotions.to_string(),
-        now.demotions.to_string(),
+        now.pages_read.to_string(),
+        now.pages_placed.to_string(),
+        now.evictions.to_string(),
+        now.pages_written.to_string(),
+        now.pages_adopted.to_string(),
         now.errors.to_string(),
     ];
     let latency = &now.latency;
@@ -53,7 +59,8 @@ fn row(now: &RegionStats, before: Option<&TierStats>, seconds: u64) -> Vec<Strin
     if let Some(before) = before {
         let nothing = RegionStats::default();
         let then = before.regions.iter().find(|region| region.addr == now.addr).unwrap_or(&nothing);
-        let counts = |region: &RegionStats| [region.hits, region.misses, region.promotions, region.demotions];
+        let counts =
+            |region: &RegionStats| [region.hits, region.misses, region.pages_read, region.pages_written];
         let rates = counts(now).into_iter().zip(counts(then));
         row.extend(rates.map(|(now, then)| (now.saturating_sub(then) / seconds).to_string()));
     }
@@ -69,35 +76,37 @@ fn hit_ratio(region: &RegionStats) -> String {
 
 #[cfg(test)]
 mod tests {
-    use terrace_tier::KindCounts;
-
     use super::*;
 
     #[test]
-    fn misses_are_shown_by_kind_and_rates_with_an_earlier_sample() {
-        let region = |hits, direct| RegionStats {
+    fn pages_are_counted_and_rates_need_an_earlier_sample() {
+        let region = |hits, pages_read| RegionStats {
             addr: 0x7000,
-            len: 64 << 20,
-            units_resident: 16,
+            len_bytes: 64 << 20,
+            resident_bytes: 16 << 20,
             hits,
-            misses: direct + 10,
-            reads: KindCounts { direct, cached: 3, ..KindCounts::default() },
-            writes: KindCounts { buffered: 7, ..KindCounts::default() },
-            bytes_read: 5 << 20,
+            misses: pages_read + 10,
+            pages_read,
+            pages_placed: 3,
+            evictions: 5,
+            pages_written: 7,
             ..RegionStats::default()
         };
-        let stats = |hits, direct| TierStats { regions: vec![region(hits, direct)], ..TierStats::default() };
+        let stats = |hits, read| MemoryStats { regions: vec![region(hits, read)], ..MemoryStats::default() };
         let shown = text(&stats(60, 30), None, 1);
         let cells: Vec<&str> = shown.lines().last().unwrap().split_whitespace().collect();
-        let start = ["0x7000", "64", "16", "60", "40", "60.0", "%", "0", "3", "7", "30", "5", "0"];
+        let start = ["0x7000", "64", "16", "60", "40", "60.0", "%", "30", "3", "5", "7", "0", "0"];
         assert_eq!(cells[..13], start);
         let mut named = stats(60, 30);
-        named.regions[0].name = "table".into();
-        assert!(text(&named, None, 1).contains("\ntable "));
+        (named.regions[0].name, named.regions[0].is_failing) = ("table".into(), true);
+        let text_of_named = text(&named, None, 1);
+        assert!(
+            text_of_named.contains("\ntable ") && text_of_named.contains("table: pages cannot be written")
+        );
         assert!(!shown.contains("/s"));
         let shown = text(&stats(60, 30), Some(&stats(20, 10)), 2);
         let cells: Vec<&str> = shown.lines().last().unwrap().split_whitespace().collect();
-        assert_eq!(cells[cells.len() - 4..], ["20", "10", "0", "0"]);
+        assert_eq!(cells[cells.len() - 4..], ["20", "10", "10", "0"]);
     }
 
     #[test]

@@ -4,7 +4,6 @@ use std::io::{self, IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Duration;
 
 use clap::Args;
 use nix::sys::signal::{SigSet, Signal};
@@ -22,13 +21,15 @@ Examples:
   terrace stat \"$(pidof terrace)\" --watch
 
 A region is a file, created sparse if it is missing and a size is given, or a block device. All regions
-share the memory budget of --dram bytes, which contains their hottest units of 1 MiB. Other units are
-read and written in the files. An acknowledged write survives the end of this process; flushed bytes
-(`commit`) survive a power failure.
+share the memory budget of --dram bytes, which contains their hottest pages of 4 KiB. Other pages are
+only in the files. An acknowledged write survives the end of this process, in memory (a file in /dev/shm, or in
+hugetlbfs if huge pages are set aside); flushed bytes (`commit`) survive a power failure. The next server of the same
+files takes that memory over, and `terrace recover` writes it to the files without one. An orderly end writes all pages
+to the files, and frees the memory unless --keep-frames is given.
 
 Clients use Terrace's Rust library (crate terrace-node), and open regions by name.
 
-The mode is the method of access to units that are not in memory. `term` is recommended; `wait` is its equivalent
+The mode is the method of access to pages that are not in memory. `term` is recommended; `wait` is its equivalent
 for clients that do not implement Terrace. The others are for comparison: pin, odp, rpc, rpc-buffer,
 rpc-direct, rpc-tiering, rpc-tiering-promote. In odp the latency of a page fault is modelled: at least 570 us.
 
@@ -49,7 +50,7 @@ pub struct Options {
     /// Memory budget of all regions (such as 512M or 8G)
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     dram: u64,
-    /// Method of access to units that are not in memory
+    /// Method of access to pages that are not in memory
     #[arg(long, value_name = "MODE", default_value = "term")]
     mode: ServeMode,
     /// Local address [default: chosen as for `terrace run`]
@@ -73,9 +74,12 @@ pub struct Options {
     /// Fault plan: a file of faults to inject in packets, receives and storage
     #[arg(long, value_name = "FILE", env = "TERRACE_FAULT_PLAN", hide_env_values = true, value_parser = checked_plan)]
     fault_plan: Option<PathBuf>,
-    /// Period of promotions and demotions, in milliseconds
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
-    period: Option<u64>,
+    /// Directory of the file with the pages in memory [default: hugetlbfs if huge pages are set aside, else /dev/shm]
+    #[arg(long, value_name = "DIRECTORY")]
+    frames: Option<PathBuf>,
+    /// Leave the pages in memory at the end, so that the next server of the same files finds them there
+    #[arg(long)]
+    keep_frames: bool,
 }
 
 /// The path of a valid plan. An empty path is accepted, because an empty variable counts as unset.
@@ -131,7 +135,8 @@ pub fn serve(options: &Options) -> Result<(), ServeError> {
             pcap: None,
             path: options.path,
         },
-        period: options.period.map(Duration::from_millis),
+        keeps_frames: options.keep_frames,
+        frames_directory: options.frames.clone(),
     })?;
     let _metrics = options.metrics.map(|addr| Metrics::serve(addr, &server)).transpose()?;
     announce(&server, options);
@@ -150,7 +155,8 @@ fn announce(server: &Server, options: &Options) {
         options.dram >> 20
     );
     for (region, stats) in options.regions.iter().zip(&server.stats().regions) {
-        lines += &format!("  {}: {} MiB in {}\n", region.0.name, stats.len >> 20, region.0.path.display());
+        lines +=
+            &format!("  {}: {} MiB in {}\n", region.0.name, stats.len_bytes >> 20, region.0.path.display());
     }
     if options.mode == ServeMode::Odp {
         let fault = FaultModel::default().fault;

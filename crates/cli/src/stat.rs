@@ -7,7 +7,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 use terrace_nic::stat::{Counts, DeviceSnapshot, QpSnapshot, fetch, processes};
 use terrace_node::ClientStats;
-use terrace_tier::TierStats;
+use terrace_pages::MemoryStats;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -21,10 +21,11 @@ that the kernel dropped because the receive buffer was full).
 
 A process with --fault-plan also shows the faults that the plan has injected.
 
-A process with --dram has a table of its regions larger than memory: resident units of 1 MiB;
-accesses to resident memory (hits) and to absent memory (misses); the IOs of misses by page faults
-(mapping), from or to the page cache (cached, buffered), and directly from or to the disk (direct);
-MiB transferred; and latencies of misses.
+A process with --dram has a table of its regions larger than memory: MiB resident; accesses to
+resident memory (hits) and to absent memory (misses), by page; pages read from the file, placed
+without a read because they were written whole, evicted, written to the file, and taken over from
+an earlier server; failed accesses; and latencies of misses. What same-host peers access by
+themselves is not counted.
 
 `terrace serve` adds a table of its clients: the requests that the NIC has executed (one-sided;
 fetched: transfers of absent memory for them), and RPCs, by region.";
@@ -220,8 +221,8 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
 }
 
 /// The state of the process's regions larger than memory, if it has any.
-fn memory(device: &DeviceSnapshot) -> Option<TierStats> {
-    device.reports.get("memory").and_then(|report| TierStats::deserialize(report).ok())
+fn memory(device: &DeviceSnapshot) -> Option<MemoryStats> {
+    device.reports.get("memory").and_then(|report| MemoryStats::deserialize(report).ok())
 }
 
 /// The clients of the process's regions.

@@ -9,7 +9,7 @@
 //! | `link` | the client's half of a control queue pair |
 //! | `mailbox` | the queue of answers to a session's calls |
 //! | `sync` | the types that models replace |
-//! | `server` | files as regions, for `terrace serve` |
+//! | `server`, `memory` | files as regions, for `terrace serve`; the memory that they share |
 //! | `metrics`, `http` | counters for Prometheus, and their HTTP server |
 //! | `client` | the client library |
 //! | `serving` | the handling of one client's requests |
@@ -26,6 +26,7 @@ mod exports;
 mod http;
 mod link;
 mod mailbox;
+mod memory;
 mod metrics;
 mod quota;
 mod server;
@@ -39,4 +40,5 @@ pub use metrics::Metrics;
 pub use server::{RegionConfig, ServeError, ServeMode, Server, ServerConfig};
 pub use serving::{ClientRegionStats, ClientStats};
 pub use terrace_access::proto::Mode;
+pub use terrace_pages::MemoryStats;
 pub use terrace_tier::kernel_bytes;

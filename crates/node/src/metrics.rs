@@ -4,10 +4,10 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 
 use terrace_faults::Faults;
-use terrace_tier::{KindCounts, LatencyStats, RegionStats, TierStats};
+use terrace_pages::{LatencyStats, MemoryStats, RegionStats};
 
 use crate::http::{Answer, HttpServer};
-use crate::server::{ServeError, Server, named};
+use crate::server::{ServeError, Server};
 use crate::serving::{ClientRegionStats, ClientStats};
 
 /// The text exposition format.
@@ -24,11 +24,11 @@ impl Metrics {
     /// # Errors
     /// `Metrics` if it cannot listen there.
     pub fn serve(addr: SocketAddr, server: &Server) -> Result<Metrics, ServeError> {
-        let (tier, agent, names) = server.sources();
+        let (memory, agent) = server.sources();
         let faults = server.device().faults().cloned();
         let answer = move |path: &str| match path {
             "/metrics" => {
-                let mut body = exposition(&named(&tier, &names), &agent.clients());
+                let mut body = exposition(&memory.stats(), &agent.clients());
                 write_faults(&mut body, faults.as_deref());
                 Answer { status: "200 OK", content_type: CONTENT_TYPE, body }
             }
@@ -51,42 +51,38 @@ impl Metrics {
 /// A metric of each region.
 type RegionMetric = (&'static str, &'static str, &'static str, fn(&RegionStats) -> f64);
 
-const REGION_METRICS: [RegionMetric; 12] = [
-    ("region_bytes", "gauge", "Length of the region.", |region| region.len as f64),
-    ("units_resident", "gauge", "Units of 1 MiB that are locked in memory.", |region| {
-        region.units_resident as f64
+const REGION_METRICS: [RegionMetric; 14] = [
+    ("region_bytes", "gauge", "Length of the region.", |region| region.len_bytes as f64),
+    ("resident_bytes", "gauge", "The bytes of the region that are in memory.", |region| {
+        region.resident_bytes as f64
     }),
-    ("hits_total", "counter", "Accesses that found all of their memory resident.", |region| {
+    ("hits_total", "counter", "Accesses that found their page in memory, by page.", |region| {
         region.hits as f64
     }),
-    ("access_misses_total", "counter", "Accesses that found some of their memory absent.", |region| {
-        region.misses as f64
+    ("misses_total", "counter", "Accesses that did not, by page.", |region| region.misses as f64),
+    ("pages_read_total", "counter", "Pages read from the file.", |region| region.pages_read as f64),
+    ("pages_placed_total", "counter", "Pages that came into memory without a read.", |region| {
+        region.pages_placed as f64
     }),
-    ("promotions_total", "counter", "Units promoted into memory.", |region| region.promotions as f64),
-    ("demotions_total", "counter", "Units demoted from memory.", |region| region.demotions as f64),
-    ("moves_failed_total", "counter", "Promotions and demotions that failed.", |region| {
-        region.moves_failed as f64
+    ("evictions_total", "counter", "Pages that left memory.", |region| region.evictions as f64),
+    ("pages_written_total", "counter", "Pages written to the file.", |region| region.pages_written as f64),
+    ("pages_adopted_total", "counter", "Pages taken over from an earlier server.", |region| {
+        region.pages_adopted as f64
+    }),
+    ("write_backs_failed_total", "counter", "Writes to the file that failed.", |region| {
+        region.write_backs_failed as f64
+    }),
+    ("is_failing", "gauge", "1 if the last write to the file failed.", |region| {
+        f64::from(u8::from(region.is_failing))
     }),
     ("flushes_total", "counter", "Flushes executed.", |region| region.flushes as f64),
     ("errors_total", "counter", "Accesses that failed.", |region| region.errors as f64),
-    ("miss_read_bytes_total", "counter", "Bytes read by misses.", |region| region.bytes_read as f64),
-    ("miss_written_bytes_total", "counter", "Bytes written by misses.", |region| region.bytes_written as f64),
     ("miss_latency_count", "counter", "Misses whose latency was measured.", |region| {
         region.latency.count as f64
     }),
 ];
 
-/// A kind of IO of misses, and its counter.
-type MissKind = (&'static str, fn(&KindCounts) -> u64);
-
-const MISS_KINDS: [MissKind; 4] = [
-    ("mapping", |kinds| kinds.mapping),
-    ("cached", |kinds| kinds.cached),
-    ("buffered", |kinds| kinds.buffered),
-    ("direct", |kinds| kinds.direct),
-];
-
-fn exposition(stats: &TierStats, clients: &[ClientStats]) -> String {
+fn exposition(stats: &MemoryStats, clients: &[ClientStats]) -> String {
     let mut text = String::new();
     write_regions(&mut text, stats);
     write_clients(&mut text, clients);
@@ -95,12 +91,13 @@ fn exposition(stats: &TierStats, clients: &[ClientStats]) -> String {
 
 // Writing to a string cannot fail, so results of `writeln!` are ignored.
 
-fn write_regions(text: &mut String, stats: &TierStats) {
+fn write_regions(text: &mut String, stats: &MemoryStats) {
     let regions: Vec<(String, &RegionStats)> =
         stats.regions.iter().map(|region| (escaped(&region.name), region)).collect();
     for (name, help, value) in [
-        ("dram_bytes", "The limit of locked memory.", stats.dram_bytes),
-        ("locked_bytes", "Locked memory.", stats.locked_bytes),
+        ("memory_budget_bytes", "The limit on the memory for pages.", stats.budget_bytes),
+        ("memory_resident_bytes", "Pages in memory.", stats.resident_bytes),
+        ("memory_dirty_bytes", "The part of them that the files lack.", stats.dirty_bytes),
         ("io_in_flight", "Requests in flight to the storage device.", stats.io_in_flight),
     ] {
         let _ = writeln!(
@@ -112,16 +109,6 @@ fn write_regions(text: &mut String, stats: &TierStats) {
         let _ = writeln!(text, "# HELP terrace_{name} {help}\n# TYPE terrace_{name} {kind}");
         for (region, stats) in &regions {
             let _ = writeln!(text, "terrace_{name}{{region=\"{region}\"}} {}", value(stats));
-        }
-    }
-    *text += "# HELP terrace_misses_total IOs of accesses to absent memory, by direction and kind.\n";
-    *text += "# TYPE terrace_misses_total counter\n";
-    for (region, stats) in &regions {
-        for (direction, kinds) in [("read", &stats.reads), ("write", &stats.writes)] {
-            for (kind, count) in MISS_KINDS {
-                let labels = format!("region=\"{region}\",direction=\"{direction}\",io=\"{kind}\"");
-                let _ = writeln!(text, "terrace_misses_total{{{labels}}} {}", count(kinds));
-            }
         }
     }
     *text += "# HELP terrace_miss_latency_us Latency of misses.\n# TYPE terrace_miss_latency_us gauge\n";
@@ -212,22 +199,18 @@ mod tests {
 
     #[test]
     fn each_region_has_its_lines_and_names_are_escaped() {
-        let region = |name: &str| RegionStats {
-            name: name.into(),
-            hits: 7,
-            reads: KindCounts { direct: 3, ..Default::default() },
-            ..Default::default()
-        };
+        let region =
+            |name: &str| RegionStats { name: name.into(), hits: 7, pages_read: 3, ..Default::default() };
         let regions = vec![region("a"), region("b\"\n")];
-        let stats = TierStats { dram_bytes: 4096, regions, ..TierStats::default() };
+        let stats = MemoryStats { budget_bytes: 4096, regions, ..MemoryStats::default() };
         let of = ClientRegionStats { region: "a".into(), writes: 5, failed: 1, ..Default::default() };
         let client = ClientStats { client: "::1/0x11".into(), one_sided: 9, fetched: 2, regions: vec![of] };
         let text = exposition(&stats, &[client]);
         let lines: Vec<&str> = text.lines().collect();
-        assert!(lines.contains(&"terrace_dram_bytes 4096"));
+        assert!(lines.contains(&"terrace_memory_budget_bytes 4096"));
         assert!(lines.contains(&"terrace_hits_total{region=\"a\"} 7"));
         assert!(lines.contains(&"terrace_hits_total{region=\"b\\\"\\n\"} 7"));
-        assert!(lines.contains(&"terrace_misses_total{region=\"a\",direction=\"read\",io=\"direct\"} 3"));
+        assert!(lines.contains(&"terrace_pages_read_total{region=\"a\"} 3"));
         assert!(lines.contains(&"terrace_client_one_sided_total{client=\"::1/0x11\"} 9"));
         let labels = "client=\"::1/0x11\",region=\"a\"";
         let written = format!("terrace_client_rpcs_total{{{labels},direction=\"write\"}} 5");

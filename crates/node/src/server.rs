@@ -2,26 +2,19 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use terrace_access::proto::{Mode, NAME_BYTES_MAX};
 use terrace_access::signature::SignaturePage;
-use terrace_memory::Pager;
-use terrace_nic::{
-    BackedBy, Backings, Device, Error, HostRange, Mr, MrRequest, OpenError, Paging, Pd, PortConfig,
-    ProgressCallback, RegionPolicy,
-};
-use terrace_sync::RwLock;
-use terrace_tier::{
-    BackingFile, FaultModel, FaultPager, IoMethod, Tier, TierConfig, TierError, TierRegion, TierStats,
-};
+use terrace_nic::{Device, Error, Mr, MrRequest, OpenError, Paging, Pd, PortConfig};
+use terrace_pages::{MemoryStats, PagesError};
+use terrace_tier::TierError;
 
 use crate::agent::Agent;
 use crate::exports::Exported;
+use crate::memory::{Memory, MemoryRegion};
 use crate::serving::ClientStats;
 
 /// `ibv_access_flags` of a served region: everything but windows.
@@ -43,7 +36,7 @@ pub enum ServeMode {
     RpcDirect,
     /// Every access by RPC: cached pages from the page cache, others bypassing it.
     RpcTiering,
-    /// The same, and hot units are promoted into memory.
+    /// Every access by RPC, to pages in memory.
     RpcTieringPromote,
     /// One-sided READs. READs of absent pages return the signature page; clients fetch the pages by RPC.
     Term,
@@ -64,19 +57,6 @@ impl ServeMode {
         (ServeMode::Term, "term"),
         (ServeMode::Wait, "wait"),
     ];
-
-    fn io(self) -> IoMethod {
-        match self {
-            ServeMode::Rpc | ServeMode::Odp => IoMethod::Mapping,
-            ServeMode::RpcBuffer => IoMethod::Buffered,
-            ServeMode::RpcDirect => IoMethod::Direct,
-            _ => IoMethod::Tiering,
-        }
-    }
-
-    fn promotes(self) -> bool {
-        matches!(self, ServeMode::RpcTieringPromote | ServeMode::Term | ServeMode::Wait)
-    }
 
     /// The mode in the descriptions for clients.
     fn client_mode(self) -> Mode {
@@ -132,8 +112,11 @@ pub struct ServerConfig {
     /// The threads for accesses that block in page faults, which are those of [`ServeMode::Rpc`]. With one thread, the
     /// network thread executes them itself.
     pub threads: usize,
-    /// The period of the migrator; `None` for the default.
-    pub period: Option<Duration>,
+    /// The directory of the frames' file, on a file system in memory; `None` for the usual ones.
+    pub frames_directory: Option<PathBuf>,
+    /// Whether the pages stay in memory when the server ends, so that the next one finds them there. They stay in any
+    /// case when its process is killed.
+    pub keeps_frames: bool,
 }
 
 /// An error of opening a server.
@@ -143,6 +126,9 @@ pub enum ServeError {
     #[error(transparent)]
     Port(OpenError),
     /// An error of a file, of the budget, or of the device.
+    #[error(transparent)]
+    Pages(#[from] PagesError),
+    /// The same, in a mode for comparison.
     #[error(transparent)]
     Tier(#[from] TierError),
     /// An error of the NIC.
@@ -168,28 +154,9 @@ pub enum ServeError {
 pub struct Server {
     device: Arc<Device>,
     agent: Arc<Agent>,
-    tier: Arc<Tier>,
-    regions: Vec<Served>,
-    files: Arc<Files>,
-}
-
-/// A served region. Its fields are dropped in this order.
-struct Served {
-    name: String,
-    mr: Arc<Mr>,
-    region: Arc<TierRegion>,
-}
-
-/// The backing files of the regions. A file is mapped until it is removed from here.
-#[derive(Default)]
-struct Files(RwLock<Vec<BackingFile>>);
-
-impl Backings for Files {
-    fn find(&self, range: HostRange, _writable: bool) -> Option<BackedBy> {
-        let files = self.0.read();
-        let file = files.iter().find(|file| file.map() == range)?;
-        Some(BackedBy { file: file.open_again().ok()?, offset: 0, range })
-    }
+    memory: Arc<Memory>,
+    registrations: Vec<Arc<Mr>>,
+    regions: Vec<MemoryRegion>,
 }
 
 impl Server {
@@ -202,65 +169,47 @@ impl Server {
             return Err(ServeError::Nothing);
         }
         check_names(&config.regions)?;
-        let mut tier_config = TierConfig::new(config.dram_bytes);
-        tier_config.io = config.mode.io();
-        tier_config.threads = config.threads;
-        tier_config.promote = config.mode.promotes();
-        tier_config.period = config.period.unwrap_or(tier_config.period);
-        tier_config.faults = config.port.faults().map_err(ServeError::Port)?;
-        let tier = Tier::open(tier_config)?;
+        let memory = Arc::new(Memory::open(config, config.port.faults().map_err(ServeError::Port)?)?);
         let device = Device::open(config.port.device().map_err(ServeError::Port)?)?;
         // Peers that know only port 4791 reach the server at any instance index.
         device.join_colocated();
         // Dropping the server closes the device if one of the calls below fails.
         let mut server = Server {
-            agent: Agent::attach(&device, tier.stats().buffer_bytes)?,
+            agent: Agent::attach(&device, memory.stats().buffer_bytes)?,
             device,
-            tier,
+            memory,
+            registrations: Vec::new(),
             regions: Vec::new(),
-            files: Arc::default(),
         };
-        server.device.set_backings(server.files.clone());
-        let names = config.regions.iter().map(|region| region.name.clone()).collect();
-        server.device.attach(Arc::new(TierProgress { tier: server.tier.clone(), names }));
+        if let Some(backings) = server.memory.backings() {
+            server.device.set_backings(backings);
+        }
+        server.device.attach(server.memory.clone());
         let pd = server.device.alloc_pd()?;
         for region in &config.regions {
             server.serve(region, config.mode, &pd)?;
         }
+        server.memory.discard_unclaimed();
         Ok(server)
     }
 
     fn serve(&mut self, config: &RegionConfig, mode: ServeMode, pd: &Arc<Pd>) -> Result<(), ServeError> {
-        let file = BackingFile::open(&config.path, config.size, true)?;
-        let region = self.tier.add(file.source()?)?;
-        let (map, signature_key) = (file.map(), rand::random());
-        let signature = SignaturePage::derive(&signature_key).shared();
-        let mut pager: Arc<dyn Pager> = region.clone();
-        let paging = match mode {
-            ServeMode::Pin => {
-                self.tier.pin(&region)?;
-                None
-            }
-            ServeMode::Odp => {
-                // Each region has the whole budget. This is a model for comparison.
-                let dram_bytes = self.tier.stats().dram_bytes;
-                pager = Arc::new(FaultPager::new(region.clone(), FaultModel::default(), dram_bytes)?);
-                Some(Paging { pager: pager.clone(), pattern: signature, policy: RegionPolicy::Fault })
-            }
-            _ => Some(Paging { pager: pager.clone(), pattern: signature, policy: RegionPolicy::Wait }),
-        };
-        let request = MrRequest { addr: map.addr, length: map.len, iova: 0, access: ACCESS, paging };
+        let region = self.memory.add(config, mode)?;
+        let (range, pager, policy) = (region.range, region.pager.clone(), region.policy);
+        self.regions.push(region);
+        let signature_key = rand::random();
+        let pattern = SignaturePage::derive(&signature_key).shared();
+        let paging = policy.map(|policy| Paging { pager: pager.clone(), pattern, policy });
+        let request = MrRequest { addr: range.addr, length: range.len, iova: 0, access: ACCESS, paging };
         let mr = pd.reg_mr(request)?;
-        let name = config.name.clone();
-        self.files.0.write().push(file);
-        self.regions.push(Served { name: name.clone(), mr: mr.clone(), region });
+        self.registrations.push(mr.clone());
         self.agent.export(Exported {
             mr,
             access: ACCESS,
             pager,
             signature_key,
             mode: mode.client_mode(),
-            name: Some(name),
+            name: Some(config.name.clone()),
         })?;
         Ok(())
     }
@@ -270,9 +219,9 @@ impl Server {
         &self.device
     }
 
-    /// The counters of the tier.
-    pub fn stats(&self) -> TierStats {
-        named(&self.tier, &self.names())
+    /// Statistics of the memory and its regions.
+    pub fn stats(&self) -> MemoryStats {
+        self.memory.stats()
     }
 
     /// The counters of each client.
@@ -280,35 +229,15 @@ impl Server {
         self.agent.clients()
     }
 
-    /// Promotes a unit of a region now. False without free memory, or if the unit is present already.
-    ///
-    /// # Errors
-    /// If there is no such region, or the unit cannot be read or locked.
-    pub fn promote(&self, name: &str, unit: usize) -> std::io::Result<bool> {
-        self.tier.promote(self.region(name)?, unit)
+    /// Has up to so many pages leave memory now, as the policy chooses. Returns how many have left; dirty ones leave when
+    /// they have been written back. In modes for comparison none do.
+    pub fn evict(&self, pages_max: usize) -> usize {
+        self.memory.evict(pages_max)
     }
 
-    /// Demotes a unit of a region now. False if the unit is absent.
-    ///
-    /// # Errors
-    /// If there is no such region, or the unit cannot be written back.
-    pub fn demote(&self, name: &str, unit: usize) -> std::io::Result<bool> {
-        self.tier.demote(self.region(name)?, unit)
-    }
-
-    fn region(&self, name: &str) -> std::io::Result<&TierRegion> {
-        let served = self.regions.iter().find(|served| served.name == name);
-        served.map(|served| &*served.region).ok_or_else(|| std::io::ErrorKind::NotFound.into())
-    }
-
-    /// The sources of metrics: the tier, the agent, and the regions' names.
-    pub(crate) fn sources(&self) -> (Arc<Tier>, Arc<Agent>, Vec<String>) {
-        (self.tier.clone(), self.agent.clone(), self.names())
-    }
-
-    /// The regions' names, in the order in which the regions were added.
-    fn names(&self) -> Vec<String> {
-        self.regions.iter().map(|served| served.name.clone()).collect()
+    /// The sources of metrics.
+    pub(crate) fn sources(&self) -> (Arc<Memory>, Arc<Agent>) {
+        (self.memory.clone(), self.agent.clone())
     }
 }
 
@@ -316,15 +245,12 @@ impl Drop for Server {
     fn drop(&mut self) {
         // Closing comes first: afterwards no grace period waits for another process, which may be stopped.
         self.device.close();
-        for served in &self.regions {
-            self.agent.withdraw(served.mr.rkey());
+        for mr in &self.registrations {
+            self.agent.withdraw(mr.rkey());
             // If deregistration fails, the region has ended with the device already.
-            let _ = served.mr.dereg();
+            let _ = mr.dereg();
         }
-        for served in &self.regions {
-            self.tier.remove(&served.region);
-        }
-        self.files.0.write().clear();
+        self.memory.close(&self.regions);
     }
 }
 
@@ -336,33 +262,4 @@ fn check_names(regions: &[RegionConfig]) -> Result<(), ServeError> {
         }
     }
     Ok(())
-}
-
-/// The counters of the tier, with the regions' names, which are in the order in which the regions were added.
-pub(crate) fn named(tier: &Tier, names: &[String]) -> TierStats {
-    let mut stats = tier.stats();
-    for (region, name) in stats.regions.iter_mut().zip(names) {
-        region.name.clone_from(name);
-    }
-    stats
-}
-
-/// Drives the tier's IO, as a progress callback of the device.
-struct TierProgress {
-    tier: Arc<Tier>,
-    names: Vec<String>,
-}
-
-impl ProgressCallback for TierProgress {
-    fn advance(&self) -> bool {
-        self.tier.advance()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.tier.descriptor())
-    }
-
-    fn report(&self) -> Option<(String, serde_json::Value)> {
-        Some(("memory".into(), serde_json::to_value(named(&self.tier, &self.names)).ok()?))
-    }
 }

@@ -23,7 +23,8 @@ fn node_under(name: &str, mode: ServeMode, plan: &str) -> (Server, PathBuf) {
         mode,
         threads: 1,
         port,
-        period: Some(Duration::from_millis(10)),
+        keeps_frames: false,
+        frames_directory: None,
     };
     let server = Server::open(&config).expect("a server");
     std::fs::remove_file(plan_path).expect("the plan exists");

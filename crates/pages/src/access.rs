@@ -3,12 +3,14 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use terrace_hostmem::{AtomicOp, PAGE_BYTES};
 use terrace_memory::{AccessError, Transfer, Waker};
 use terrace_sync::Mutex;
 
 use crate::quota::Charge;
+use crate::stats::RegionCounters;
 
 /// What an access does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,9 @@ pub(crate) struct Access {
     data: Mutex<Box<[u8]>>,
     /// What an atomic operation has found.
     before: AtomicU64,
+    /// Those of its region, whose file it does not keep open.
+    counters: Arc<RegionCounters>,
+    begun: Instant,
     outcome: OnceLock<Result<(), AccessError>>,
     waker: Waker,
     progress: Mutex<Progress>,
@@ -63,13 +68,21 @@ impl std::fmt::Debug for Access {
 
 impl Access {
     /// An access with one part, which is that of the function that begins it, and ends when it has added the others.
-    pub(crate) fn new(kind: Kind, len: usize, waker: &Waker, charge: Option<Charge>) -> Arc<Access> {
+    pub(crate) fn new(
+        kind: Kind,
+        len: usize,
+        counters: &Arc<RegionCounters>,
+        waker: &Waker,
+        charge: Option<Charge>,
+    ) -> Arc<Access> {
         let data = if kind == Kind::Read { vec![0; len].into() } else { Box::default() };
         Arc::new(Access {
             kind,
             len,
             data: Mutex::new(data),
             before: AtomicU64::new(0),
+            counters: counters.clone(),
+            begun: Instant::now(),
             outcome: OnceLock::new(),
             waker: waker.clone(),
             progress: Mutex::new(Progress { parts_left: 1, result: Ok(()) }),
@@ -108,6 +121,9 @@ impl Access {
     pub(crate) fn end(&self, result: Result<(), AccessError>) -> Waker {
         let is_first = self.outcome.set(result).is_ok();
         debug_assert!(is_first, "an access ends once");
+        if !matches!(self.kind, Kind::Flush { .. }) {
+            self.counters.latency.add(self.begun.elapsed());
+        }
         self.waker.clone()
     }
 }

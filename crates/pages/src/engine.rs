@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
+use terrace_hostmem::PAGE_BYTES;
 use terrace_hostmem::fault::Fault;
 use terrace_memory::{AccessError, Waker};
 use terrace_shm::PageState;
@@ -107,7 +108,14 @@ impl Engine {
         work: &mut Work,
     ) {
         let key = region.key(page);
-        match region.table.entry(page).state() {
+        let state = region.table.entry(page).state();
+        if part.is_write()
+            && state != PageState::Dirty
+            && let Some(refusal) = region.write_refusal()
+        {
+            return self.end_part(region, &part, Err(refusal), work);
+        }
+        match state {
             PageState::Leaving => {
                 shard.rescue(key);
                 self.carry_out_mapped(shard, region, page, part, work);
@@ -155,6 +163,13 @@ impl Engine {
         let stamp = (entry.state() == PageState::Ghost).then_some(entry.frame());
         region.change(key.page, PageState::Filling, frame);
         let needs_no_read = parts.first().is_some_and(Part::is_whole_write);
+        // A write-back would fail, long after the write was acknowledged.
+        let offset = region.file_offset(key.page);
+        if needs_no_read && !region.files.reaches(offset + PAGE_BYTES) {
+            let error = region.too_short(offset);
+            parts.iter().for_each(|part| self.end_part(&region, part, Err(error), work));
+            return shard.give_up_fill(&region, key.page, frame);
+        }
         shard.fills.insert(key, Fill { frame, stamp, waiting: parts });
         if needs_no_read {
             add(&region.counters.pages_placed, 1);
@@ -258,13 +273,31 @@ impl Engine {
 
     /// Fails the parts of a region that takes no new accesses, as far as they wait for frames.
     pub(crate) fn fail_starved(&self, region: &Region) {
+        self.fail_starved_of(|key| key.slot == region.slot, |_| AccessError::Fault);
+    }
+
+    /// Fails the parts that wait for frames in shards that have pages that cannot be written.
+    pub(crate) fn fail_starved_of_failing(&self) {
+        self.fail_starved_of(
+            |_| true,
+            |shard| {
+                let failing = shard.unwritable.iter().next().and_then(|key| shard.regions.get(&key.slot));
+                failing.map_or(AccessError::Device, |region| region.write_error())
+            },
+        );
+    }
+
+    fn fail_starved_of(&self, is_one: impl Fn(&PageKey) -> bool, error: impl Fn(&Shard) -> AccessError) {
         let mut work = Work::default();
         for shard in self.shards() {
             let mut shard = shard.lock();
-            let keys: Vec<PageKey> =
-                shard.starved.iter().map(|(key, _)| *key).filter(|key| key.slot == region.slot).collect();
-            for part in keys.into_iter().flat_map(|key| shard.take_starved(key)) {
-                self.end_part(region, &part, Err(AccessError::Fault), &mut work);
+            let keys: Vec<PageKey> = shard.starved.iter().map(|(key, _)| *key).filter(&is_one).collect();
+            let error = error(&shard);
+            for key in keys {
+                let region = shard.region(key);
+                for part in shard.take_starved(key) {
+                    self.end_part(&region, &part, Err(error), &mut work);
+                }
             }
         }
         self.settle(work);

@@ -74,6 +74,29 @@ pub enum PagesError {
         /// The least budget.
         least: u64,
     },
+    /// The budget exceeds the limit of the control group.
+    #[error(
+        "a budget of {budget} bytes and {overhead} for buffers and what the kernel knows of pages are more than the memory \
+         limit of {limit} bytes of the control group (in {file}): raise that limit, or make the budget smaller"
+    )]
+    CgroupLimit {
+        /// The requested budget.
+        budget: u64,
+        /// Memory for buffers and the kernel's metadata.
+        overhead: u64,
+        /// The limit.
+        limit: u64,
+        /// The file that sets the limit.
+        file: PathBuf,
+    },
+    /// The budget exceeds the memory of the machine.
+    #[error("a budget of {budget} bytes is more than the {memory} bytes of memory that this machine has")]
+    MachineMemory {
+        /// The requested budget.
+        budget: u64,
+        /// The memory of the machine.
+        memory: u64,
+    },
     /// The pool has no place for another region.
     #[error("a pool has at most {0} regions")]
     Regions(usize),

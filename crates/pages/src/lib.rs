@@ -17,7 +17,7 @@
 //!
 //! | module | what it knows |
 //! |---|---|
-//! | `pages`, `config` | opening a pool, adding and removing regions |
+//! | `pages`, `config`, `budget` | opening a pool, adding and removing regions; the limits of memory |
 //! | `paged_region` | the accesses of the NIC: hits, and the pager |
 //! | `access`, `quota` | an access that waits: its parts, its caller's side; the memory that accesses take |
 //! | `engine`, `reading` | parts find or bring their pages; reads are submitted and end |
@@ -30,7 +30,7 @@
 //! | `write_back`, `write_queue` | dirty pages are written before their frames are needed, and for FLUSH |
 //! | `adopt`, `recover` | pages that an earlier process has left: taken over, or written back without a server |
 //! | `lock_file` | the note beside a file that its newest bytes are in a pool |
-//! | `stats`, `error` | statistics; the errors that users see |
+//! | `stats`, `histogram`, `error` | statistics; the errors that users see |
 //! | `sys`, `sync` | mappings and copies; atomics, which a model replaces |
 //!
 //! # Locks
@@ -63,10 +63,12 @@
 
 mod access;
 mod adopt;
+mod budget;
 mod config;
 mod engine;
 mod error;
 mod frames;
+mod histogram;
 mod key;
 mod lock_file;
 mod mapping;
@@ -86,10 +88,12 @@ mod table;
 mod write_back;
 mod write_queue;
 
+pub use budget::{check_memory, field_bytes};
 pub use config::PagesConfig;
 pub use error::PagesError;
+pub use histogram::{Histogram, LatencyStats};
 pub use paged_region::{PagedRegion, TRANSFER_BYTES_MAX};
 pub use pages::Pages;
 pub use recover::{Recovered, recover};
-pub use stats::{PagesStats, RegionStats};
+pub use stats::{MemoryStats, RegionStats};
 pub use store::BackingFile;

@@ -47,8 +47,8 @@ impl PagedRegion {
     /// Statistics so far.
     pub fn stats(&self) -> RegionStats {
         let region = &self.region;
-        let (len_bytes, is_failing) = (region.range().len, region.is_failing());
-        RegionStats { len_bytes, is_failing, ..region.counters.read() }
+        let HostRange { addr, len: len_bytes } = region.range();
+        RegionStats { addr, len_bytes, is_failing: region.is_failing(), ..region.counters.read() }
     }
 
     /// Pins the frame of a page for a write, and returns it. `None` if the page is not in memory.
@@ -61,7 +61,13 @@ impl PagedRegion {
         if !PageEntry::from_word(word.load(Ordering::Acquire)).is_readable() {
             return None;
         }
-        self.engine.lock(self.region.key(page)).make_dirty(&self.region, page);
+        let mut shard = self.engine.lock(self.region.key(page));
+        // Then the pager refuses the write.
+        if self.region.write_refusal().is_some() {
+            return None;
+        }
+        shard.make_dirty(&self.region, page);
+        drop(shard);
         pin()
     }
 
@@ -93,7 +99,7 @@ impl PagedRegion {
             return Err(AccessError::OutOfRange);
         }
         let charge = self.engine.quota.take(range.len as usize, waker).ok_or(AccessError::NotReady)?;
-        let access = Access::new(kind, range.len as usize, waker, Some(charge));
+        let access = Access::new(kind, range.len as usize, &self.region.counters, waker, Some(charge));
         let mut work = Work::default();
         let pieces: Vec<Piece> = self.pieces(range).collect();
         for group in pieces.chunk_by(|before, next| before.page / GROUP_PAGES == next.page / GROUP_PAGES) {
@@ -259,7 +265,7 @@ impl Pager for PagedRegion {
         }
         let first = (range.addr - self.region.range().addr) / PAGE_BYTES;
         let end = (range.addr - self.region.range().addr + range.len).div_ceil(PAGE_BYTES);
-        let access = Access::new(Kind::Flush { first, end }, 0, waker, None);
+        let access = Access::new(Kind::Flush { first, end }, 0, &self.region.counters, waker, None);
         self.add_barriers(&access, first..end);
         let mut work = Work::default();
         self.engine.end_access_part(self.region.slot, &access, Ok(()), &mut work);

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -10,15 +10,16 @@ use terrace_hostmem::{PAGE_BYTES, fault};
 use terrace_sync::Mutex;
 
 use crate::adopt;
+use crate::budget;
 use crate::config::PagesConfig;
-use crate::engine::Engine;
+use crate::engine::{Engine, Work};
 use crate::error::PagesError;
 use crate::frames::{FileIdentity, Opened, PAGES_MAX, Pool, SLOTS, frames_within};
 use crate::lock_file;
 use crate::paged_region::PagedRegion;
 use crate::recover;
 use crate::region::Region;
-use crate::stats::PagesStats;
+use crate::stats::MemoryStats;
 use crate::store::BackingFile;
 use crate::write_back;
 
@@ -35,6 +36,7 @@ pub struct Pages {
     config: PagesConfig,
     regions: Mutex<Vec<Arc<PagedRegion>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    is_closed: AtomicBool,
 }
 
 impl Pages {
@@ -42,7 +44,7 @@ impl Pages {
     /// added, if the pool still has as many frames; otherwise they are written back.
     ///
     /// # Errors
-    /// `Budget`, `InUse`, `Layout`, `Open`; `System` when the kernel refuses a ring, memory or a thread.
+    /// `Budget`, `CgroupLimit`, `InUse`, `Layout`, `MachineMemory`, `Open`; `System` when the kernel refuses a ring, memory or a thread.
     pub fn open(config: PagesConfig) -> Result<Arc<Pages>, PagesError> {
         let frame_count = frames_within(config.budget_bytes);
         if frame_count < FRAMES_MIN {
@@ -50,6 +52,7 @@ impl Pages {
                 (1..).map(|count| count * PAGE_BYTES).find(|bytes| frames_within(*bytes) >= FRAMES_MIN);
             return Err(PagesError::Budget { budget: config.budget_bytes, least: least.unwrap_or(u64::MAX) });
         }
+        budget::check_memory(config.budget_bytes, config.quota_bytes() as u64)?;
         fault::install().map_err(PagesError::system("install signal handlers"))?;
         let pool = match Pool::open(config.directory.as_deref(), &config.name, frame_count)? {
             Opened::Ready(pool) => pool,
@@ -73,7 +76,13 @@ impl Pages {
         };
         let engine = Arc::new(Engine::open(pool, &*config.store(), config.quota_bytes())?);
         // If a thread cannot be started, dropping this stops the others.
-        let pages = Arc::new(Pages { engine, config, regions: Mutex::default(), threads: Mutex::default() });
+        let pages = Arc::new(Pages {
+            engine,
+            config,
+            regions: Mutex::default(),
+            threads: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+        });
         for _ in 0..pages.config.writers.max(1) {
             let engine = pages.engine.clone();
             let builder = std::thread::Builder::new().name("terrace-pages".into());
@@ -98,6 +107,7 @@ impl Pages {
         let identity = backing.identity().map_err(PagesError::system("identify a region's file"))?;
         let (slot, is_known) = choose_slot(pool, identity)?;
         let region = Arc::new(Region::new(slot, identity, backing)?);
+        self.discard_other_parts(&region)?;
         if let (Some(pool), true) = (pool.path(), region.files.is_file()) {
             lock_file::write(&path, pool)
                 .map_err(PagesError::system("write a lock file beside a region's file"))?;
@@ -115,6 +125,28 @@ impl Pages {
         Ok(region)
     }
 
+    /// Writes back and discards the pages of a region of the same file that was longer, or shorter.
+    fn discard_other_parts(&self, region: &Region) -> Result<(), PagesError> {
+        let pool = &self.engine.pool;
+        let is_other = |slot: &u8| {
+            let found = pool.slot(*slot).identity();
+            found.is_some_and(|found| found.is_same_file(region.identity) && found != region.identity)
+        };
+        for slot in Pool::slots().filter(is_other) {
+            recover::write_back_part(pool, slot, &region.files)?;
+            self.discard(slot);
+        }
+        Ok(())
+    }
+
+    /// Discards the pages of a region, which the file has, too.
+    fn discard(&self, slot: u8) {
+        for shard in self.engine.shards() {
+            shard.lock().discard(slot);
+        }
+        self.engine.pool.slot(slot).vacate();
+    }
+
     /// Removes a region that other processes can no longer reach: waits for its accesses, writes its pages back, and
     /// frees their frames. Later accesses fail. Pages that cannot be written back stay in the pool's file, for
     /// `recover`.
@@ -127,10 +159,7 @@ impl Pages {
             return;
         }
         lock_file::remove(&region.files.path);
-        for shard in engine.shards() {
-            shard.lock().discard(region.slot);
-        }
-        engine.pool.slot(region.slot).vacate();
+        self.discard(region.slot);
     }
 
     /// Keeps a region from new accesses, and waits for those under way.
@@ -146,24 +175,37 @@ impl Pages {
         }
     }
 
-    /// Writes back and discards the pages in the pool whose regions have not been added.
-    ///
-    /// # Errors
-    /// When they cannot be written back: they stay in the pool.
-    pub fn discard_unclaimed(&self) -> Result<(), PagesError> {
+    /// Writes back and discards the pages in the pool whose regions have not been added. Those that cannot be written
+    /// back stay in the pool, and are logged.
+    pub fn discard_unclaimed(&self) {
         // Keeps regions from being added meanwhile.
         let regions = self.regions.lock();
         let claimed: Vec<u8> = regions.iter().map(|region| region.region.slot).collect();
         for slot in Pool::slots().filter(|slot| !claimed.contains(slot)) {
             if self.engine.pool.slot(slot).is_in_use() {
-                recover::write_back_region(&self.engine.pool, slot)?;
-                for shard in self.engine.shards() {
-                    shard.lock().discard(slot);
+                match recover::write_back_region(&self.engine.pool, slot) {
+                    Ok(_) => self.discard(slot),
+                    Err(error) => tracing::warn!(
+                        %error, path = ?self.engine.pool.slot(slot).path(),
+                        "pages of a region that is not served any more stay in memory: if its file has another path now, \
+                         write them back with `terrace recover`"
+                    ),
                 }
-                self.engine.pool.slot(slot).vacate();
             }
         }
-        Ok(())
+    }
+
+    /// Has up to so many pages leave memory, as the policy chooses. Returns how many have left; dirty ones leave when they
+    /// have been written back.
+    pub fn evict(&self, pages_max: usize) -> usize {
+        let mut left = 0;
+        let mut work = Work::default();
+        for shard in self.engine.shards() {
+            left += shard.lock().evict_some(pages_max - left);
+        }
+        work.is_starved = true;
+        self.engine.settle(work);
+        left
     }
 
     /// Submits queued reads with one system call, and handles those that have ended. Returns whether any has. Costs one
@@ -178,19 +220,22 @@ impl Pages {
     }
 
     /// Statistics so far.
-    pub fn stats(&self) -> PagesStats {
+    pub fn stats(&self) -> MemoryStats {
         let engine = &self.engine;
-        PagesStats {
-            frame_count: u64::from(engine.pool.frame_count()),
-            dirty_frames: engine.pool.dirty_count() as u64,
-            reads_in_flight: engine.in_flight.load(Ordering::Relaxed) as u64,
-            regions: self.regions.lock().iter().map(|region| region.stats()).collect(),
+        let regions: Vec<_> = self.regions.lock().iter().map(|region| region.stats()).collect();
+        MemoryStats {
+            budget_bytes: self.config.budget_bytes,
+            resident_bytes: regions.iter().map(|region| region.resident_bytes).sum(),
+            dirty_bytes: engine.pool.dirty_count() as u64 * PAGE_BYTES,
+            buffer_bytes: engine.quota.bytes_max() as u64,
+            io_in_flight: engine.in_flight.load(Ordering::Relaxed) as u64,
+            regions,
         }
     }
 
-    /// The most memory that accesses under way take, in bytes.
-    pub fn quota_bytes(&self) -> u64 {
-        self.engine.quota.bytes_max() as u64
+    /// The number of frames.
+    pub fn frame_count(&self) -> u64 {
+        self.engine.pool.frame_count().into()
     }
 }
 
@@ -203,9 +248,13 @@ fn choose_slot(pool: &Pool, identity: FileIdentity) -> Result<(u8, bool), PagesE
     free.map(|slot| (slot, false)).ok_or(PagesError::Regions(SLOTS))
 }
 
-impl Drop for Pages {
-    /// Writes all pages back. The frames keep them for the next process, if the pool is kept.
-    fn drop(&mut self) {
+impl Pages {
+    /// Writes all pages back, and ends. The frames keep them for the next process, if the pool is kept. Later accesses
+    /// fail. Closing again does nothing.
+    pub fn close(&self) {
+        if self.is_closed.swap(true, Ordering::Relaxed) {
+            return;
+        }
         let regions = std::mem::take(&mut *self.regions.lock());
         for region in &regions {
             self.end(&region.region);
@@ -231,5 +280,11 @@ impl Drop for Pages {
         if !self.config.is_kept {
             self.engine.pool.remove_if_clean();
         }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        self.close();
     }
 }

@@ -135,10 +135,7 @@ impl Engine {
     ) -> Result<(), AccessError> {
         let first_end = request.offset + PAGE_BYTES;
         if result.is_ok() && !region.files.reaches(first_end) {
-            if region.may_complain() {
-                tracing::warn!(offset = request.offset, path = ?region.files.path, "a region's file has become too short");
-            }
-            return Err(AccessError::Fault);
+            return Err(region.too_short(request.offset));
         }
         if let Err(error) = result
             && region.files.give_up_direct(error)

@@ -42,7 +42,7 @@ pub fn recover(path: &Path, directory: Option<&Path>) -> Result<Recovered, Pages
     for pool_path in pools {
         let Some(pool) = open_with(&pool_path, identity)? else { continue };
         let is_its =
-            |slot: &u8| pool.slot(*slot).identity().is_some_and(|found| is_same_file(found, identity));
+            |slot: &u8| pool.slot(*slot).identity().is_some_and(|found| found.is_same_file(identity));
         for slot in Pool::slots().filter(is_its) {
             recovered.pages_written += write_back_region(&pool, slot)?;
             clear(&pool, slot);
@@ -52,10 +52,6 @@ pub fn recover(path: &Path, directory: Option<&Path>) -> Result<Recovered, Pages
     }
     lock_file::remove(&path);
     Ok(recovered)
-}
-
-fn is_same_file(one: FileIdentity, other: FileIdentity) -> bool {
-    (one.device, one.inode) == (other.device, other.inode)
 }
 
 /// A pool, if it has pages of the file. A pool that another process has is passed over if it has none.
@@ -68,8 +64,7 @@ fn open_with(path: &Path, identity: FileIdentity) -> Result<Option<Pool>, PagesE
         other => other?,
     };
     let is_its = |pool: &Pool| {
-        Pool::slots()
-            .any(|slot| pool.slot(slot).identity().is_some_and(|found| is_same_file(found, identity)))
+        Pool::slots().any(|slot| pool.slot(slot).identity().is_some_and(|found| found.is_same_file(identity)))
     };
     Ok(pool.filter(is_its))
 }
@@ -90,33 +85,60 @@ pub(crate) fn write_back_all(pool: &Pool) -> Result<(), PagesError> {
 /// # Errors
 /// `Open`, `InUse`; `System` when a page cannot be written.
 pub(crate) fn write_back_region(pool: &Pool, slot: u8) -> Result<u64, PagesError> {
-    let records = (0..pool.frame_count()).filter_map(|frame| Some((frame, pool.record(frame)?)));
-    let is_dirty = |(_, record): &(u32, Record)| record.slot == slot && record.dirty;
-    let dirty: BTreeMap<u64, u32> =
-        records.filter(is_dirty).map(|(frame, record)| (record.page, frame)).collect();
+    let dirty = dirty_pages(pool, slot);
     let path = pool.slot(slot).path();
     if !dirty.is_empty() {
         let backing = BackingFile::open(&path, None)?;
         let found = backing.identity().map_err(PagesError::system("identify a file"))?;
         let identity = pool.slot(slot).identity().unwrap_or(found);
-        if !is_same_file(found, identity) {
+        if !found.is_same_file(identity) {
             let source = std::io::Error::new(ErrorKind::NotFound, "it is another file than before");
             return Err(PagesError::Open { path, source });
         }
         let files = Files::open(backing).map_err(PagesError::system("open a file"))?;
-        for (page, frame) in &dirty {
-            write_page(pool, &files, identity.offset + page * PAGE_BYTES, *frame)
-                .map_err(PagesError::system("write a page back"))?;
-        }
-        rustix::fs::fdatasync(files.buffered()).map_err(PagesError::system("make a file durable"))?;
-        for (page, frame) in &dirty {
-            pool.set_record(*frame, Record { slot, page: *page, dirty: false });
-        }
-        pool.slot(slot).note_written();
-        tracing::info!(?path, pages = dirty.len(), "pages that a process left in the pool are written back");
+        write_pages(pool, slot, identity, &dirty, &files)?;
     }
     lock_file::remove(&path);
     Ok(dirty.len() as u64)
+}
+
+/// As [`write_back_region`], of a region whose file is open: another part of it is served now.
+///
+/// # Errors
+/// `System` when a page cannot be written.
+pub(crate) fn write_back_part(pool: &Pool, slot: u8, files: &Files) -> Result<(), PagesError> {
+    let dirty = dirty_pages(pool, slot);
+    match pool.slot(slot).identity() {
+        Some(identity) if !dirty.is_empty() => write_pages(pool, slot, identity, &dirty, files),
+        _ => Ok(()),
+    }
+}
+
+/// The dirty pages of a region, with their frames.
+fn dirty_pages(pool: &Pool, slot: u8) -> BTreeMap<u64, u32> {
+    let records = (0..pool.frame_count()).filter_map(|frame| Some((frame, pool.record(frame)?)));
+    let is_dirty = |(_, record): &(u32, Record)| record.slot == slot && record.dirty;
+    records.filter(is_dirty).map(|(frame, record)| (record.page, frame)).collect()
+}
+
+fn write_pages(
+    pool: &Pool,
+    slot: u8,
+    identity: FileIdentity,
+    dirty: &BTreeMap<u64, u32>,
+    files: &Files,
+) -> Result<(), PagesError> {
+    for (page, frame) in dirty {
+        write_page(pool, files, identity.offset + page * PAGE_BYTES, *frame)
+            .map_err(PagesError::system("write a page back"))?;
+    }
+    rustix::fs::fdatasync(files.buffered()).map_err(PagesError::system("make a file durable"))?;
+    for (page, frame) in dirty {
+        pool.set_record(*frame, Record { slot, page: *page, dirty: false });
+    }
+    pool.slot(slot).note_written();
+    tracing::info!(path = ?files.path, pages = dirty.len(), "pages that a process left in the pool are written back");
+    Ok(())
 }
 
 /// Through the page cache, with a buffer: nothing here is in a hurry.

@@ -1,8 +1,11 @@
 //! A region: its page table, its files and its counters.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use rustix::io::Errno;
 use terrace_hostmem::{HostRange, PAGE_BYTES};
+use terrace_memory::AccessError;
 use terrace_shm::PageState;
 
 use crate::error::PagesError;
@@ -24,13 +27,17 @@ pub(crate) struct Region {
     addresses: Mapping,
     /// A bit for each page, 1 while it is mapped: for clients that read it over RDMA.
     bitmap: Mapping,
-    pub(crate) counters: RegionCounters,
+    pub(crate) counters: Arc<RegionCounters>,
     /// The region takes no new accesses.
     pub(crate) is_closing: AtomicBool,
     /// A sync has failed: the next flush writes all pages that are in memory again.
     pub(crate) must_rewrite: AtomicBool,
-    /// Write-backs that failed, since the last one that did not.
-    failures: AtomicU64,
+    /// Pages whose last write-back failed.
+    unwritable: AtomicU64,
+    /// The last failure was for lack of space.
+    is_full: AtomicBool,
+    /// A failure was logged, and not yet its end.
+    is_reported: AtomicBool,
 }
 
 impl Region {
@@ -48,10 +55,12 @@ impl Region {
             identity,
             bitmap,
             addresses,
-            counters: RegionCounters::default(),
+            counters: Arc::default(),
             is_closing: AtomicBool::new(false),
             must_rewrite: AtomicBool::new(false),
-            failures: AtomicU64::new(0),
+            unwritable: AtomicU64::new(0),
+            is_full: AtomicBool::new(false),
+            is_reported: AtomicBool::new(false),
         })
     }
 
@@ -70,8 +79,14 @@ impl Region {
         let (word, bit) = (&self.bitmap()[(page / 64) as usize], 1 << (page % 64));
         let is_set = word.load(Ordering::Relaxed) & bit != 0;
         match (is_set, to.is_mapped()) {
-            (false, true) => _ = word.fetch_or(bit, Ordering::Relaxed),
-            (true, false) => _ = word.fetch_and(!bit, Ordering::Relaxed),
+            (false, true) => {
+                word.fetch_or(bit, Ordering::Relaxed);
+                self.counters.resident.fetch_add(1, Ordering::Relaxed);
+            }
+            (true, false) => {
+                word.fetch_and(!bit, Ordering::Relaxed);
+                self.counters.resident.fetch_sub(1, Ordering::Relaxed);
+            }
             _ => {}
         }
     }
@@ -96,26 +111,61 @@ impl Region {
         (self.counters.errors.load(Ordering::Relaxed) + 1).is_power_of_two()
     }
 
-    /// Records that a page could not be written back.
-    pub(crate) fn note_write_failure(&self, error: &dyn std::fmt::Display) {
+    /// The error of an access to a page that is beyond the end of the file, which has become shorter.
+    pub(crate) fn too_short(&self, offset: u64) -> AccessError {
+        if self.may_complain() {
+            tracing::warn!(offset, path = ?self.files.path, "a region's file has become too short");
+        }
+        AccessError::Fault
+    }
+
+    /// Records that a write or a sync failed. The first failure is logged, until all pages could be written again.
+    pub(crate) fn note_write_failure(&self, error: Errno) {
         self.counters.write_backs_failed.fetch_add(1, Ordering::Relaxed);
-        if self.failures.fetch_add(1, Ordering::Relaxed) == 0 {
+        self.is_full.store(matches!(error, Errno::NOSPC | Errno::DQUOT), Ordering::Relaxed);
+        if !self.is_reported.swap(true, Ordering::Relaxed) {
             tracing::error!(
                 %error, path = ?self.files.path,
-                "pages of a region cannot be written: they stay in memory, and no FLUSH of them succeeds until they are written"
+                "pages of a region cannot be written: they stay in memory, no FLUSH of them succeeds until they are written, \
+                 and no other page of the region can be written to"
             );
         }
     }
 
-    /// Records that a page was written back.
+    /// Counts a page whose write-back has failed, and succeeded when it was last tried before.
+    pub(crate) fn count_unwritable(&self) {
+        self.unwritable.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Counts a page whose write-back has succeeded, or that is gone, and failed when it was last tried before.
+    pub(crate) fn count_writable(&self) {
+        self.unwritable.fetch_sub(1, Ordering::AcqRel);
+        self.note_write_success();
+    }
+
+    /// Logs that a failure is over, if it is.
     pub(crate) fn note_write_success(&self) {
-        if self.failures.load(Ordering::Relaxed) != 0 && self.failures.swap(0, Ordering::Relaxed) != 0 {
-            tracing::info!(path = ?self.files.path, "pages of a region can be written again");
+        if self.is_reported.load(Ordering::Relaxed)
+            && !self.is_failing()
+            && self.is_reported.swap(false, Ordering::Relaxed)
+        {
+            tracing::info!(path = ?self.files.path, "all pages of a region can be written again");
         }
     }
 
-    /// Whether the last write-back failed.
+    /// Why no clean page of the region can be written to, if so: earlier writes cannot be written back. Otherwise pages
+    /// that cannot leave would fill the memory of all regions.
+    pub(crate) fn write_refusal(&self) -> Option<AccessError> {
+        (self.unwritable.load(Ordering::Acquire) > 0).then(|| self.write_error())
+    }
+
+    /// The error of accesses that cannot be carried out because write-backs fail.
+    pub(crate) fn write_error(&self) -> AccessError {
+        if self.is_full.load(Ordering::Relaxed) { AccessError::NoSpace } else { AccessError::Device }
+    }
+
+    /// Whether the last write-back of a page, or the last sync, failed.
     pub(crate) fn is_failing(&self) -> bool {
-        self.failures.load(Ordering::Relaxed) != 0
+        self.unwritable.load(Ordering::Acquire) > 0 || self.must_rewrite.load(Ordering::Acquire)
     }
 }

@@ -58,6 +58,8 @@ pub(crate) struct Shard {
     pub(crate) fills: HashMap<PageKey, Fill>,
     /// Pages that are being written back.
     pub(crate) writing: HashSet<PageKey>,
+    /// Pages whose last write-back failed.
+    pub(crate) unwritable: HashSet<PageKey>,
     pub(crate) leaving: Vec<Leaving>,
     /// Parts for which there was no frame, in the order of the requests.
     pub(crate) starved: VecDeque<(PageKey, Part)>,
@@ -85,6 +87,7 @@ impl Shard {
             unclaimed,
             fills: HashMap::new(),
             writing: HashSet::new(),
+            unwritable: HashSet::new(),
             leaving: Vec::new(),
             starved: VecDeque::new(),
             to_read: Vec::new(),
@@ -130,6 +133,22 @@ impl Shard {
         }
         // Many pages of the main queue are dirty, perhaps because they cannot be written.
         self.policy.evict_small().and_then(|victim| self.evict(victim))
+    }
+
+    /// Has up to so many pages leave. Returns how many frames are free now.
+    pub(crate) fn evict_some(&mut self, pages_max: usize) -> usize {
+        let mut left = 0;
+        for _ in 0..pages_max {
+            let Some(victim) = self.policy.evict(self.pool.counters(), self.frames.start as usize) else {
+                break;
+            };
+            if let Some(frame) = self.evict(victim) {
+                let slot = self.slot_of(frame);
+                self.policy.free(slot);
+                left += 1;
+            }
+        }
+        left
     }
 
     /// A frame with a page that its file has, of a region that has not been added.
@@ -206,6 +225,15 @@ impl Shard {
         }
     }
 
+    /// Records the outcome of a page's write-back.
+    pub(crate) fn note_written(&mut self, region: &Region, key: PageKey, is_written: bool) {
+        if is_written && self.unwritable.remove(&key) {
+            region.count_writable();
+        } else if !is_written && self.unwritable.insert(key) {
+            region.count_unwritable();
+        }
+    }
+
     /// Makes a page writable that is mapped for reads.
     pub(crate) fn make_dirty(&mut self, region: &Region, page: u64) {
         let entry = region.table.entry(page);
@@ -252,6 +280,7 @@ impl Shard {
     /// lost to this process.
     pub(crate) fn discard(&mut self, slot: u8) {
         self.take_claims(slot);
+        self.unwritable.retain(|key| key.slot != slot);
         let (pool, first) = (self.pool.clone(), self.frames.start);
         let record_of = |frame: u32| pool.record(frame).filter(|record| record.slot == slot);
         self.policy.remove(|index| record_of(first + index).is_some());

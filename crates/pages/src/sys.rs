@@ -16,6 +16,18 @@ use terrace_hostmem::{AtomicOp, HostRange};
 
 use crate::error::PagesError;
 
+/// `BLKGETDISKSEQ` of `linux/fs.h`.
+const BLKGETDISKSEQ: libc::Ioctl = 0x8008_1280_u32 as libc::Ioctl;
+
+/// The sequence number of the disk that a block device is now: another disk, or another file behind a loop device, has
+/// another one. Since Linux 5.15.
+pub(crate) fn disk_sequence(device: BorrowedFd<'_>) -> Option<u64> {
+    let mut sequence = 0_u64;
+    // SAFETY: the request stores 8 bytes in `sequence`.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), BLKGETDISKSEQ, &raw mut sequence) };
+    (result == 0).then_some(sequence)
+}
+
 /// A mapping, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {

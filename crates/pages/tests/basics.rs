@@ -93,8 +93,7 @@ fn far_more_is_written_than_memory_holds() {
         let found = served.read(page * PAGE, 24).unwrap();
         assert_eq!(found, [page + 1, page + 2, 0].map(u64::to_ne_bytes).concat(), "page {page}");
     }
-    let stats = served.pages.stats();
-    assert!(stats.frame_count <= 101, "{stats:?}");
+    assert!(served.pages.frame_count() <= 101);
 }
 
 #[test]

@@ -199,8 +199,45 @@ fn regions_that_are_not_added_again_give_their_frames_up() {
     for page in 0..200 {
         assert_eq!(served.read(page * PAGE, 8).unwrap(), (page + 1).to_ne_bytes());
     }
-    served.pages.discard_unclaimed().unwrap();
+    served.pages.discard_unclaimed();
     for page in 0..200 {
         assert_eq!(served.read(page * PAGE, 8).unwrap(), (page + 1).to_ne_bytes());
     }
+}
+
+/// A killed process leaves dirty pages of a file that is then deleted; another file takes its name, and perhaps its
+/// number.
+#[test]
+fn pages_of_a_deleted_file_do_not_come_into_a_new_one() {
+    let scratch = Scratch::new("deleted");
+    let pool = scratch.0.file_name().unwrap().to_str().unwrap().to_owned();
+    let mut acknowledged = vec![0; SLOTS];
+    let child = format!("{} {pool} 1 1", scratch.file().display());
+    kill_after(300, &child, &mut acknowledged);
+    for _ in 0..3 {
+        std::fs::remove_file(scratch.file()).unwrap();
+        let file = std::fs::File::create(scratch.file()).unwrap();
+        file.set_len(REGION_PAGES * PAGE).unwrap();
+    }
+    let served = Served::new(&scratch, config(&pool), None);
+    assert_eq!(served.region.stats().pages_adopted, 0);
+    served.pages.discard_unclaimed();
+    for page in 0..REGION_PAGES {
+        assert_eq!(served.read(page * PAGE, 4096).unwrap(), [0; 4096], "page {page}");
+    }
+    served.flush(0, REGION_PAGES * PAGE).unwrap();
+    assert!(std::fs::read(scratch.file()).unwrap().iter().all(|byte| *byte == 0));
+}
+
+/// The next server uses a longer part of the file than the killed one.
+#[test]
+fn pages_of_another_part_of_a_file_are_written_before_it_is_served() {
+    let scratch = Scratch::new("longer");
+    let pool = scratch.0.file_name().unwrap().to_str().unwrap().to_owned();
+    let mut acknowledged = vec![0; SLOTS];
+    let child = format!("{} {pool} 1 1", scratch.file().display());
+    kill_after(300, &child, &mut acknowledged);
+    let served = Served::new(&scratch, config(&pool), Some((REGION_PAGES + 10) * PAGE));
+    assert_eq!(served.region.stats().pages_adopted, 0);
+    check(&acknowledged, 0, |offset| served.read(offset, SLOT_BYTES).unwrap());
 }

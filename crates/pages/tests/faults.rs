@@ -39,59 +39,94 @@ fn a_page_that_cannot_be_written_stays_and_its_flush_fails() {
     let scratch = Scratch::new("unwritable").with_numbered_pages(1000);
     let store = faulty(Faults { seed: 1, write_errors_permille: 1000, ..Faults::default() });
     let served = Served::new(&scratch, PagesConfig { store: store.clone(), ..scratch.config(100) }, None);
-    for page in 0..50 {
+    for page in 0..20 {
         served.write(page * PAGE, &[9; 4096]).unwrap();
     }
     for _ in 0..2 {
-        assert_eq!(served.flush(0, 50 * PAGE), Err(AccessError::Flush));
+        assert_eq!(served.flush(0, 20 * PAGE), Err(AccessError::Flush));
     }
     assert_eq!(served.flush(60 * PAGE, PAGE), Ok(()), "of another range");
     assert!(served.region.stats().is_failing);
     // Other pages come and go; these cannot leave.
-    for page in 50..1000 {
+    for page in 20..1000 {
         assert_eq!(served.read(page * PAGE, 4096).unwrap(), numbered(page));
     }
-    for page in 0..50 {
+    for page in 0..20 {
         assert_eq!(served.read(page * PAGE, 4096).unwrap(), [9; 4096]);
     }
     store.heal(true);
-    assert_eq!(served.flush(0, 50 * PAGE), Ok(()));
+    assert_eq!(served.flush(0, 20 * PAGE), Ok(()));
     assert!(!served.region.stats().is_failing);
     let file = std::fs::read(scratch.file()).unwrap();
-    assert!(file[..50 * 4096].iter().all(|byte| *byte == 9));
+    assert!(file[..20 * 4096].iter().all(|byte| *byte == 9));
 }
 
 #[test]
-fn accesses_wait_while_nothing_can_be_written() {
-    let scratch = Scratch::new("full").with_numbered_pages(400);
+fn a_region_that_cannot_be_written_refuses_writes_to_other_pages_and_can_be_read() {
+    let scratch = Scratch::new("refusing").with_numbered_pages(400);
     let store = faulty(Faults { seed: 1, write_errors_permille: 1000, ..Faults::default() });
     let served = Served::new(&scratch, PagesConfig { store: store.clone(), ..scratch.config(64) }, None);
-    let frames = served.pages.stats().frame_count;
-    for page in 0..frames {
-        served.write(page * PAGE, &[9; 4096]).unwrap();
+    let frames = served.pages.frame_count();
+    served.write(3 * PAGE, &[9; 4096]).unwrap();
+    assert_eq!(served.flush(3 * PAGE, PAGE), Err(AccessError::Flush));
+    for page in [5, 300] {
+        assert_eq!(served.write(page * PAGE, &[8; 4096]), Err(AccessError::NoSpace), "page {page}");
     }
-    let waiting = served.begin_read(300 * PAGE, 4096);
-    let started = Instant::now();
-    while started.elapsed() < Duration::from_millis(300) {
-        served.pages.advance();
-        assert_eq!(waiting.outcome(), None);
+    served.write(3 * PAGE, &[7; 4096]).unwrap();
+    for page in 10..10 + 2 * frames {
+        assert_eq!(served.read(page * PAGE, 4096).unwrap(), numbered(page));
     }
+    assert_eq!(served.write(12 * PAGE, &[8; 8]), Err(AccessError::NoSpace), "a page in memory");
     store.heal(true);
-    served.wait(&waiting).unwrap();
-    for page in 0..frames {
-        assert_eq!(served.read(page * PAGE, 4096).unwrap(), [9; 4096]);
+    let started = Instant::now();
+    while served.region.stats().is_failing {
+        assert!(started.elapsed() < Duration::from_secs(10), "it is tried again");
+        std::thread::sleep(Duration::from_millis(10));
     }
+    served.write(5 * PAGE, &[8; 4096]).unwrap();
+    assert_eq!(served.flush(0, 400 * PAGE), Ok(()));
+    let file = std::fs::read(scratch.file()).unwrap();
+    assert!(file[3 * 4096..4 * 4096].iter().all(|byte| *byte == 7));
+}
+
+/// A region all of whose frames are dirty, and whose file cannot be written any more.
+fn full_of_unwritable_pages(scratch: &Scratch) -> Served {
+    let store = faulty(Faults { seed: 1, write_errors_permille: 1000, ..Faults::default() });
+    let served = Served::new(scratch, PagesConfig { store: store.clone(), ..scratch.config(64) }, None);
+    let frames = served.pages.frame_count();
+    loop {
+        store.heal(true);
+        for page in 0..frames {
+            served.write(page * PAGE, &[9; 4096]).unwrap();
+        }
+        store.heal(false);
+        // A write that had begun before may have succeeded.
+        std::thread::sleep(Duration::from_millis(20));
+        if served.pages.stats().dirty_bytes == frames * PAGE {
+            return served;
+        }
+        while served.region.stats().is_failing {
+            store.heal(true);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
+fn accesses_fail_when_no_page_can_leave_because_none_can_be_written() {
+    let scratch = Scratch::new("starving").with_numbered_pages(400);
+    let served = full_of_unwritable_pages(&scratch);
+    let started = Instant::now();
+    assert_eq!(served.read(300 * PAGE, 8), Err(AccessError::NoSpace));
+    assert!(started.elapsed() > Duration::from_millis(900), "a failure that passes is waited for");
+    assert_eq!(served.read(0, 8).unwrap(), [9; 8], "in memory");
 }
 
 #[test]
 fn a_region_ends_although_accesses_wait_and_nothing_can_be_written() {
     let scratch = Scratch::new("stuck").with_numbered_pages(400);
-    let store = faulty(Faults { seed: 1, write_errors_permille: 1000, ..Faults::default() });
-    let served = Served::new(&scratch, PagesConfig { store, ..scratch.config(64) }, None);
-    let frames = served.pages.stats().frame_count;
-    for page in 0..frames {
-        served.write(page * PAGE, &[9; 4096]).unwrap();
-    }
+    let served = full_of_unwritable_pages(&scratch);
+    let frames = served.pages.frame_count();
     let waiting = served.begin_read(300 * PAGE, 4096);
     drop(served);
     assert_eq!(waiting.outcome(), Some(Err(AccessError::Fault)));

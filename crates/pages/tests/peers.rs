@@ -31,10 +31,10 @@ fn a_stopped_reader_keeps_its_page_alone() {
     served.write(3 * PAGE + 8, &[8; 8]).unwrap();
     served.flush(3 * PAGE, 8).unwrap();
     assert_eq!(std::fs::read(scratch.file()).unwrap()[3 * 4096..][..16], [[9; 8], [8; 8]].concat());
-    assert!(served.pages.stats().dirty_frames > 0);
+    assert!(served.pages.stats().dirty_bytes > 0);
     drop(guard);
     served.flush(3 * PAGE, 8).unwrap();
-    assert_eq!(served.pages.stats().dirty_frames, 0);
+    assert_eq!(served.pages.stats().dirty_bytes, 0);
     for page in 0..400 {
         served.read(page * PAGE, 8).unwrap();
     }

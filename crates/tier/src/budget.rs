@@ -1,17 +1,15 @@
 //! Checks a memory budget against the machine, the control group and the limits of the process.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use terrace_pages::{check_memory, field_bytes};
 
 use crate::config::TierConfig;
 use crate::error::TierError;
 
 /// The bit of `CAP_IPC_LOCK`, which permits locking any amount of memory.
 const CAP_IPC_LOCK: u32 = 14;
-/// A control group without a limit reports about `i64::MAX`.
-const CGROUP_LIMIT_MAX: u64 = 1 << 60;
-
 /// Kernel memory, in bytes, for the metadata of `resident_bytes` of page cache; a control group's limit includes it.
 /// Per page on ext4: 104 bytes for the buffer head once the page was written, some 20 for its entries in the page table
 /// and the page cache.
@@ -22,29 +20,14 @@ pub fn kernel_bytes(resident_bytes: u64) -> u64 {
 /// Checks a budget, and raises the soft memlock limit as far as needed and permitted.
 ///
 /// # Errors
-/// `MachineMemory`, `CgroupLimit`, `MemlockLimit`.
+/// `Memory`, `MemlockLimit`.
 pub fn check(config: &TierConfig) -> Result<(), TierError> {
     if config.dram_bytes == 0 {
         return Ok(());
     }
     let proc = Path::new("/proc");
-    check_machine(proc, config.dram_bytes)?;
-    check_cgroup(proc, config.dram_bytes, config.pool_bytes() + kernel_bytes(config.dram_bytes))?;
+    check_memory(config.dram_bytes, config.pool_bytes() + kernel_bytes(config.dram_bytes))?;
     check_memlock(proc, config.dram_bytes)
-}
-
-/// The number after a name in a file like `/proc/meminfo`, which is in kB, in bytes.
-fn field_bytes(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
-}
-
-fn check_machine(proc: &Path, budget: u64) -> Result<(), TierError> {
-    let info = std::fs::read_to_string(proc.join("meminfo")).unwrap_or_default();
-    match field_bytes(&info, "MemTotal") {
-        Some(memory) if budget > memory => Err(TierError::MachineMemory { budget, memory }),
-        _ => Ok(()),
-    }
 }
 
 fn check_memlock(proc: &Path, budget: u64) -> Result<(), TierError> {
@@ -74,103 +57,9 @@ fn may_lock_anything(status: &str, uid_map: &str) -> bool {
     effective & (1 << CAP_IPC_LOCK) != 0 && (whole.is_empty() || whole == ["0", "0", "4294967295"])
 }
 
-fn check_cgroup(proc: &Path, budget: u64, overhead: u64) -> Result<(), TierError> {
-    let groups = std::fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
-    let mounts = std::fs::read_to_string(proc.join("self/mountinfo")).unwrap_or_default();
-    let Some((limit, file)) = lowest_limit(&limit_files(&groups, &mounts)) else { return Ok(()) };
-    if budget.saturating_add(overhead) > limit {
-        return Err(TierError::CgroupLimit { budget, overhead, limit, file });
-    }
-    Ok(())
-}
-
-/// The lowest limit in the files.
-fn lowest_limit(files: &[PathBuf]) -> Option<(u64, PathBuf)> {
-    let limit_of = |file: &PathBuf| std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
-    let limits = files.iter().filter_map(|file| Some((limit_of(file)?, file.clone())));
-    limits.filter(|(limit, _)| *limit < CGROUP_LIMIT_MAX).min_by_key(|(limit, _)| *limit)
-}
-
-/// The files with memory limits of the process, from its own control group up to the root, for versions 1 and 2.
-fn limit_files(groups: &str, mounts: &str) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(group)) = (fields.next(), fields.next(), fields.next()) else {
-            continue;
-        };
-        let (mount, name) = if controllers.is_empty() {
-            (mount_of(mounts, |kind, _| kind == "cgroup2"), "memory.max")
-        } else if controllers.split(',').any(|controller| controller == "memory") {
-            let is_memory =
-                |kind: &str, options: &str| kind == "cgroup" && options.split(',').any(|o| o == "memory");
-            (mount_of(mounts, is_memory), "memory.limit_in_bytes")
-        } else {
-            continue;
-        };
-        let Some((root, point)) = mount else { continue };
-        // In a container the mount may show only the group's own subtree.
-        let below = Path::new(group).strip_prefix(&root).unwrap_or(Path::new(""));
-        let own = point.join(below);
-        let above = own.ancestors().take_while(|path| path.starts_with(&point));
-        files.extend(above.map(|path| path.join(name)));
-    }
-    files
-}
-
-/// Root and mount point of the first mount whose type and super options match.
-fn mount_of(mounts: &str, matches: impl Fn(&str, &str) -> bool) -> Option<(PathBuf, PathBuf)> {
-    mounts.lines().find_map(|line| {
-        let (place, kind) = line.split_once(" - ")?;
-        let mut kind = kind.split(' ');
-        let (kind, options) = (kind.next()?, kind.nth(1).unwrap_or(""));
-        let mut place = place.split(' ').skip(3);
-        matches(kind, options).then_some((place.next()?.into(), place.next()?.into()))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const MOUNTS: &str = "\
-31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
-35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
-41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
-";
-
-    #[test]
-    fn both_versions_are_looked_at_up_to_the_root() {
-        let files = limit_files("4:memory:/a/b\n0::/c\n3:cpuset:/x\n", MOUNTS);
-        let wanted = [
-            "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/a/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/unified/c/memory.max",
-            "/sys/fs/cgroup/unified/memory.max",
-        ];
-        assert_eq!(files, wanted.map(PathBuf::from));
-        let inside = MOUNTS.replace("0:32 / ", "0:32 /docker/1 ");
-        let files = limit_files("4:memory:/docker/1/x\n", &inside);
-        assert_eq!(files[0], Path::new("/sys/fs/cgroup/memory/x/memory.limit_in_bytes"));
-        assert!(limit_files("nonsense\n\n", MOUNTS).is_empty());
-    }
-
-    #[test]
-    fn the_lowest_limit_counts() {
-        let dir = std::env::temp_dir().join(format!("terrace-tier-limits-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let file = |name: &str, text: &str| {
-            let path = dir.join(name);
-            std::fs::write(&path, text).unwrap();
-            path
-        };
-        let files =
-            [file("a", "max\n"), file("b", "4096\n"), file("c", "9223372036854771712\n"), dir.join("d")];
-        assert_eq!(lowest_limit(&files), Some((4096, dir.join("b"))));
-        assert_eq!(lowest_limit(&[files[0].clone(), files[2].clone()]), None);
-        std::fs::remove_dir_all(&dir).unwrap();
-    }
 
     #[test]
     fn the_right_to_lock_counts_only_outside_containers() {
@@ -178,13 +67,12 @@ mod tests {
         assert!(may_lock_anything(status, "         0          0 4294967295\n"));
         assert!(!may_lock_anything(status, "         0       1000          1\n"));
         assert!(!may_lock_anything("CapEff:\t0000000000000000\n", "0 0 4294967295"));
-        assert_eq!(field_bytes(status, "VmLck"), Some(12 << 10));
     }
 
     #[test]
     fn a_budget_beyond_the_machine_is_refused() {
         let error = check(&TierConfig::new(1 << 60)).unwrap_err();
-        assert!(matches!(error, TierError::MachineMemory { .. } | TierError::CgroupLimit { .. }), "{error}");
+        assert!(matches!(error, TierError::Memory(_)), "{error}");
         assert!(check(&TierConfig::new(0)).is_ok());
     }
 }

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use terrace_pages::PagesError;
+
 /// Why a tier, a region or a file cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum TierError {
@@ -56,29 +58,9 @@ pub enum TierError {
         /// Memory that is locked already.
         used: u64,
     },
-    /// The budget exceeds the limit of the control group.
-    #[error(
-        "a budget of {budget} bytes and {overhead} for buffers and what the kernel knows of pages are more than the memory \
-         limit of {limit} bytes of the control group (in {file}): raise that limit, or make the budget smaller"
-    )]
-    CgroupLimit {
-        /// The requested budget.
-        budget: u64,
-        /// Memory for buffers and the kernel's metadata.
-        overhead: u64,
-        /// The limit.
-        limit: u64,
-        /// The file that sets the limit.
-        file: PathBuf,
-    },
-    /// The budget exceeds the memory of the machine.
-    #[error("a budget of {budget} bytes is more than the {memory} bytes of memory that this machine has")]
-    MachineMemory {
-        /// The requested budget.
-        budget: u64,
-        /// The memory of the machine.
-        memory: u64,
-    },
+    /// The budget exceeds what the machine or the control group has.
+    #[error(transparent)]
+    Memory(#[from] PagesError),
     /// A region to be pinned does not fit into the budget.
     #[error(
         "a region of {region} bytes does not fit: {room} bytes of the budget are free; make the budget larger"

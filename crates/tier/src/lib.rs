@@ -73,6 +73,6 @@ pub use error::TierError;
 pub use fault_pager::{FaultModel, FaultPager};
 pub use file::{BackingFile, Source};
 pub use pool::TRANSFER_BYTES_MAX;
-pub use stats::{Histogram, KindCounts, LatencyStats, RegionStats, TierStats};
+pub use stats::{KindCounts, RegionStats, TierStats};
 pub use tier::Tier;
 pub use tier_region::TierRegion;

@@ -37,7 +37,7 @@ impl Tier {
     /// Checks the budget against the limits of the process, sets up the device and starts the threads.
     ///
     /// # Errors
-    /// `MemlockLimit`, `CgroupLimit`, `MachineMemory`; `System` when the kernel refuses a ring, memory or a thread.
+    /// `MemlockLimit`, `Memory`; `System` when the kernel refuses a ring, memory or a thread.
     pub fn open(config: TierConfig) -> Result<Arc<Tier>, TierError> {
         budget::check(&config)?;
         fault::install().map_err(TierError::system("install signal handlers"))?;

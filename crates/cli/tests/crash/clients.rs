@@ -12,7 +12,7 @@ use terrace_nic::{Buffer, WcStatus};
 use terrace_node::{Client, Region};
 
 use super::disk::{Disk, Storage};
-use super::node::{Node, REGION, address, connect};
+use super::node::{Frames, Node, REGION, address, connect};
 use super::{REGION_BYTES, seed};
 
 /// The environment variable of the process to be killed: the node's address and instance index, a seed, and the round.
@@ -171,7 +171,8 @@ fn check_slots(survivor: &Survivor<'_>, acknowledged: &[u64], round: u64) {
 pub fn kill_clients(rounds: u64) {
     const { assert!(SLOTS * SLOT_BYTES + 256 * 77 + 50_000 < REGION_BYTES) };
     let disk = Disk::new(Storage::File, REGION_BYTES as u64);
-    let mut node = Node::start(&disk.region());
+    let frames = Frames::new();
+    let mut node = Node::start(&disk.region(), &frames);
     let client = node.connect();
     let region = client.open(REGION).expect("the region");
     let survivor = Survivor { client: &client, region, buffer: client.buffer(SLOT_BYTES).expect("a buffer") };

@@ -21,6 +21,15 @@ pub struct Node {
     pub instance: u8,
 }
 
+/// The directory of a node's frames, which outlive it if it is killed.
+pub struct Frames(tempfile::TempDir);
+
+impl Frames {
+    pub fn new() -> Frames {
+        Frames(tempfile::tempdir_in("/dev/shm").expect("a directory in memory"))
+    }
+}
+
 /// A loopback address that no concurrent test run uses.
 pub fn address() -> IpAddr {
     let pid = std::process::id();
@@ -29,14 +38,15 @@ pub fn address() -> IpAddr {
 
 impl Node {
     /// Starts the node without waiting until it serves.
-    pub fn spawn(path: &Path) -> Node {
+    pub fn spawn(path: &Path, frames: &Frames) -> Node {
         let region = format!("{REGION}={}:{REGION_BYTES}", path.display());
-        Node::spawn_with(&["--period", "5", "--region", &region, "--dram", &DRAM_BYTES.to_string()])
+        Node::spawn_with(&["--region", &region, "--dram", &DRAM_BYTES.to_string()], frames)
     }
 
-    fn spawn_with(arguments: &[&str]) -> Node {
+    fn spawn_with(arguments: &[&str], frames: &Frames) -> Node {
         let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
         command.args(["serve", "--mode", "term", "--listen", &address().to_string()]).args(arguments);
+        command.arg("--frames").arg(frames.0.path());
         let process = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -47,13 +57,13 @@ impl Node {
     }
 
     /// Starts the node and waits until it serves.
-    pub fn start(path: &Path) -> Node {
-        Node::spawn(path).wait_until_serving()
+    pub fn start(path: &Path, frames: &Frames) -> Node {
+        Node::spawn(path, frames).wait_until_serving()
     }
 
     /// Starts a node with other arguments and waits until it serves.
-    pub fn start_with(arguments: &[&str]) -> Node {
-        Node::spawn_with(arguments).wait_until_serving()
+    pub fn start_with(arguments: &[&str], frames: &Frames) -> Node {
+        Node::spawn_with(arguments, frames).wait_until_serving()
     }
 
     /// Waits until the node serves.

@@ -12,6 +12,7 @@ use terrace_faults::Faults;
 use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_memory::{RegionPolicy, UnitPager};
 use terrace_nic::{Paging, ProgressCallback};
+use terrace_pages::MemoryStats;
 use terrace_tier::{FaultModel, FaultPager, IoMethod, Source, Tier, TierConfig, TierError, TierRegion};
 
 use super::backing::{self, Purpose};
@@ -48,7 +49,7 @@ impl ProgressCallback for TierProgress {
     }
 
     fn report(&self) -> Option<(String, serde_json::Value)> {
-        Some(("memory".into(), serde_json::to_value(self.tier.stats()).ok()?))
+        Some(("memory".into(), serde_json::to_value(MemoryStats::from(self.tier.stats())).ok()?))
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use terrace_access::proto::Status;
-use terrace_tier::{Histogram, LatencyStats};
+use terrace_pages::{Histogram, LatencyStats};
 
 /// A client's counters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -34,7 +34,8 @@ impl Node {
             mode,
             threads: if mode == ServeMode::Rpc { 2 } else { 1 },
             port: PortConfig { address: Some(LOOPBACK), path: transport, ..PortConfig::default() },
-            period: Some(Duration::from_millis(10)),
+            keeps_frames: false,
+            frames_directory: None,
         };
         let server = Server::open(&config).expect("a server");
         Node { server, path, transport }

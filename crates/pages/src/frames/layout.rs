@@ -10,7 +10,7 @@ use crate::sys::Mapping;
 /// `"TERRPAGE"`.
 const MAGIC: u64 = u64::from_le_bytes(*b"TERRPAGE");
 /// The version of everything in the file. A build discards, after write-back, only pools of its own version.
-pub(super) const LAYOUT: u64 = 1;
+pub(super) const LAYOUT: u64 = 2;
 /// Regions that a pool can have.
 pub(crate) const SLOTS: usize = 255;
 /// Length of a region slot.

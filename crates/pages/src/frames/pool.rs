@@ -196,7 +196,9 @@ impl Pool {
             return true;
         }
         let offset = self.layout.frames() + chunk as u64 * CHUNK_BYTES;
-        let allocated = rustix::fs::fallocate(&self.file, FallocateFlags::empty(), offset, CHUNK_BYTES);
+        let end = self.layout.frames() + u64::from(self.layout.frame_count) * PAGE_BYTES;
+        let len = CHUNK_BYTES.min(end - offset);
+        let allocated = rustix::fs::fallocate(&self.file, FallocateFlags::empty(), offset, len);
         if let Err(error) = allocated {
             if !self.is_full.swap(true, Ordering::Relaxed) {
                 tracing::warn!(%error, "the system has less memory than the budget: the pool of pages stays smaller");

@@ -8,14 +8,17 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use rustix::fs::{AtFlags, StatxFlags};
+
 use super::layout::SLOT_BYTES;
+use crate::sys;
 
 /// Numbers of a slot.
 pub(super) const QUADS: usize = (SLOT_BYTES / 8) as usize;
 const STATE: usize = 0;
 const DEVICE: usize = 1;
-const PATH_LEN: usize = 5;
-const PATH: usize = 6;
+const PATH_LEN: usize = 6;
+const PATH: usize = 7;
 /// The time of the last write-back. It has no checksum, because it changes alone.
 const WRITTEN_AT: usize = QUADS - 1;
 const PATH_BYTES_MAX: usize = (WRITTEN_AT - PATH) * 8;
@@ -32,6 +35,9 @@ pub(crate) struct FileIdentity {
     pub(crate) device: u64,
     /// The file's number; 0 of a block device.
     pub(crate) inode: u64,
+    /// When the file was made, or which disk the block device is: numbers are used again, and old pages must not come
+    /// into a new file. 0 if the system does not tell.
+    pub(crate) generation: u64,
     /// Where in the file the region begins.
     pub(crate) offset: u64,
     /// Length of the region in bytes.
@@ -47,8 +53,22 @@ impl FileIdentity {
         let status = rustix::fs::fstat(file)?;
         let is_device = rustix::fs::FileType::from_raw_mode(status.st_mode).is_block_device();
         let (device, inode) = if is_device { (status.st_rdev, 0) } else { (status.st_dev, status.st_ino) };
-        Ok(FileIdentity { device, inode, offset, len })
+        let generation = if is_device { sys::disk_sequence(file) } else { born_at(file) };
+        Ok(FileIdentity { device, inode, generation: generation.unwrap_or(0), offset, len })
     }
+
+    /// Whether it is the same file, or a part of it.
+    pub(crate) fn is_same_file(&self, other: FileIdentity) -> bool {
+        (self.device, self.inode, self.generation) == (other.device, other.inode, other.generation)
+    }
+}
+
+/// The time at which a file was made, in nanoseconds.
+fn born_at(file: BorrowedFd<'_>) -> Option<u64> {
+    let status = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
+    let born = status.stx_btime;
+    let is_told = status.stx_mask & StatxFlags::BTIME.bits() != 0;
+    is_told.then(|| born.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(born.tv_nsec.into()))
 }
 
 /// The slot of a region in the file of a pool.
@@ -76,11 +96,11 @@ impl RegionSlot<'_> {
     /// Gives it to a region.
     pub(crate) fn occupy(&self, identity: FileIdentity, path: &Path) {
         self.0[STATE].store(0, Ordering::Release);
-        let FileIdentity { device, inode, offset, len } = identity;
+        let FileIdentity { device, inode, generation, offset, len } = identity;
         let path = path.as_os_str().as_bytes();
         // A path that is too long is left out: the pages can then be written back by a caller that knows the file.
         let path = if path.len() > PATH_BYTES_MAX { &[] } else { path };
-        for (index, value) in (DEVICE..).zip([device, inode, offset, len, path.len() as u64]) {
+        for (index, value) in (DEVICE..).zip([device, inode, generation, offset, len, path.len() as u64]) {
             self.0[index].store(value, Ordering::Relaxed);
         }
         for index in 0..WRITTEN_AT - PATH {
@@ -100,8 +120,8 @@ impl RegionSlot<'_> {
 
     /// The region that has it.
     pub(crate) fn identity(&self) -> Option<FileIdentity> {
-        let [device, inode, offset, len] = [0, 1, 2, 3].map(|index| self.load(DEVICE + index));
-        self.is_in_use().then_some(FileIdentity { device, inode, offset, len })
+        let [device, inode, generation, offset, len] = [0, 1, 2, 3, 4].map(|index| self.load(DEVICE + index));
+        self.is_in_use().then_some(FileIdentity { device, inode, generation, offset, len })
     }
 
     /// The path of the region's file, as it was when the region was added.
@@ -137,7 +157,7 @@ mod tests {
         let quads: Vec<AtomicU64> = (0..QUADS).map(|_| AtomicU64::new(0)).collect();
         let slot = RegionSlot(&quads);
         assert_eq!(slot.identity(), None);
-        let identity = FileIdentity { device: 3, inode: 4, offset: 0, len: 8192 };
+        let identity = FileIdentity { device: 3, inode: 4, generation: 5, offset: 0, len: 8192 };
         slot.occupy(identity, Path::new("/data/a file"));
         assert_eq!(slot.identity(), Some(identity));
         assert_eq!(slot.path(), Path::new("/data/a file"));

@@ -86,6 +86,29 @@ impl Engine {
         }
     }
 
+    /// Tries again to write the pages whose write-back has failed. Returns whether there are any left.
+    pub(super) fn retry_unwritable(&self) -> bool {
+        let mut are_left = false;
+        for shard in self.shards() {
+            let (regions, tickets) = {
+                let mut shard = shard.lock();
+                let keys: Vec<PageKey> = shard.unwritable.iter().copied().take(BATCH_PAGES).collect();
+                let mut tickets = Vec::new();
+                for key in keys {
+                    let Some(region) = shard.regions.get(&key.slot).cloned() else { continue };
+                    let entry = region.table.entry(key.page);
+                    if entry.is_readable() {
+                        tickets.extend(self.begin_write(&mut shard, key, entry.frame()));
+                    }
+                }
+                (shard.regions.clone(), tickets)
+            };
+            self.write_tickets(tickets, |slot| regions.get(&slot).cloned());
+            are_left |= !shard.lock().unwritable.is_empty();
+        }
+        are_left
+    }
+
     /// Whether accesses wait for frames.
     pub(super) fn has_starved(&self) -> bool {
         self.shards().iter().any(|shard| !shard.lock().starved.is_empty())

@@ -53,11 +53,17 @@ impl Engine {
             }
             keys = busy;
         }
-        self.writes.sync(region.files.buffered().as_fd()).map_err(|error| {
-            region.must_rewrite.store(true, Ordering::Release);
-            region.note_write_failure(&error);
-            AccessError::Flush
-        })
+        match self.writes.sync(region.files.buffered().as_fd()) {
+            Ok(()) => {
+                region.note_write_success();
+                Ok(())
+            }
+            Err(error) => {
+                region.must_rewrite.store(true, Ordering::Release);
+                region.note_write_failure(error);
+                Err(AccessError::Flush)
+            }
+        }
     }
 
     /// The dirty pages of a range, in order. Looks at entries or at frames, whichever are fewer: entries that were never

@@ -4,7 +4,9 @@
 //! noticed. If a copy may be under way that began before, the page stays `Dirty`, and is only written. A page is written
 //! by one thread at a time. The bytes of the frame may change while the device reads them: the page is dirty again then.
 //!
-//! A page that cannot be written stays dirty and in memory, so each FLUSH that includes it fails until it is written.
+//! A page that cannot be written stays dirty and in memory, so each FLUSH that includes it fails until it is written. It
+//! is tried again several times a second. Meanwhile its region accepts no write that would make another page dirty, and
+//! an access that finds no frame fails after a second: otherwise one full disk would block all regions.
 //!
 //! | module | content |
 //! |---|---|
@@ -16,22 +18,35 @@ mod cleaning;
 mod flush;
 mod writing;
 
+use std::time::{Duration, Instant};
+
 use crate::engine::Engine;
 use crate::write_queue::{Job, PERIOD};
+
+/// For how long accesses wait for frames while write-backs fail.
+const FAILING_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A thread's main loop.
 pub(crate) fn run(engine: &Engine) {
     let mut is_impatient = false;
+    let mut failing_since: Option<Instant> = None;
     loop {
         match engine.to_write.next(is_impatient) {
             Job::Flush(slot, access) => engine.carry_out_flush(slot, &access),
             Job::Clean => {
-                let has_failed = engine.clean_laundry();
-                is_impatient = has_failed || engine.has_starved();
+                let is_failing = engine.retry_unwritable() | engine.clean_laundry();
+                let has_starved = engine.has_starved();
+                is_impatient = is_failing || has_starved;
                 is_impatient |= engine.has_many_dirty() && !engine.clean_ahead();
-                if has_failed {
-                    std::thread::sleep(PERIOD);
+                if !is_failing {
+                    failing_since = None;
+                    continue;
                 }
+                let since = *failing_since.get_or_insert_with(Instant::now);
+                if has_starved && since.elapsed() > FAILING_PATIENCE {
+                    engine.fail_starved_of_failing();
+                }
+                std::thread::sleep(PERIOD);
             }
             Job::Stop => return,
         }

@@ -68,13 +68,12 @@ impl Engine {
         for run in tickets.chunk_by(follows).flat_map(|run| run.chunks(RUN_FRAMES_MAX)) {
             let Some(region) = region_of(run[0].key.slot) else { continue };
             let written = self.write_run(&region, run);
-            has_failed |= written.is_err();
             match written {
-                Ok(()) => {
-                    region.note_write_success();
-                    add(&region.counters.pages_written, run.len() as u64);
+                Ok(()) => add(&region.counters.pages_written, run.len() as u64),
+                Err(error) => {
+                    has_failed = true;
+                    region.note_write_failure(error);
                 }
-                Err(error) => region.note_write_failure(&error),
             }
             for ticket in run {
                 self.end_write(&region, *ticket, written.is_ok());
@@ -110,6 +109,7 @@ impl Engine {
         let Ticket { key, frame, is_complete, is_from_laundry } = ticket;
         let mut shard = self.lock(key);
         shard.writing.remove(&key);
+        shard.note_written(region, key, is_written);
         let is_clean = region.table.entry(key.page).state() == PageState::Clean;
         if is_written && is_complete && is_clean {
             self.pool.set_record(frame, Record { slot: key.slot, page: key.page, dirty: false });

@@ -1,0 +1,210 @@
+//! The memory of a server's regions: pages in frames for Terrace's own modes, `tier` for the modes for comparison.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use terrace_faults::Faults;
+use terrace_memory::{Pager, Translation};
+use terrace_nic::{BackedBy, Backings, HostRange, ProgressCallback, RegionPolicy};
+use terrace_pages::{MemoryStats, Pages, PagesConfig};
+use terrace_sync::RwLock;
+use terrace_tier::{FaultModel, FaultPager, IoMethod, Tier, TierConfig, TierRegion};
+
+use crate::server::{RegionConfig, ServeError, ServeMode, ServerConfig};
+
+/// Characters of a file's name in the name of a pool.
+const NAME_CHARS_MAX: usize = 60;
+
+/// The memory that all regions of a server share.
+pub(crate) struct Memory {
+    kind: Kind,
+    names: RwLock<Vec<String>>,
+}
+
+enum Kind {
+    Pages(Arc<Pages>),
+    Tier { tier: Arc<Tier>, files: Arc<Files> },
+}
+
+/// A region in it.
+pub(crate) struct MemoryRegion {
+    /// In a mode for comparison.
+    tier: Option<Arc<TierRegion>>,
+    /// Its bytes' addresses.
+    pub range: HostRange,
+    pub pager: Arc<dyn Pager>,
+    /// What the NIC does about absent bytes. `None`: none are ever absent.
+    pub policy: Option<RegionPolicy>,
+}
+
+/// How a mode for comparison accesses its files; `None` for modes whose pages are in frames.
+fn io_of(mode: ServeMode) -> Option<IoMethod> {
+    match mode {
+        ServeMode::Term | ServeMode::Wait | ServeMode::RpcTieringPromote => None,
+        ServeMode::Rpc | ServeMode::Odp => Some(IoMethod::Mapping),
+        ServeMode::RpcBuffer => Some(IoMethod::Buffered),
+        ServeMode::RpcDirect => Some(IoMethod::Direct),
+        ServeMode::Pin | ServeMode::RpcTiering => Some(IoMethod::Tiering),
+    }
+}
+
+impl Memory {
+    /// # Errors
+    /// `Pages` or `Tier`.
+    pub fn open(config: &ServerConfig, faults: Option<Arc<Faults>>) -> Result<Memory, ServeError> {
+        let kind = match io_of(config.mode) {
+            None => {
+                let pages_config = PagesConfig {
+                    faults,
+                    directory: config.frames_directory.clone(),
+                    is_kept: config.keeps_frames,
+                    ..PagesConfig::new(&pool_name(&config.regions), config.dram_bytes)
+                };
+                Kind::Pages(Pages::open(pages_config)?)
+            }
+            Some(io) => {
+                let mut tier_config = TierConfig::new(config.dram_bytes);
+                tier_config.io = io;
+                tier_config.threads = config.threads;
+                tier_config.promote = false;
+                tier_config.faults = faults;
+                Kind::Tier { tier: Tier::open(tier_config)?, files: Arc::default() }
+            }
+        };
+        Ok(Memory { kind, names: RwLock::default() })
+    }
+
+    /// Adds a region.
+    ///
+    /// # Errors
+    /// `Pages` or `Tier`.
+    pub fn add(&self, config: &RegionConfig, mode: ServeMode) -> Result<MemoryRegion, ServeError> {
+        let added = match &self.kind {
+            Kind::Pages(pages) => {
+                let file = terrace_pages::BackingFile::open(&config.path, config.size)?;
+                let region = pages.add(file)?;
+                MemoryRegion {
+                    tier: None,
+                    range: region.range(),
+                    pager: region,
+                    policy: Some(RegionPolicy::Wait),
+                }
+            }
+            Kind::Tier { tier, files } => {
+                let file = terrace_tier::BackingFile::open(&config.path, config.size, true)?;
+                let region = tier.add(file.source()?)?;
+                let range = file.map();
+                files.0.write().push(file);
+                let (pager, policy): (Arc<dyn Pager>, _) = match mode {
+                    ServeMode::Pin => {
+                        tier.pin(&region)?;
+                        (region.clone(), None)
+                    }
+                    ServeMode::Odp => {
+                        // Each region has the whole budget. This is a model for comparison.
+                        let dram_bytes = tier.stats().dram_bytes;
+                        let model = FaultPager::new(region.clone(), FaultModel::default(), dram_bytes)?;
+                        (Arc::new(model), Some(RegionPolicy::Fault))
+                    }
+                    _ => (region.clone(), Some(RegionPolicy::Wait)),
+                };
+                MemoryRegion { tier: Some(region), range, pager, policy }
+            }
+        };
+        self.names.write().push(config.name.clone());
+        Ok(added)
+    }
+
+    /// Ends the start of a server, after all regions were added: pages that an earlier server of other regions has left
+    /// are written back, and their frames are free.
+    pub fn discard_unclaimed(&self) {
+        if let Kind::Pages(pages) = &self.kind {
+            pages.discard_unclaimed();
+        }
+    }
+
+    /// Has up to so many pages leave memory, as the policy chooses. Returns how many have left; dirty ones leave when they
+    /// have been written back.
+    pub fn evict(&self, pages_max: usize) -> usize {
+        match &self.kind {
+            Kind::Pages(pages) => pages.evict(pages_max),
+            Kind::Tier { .. } => 0,
+        }
+    }
+
+    /// The files that same-host peers map, for modes that map them.
+    pub fn backings(&self) -> Option<Arc<dyn Backings>> {
+        match &self.kind {
+            Kind::Pages(_) => None,
+            Kind::Tier { files, .. } => Some(files.clone()),
+        }
+    }
+
+    /// Ends the memory, after its regions' registrations have ended.
+    pub fn close(&self, regions: &[MemoryRegion]) {
+        match &self.kind {
+            Kind::Pages(pages) => pages.close(),
+            Kind::Tier { tier, files } => {
+                regions
+                    .iter()
+                    .filter_map(|region| region.tier.as_ref())
+                    .for_each(|region| tier.remove(region));
+                files.0.write().clear();
+            }
+        }
+    }
+
+    /// Statistics, with the regions' names.
+    pub fn stats(&self) -> MemoryStats {
+        let mut stats: MemoryStats = match &self.kind {
+            Kind::Pages(pages) => pages.stats(),
+            Kind::Tier { tier, .. } => tier.stats().into(),
+        };
+        // Both are in the order in which the regions were added.
+        for (region, name) in stats.regions.iter_mut().zip(&*self.names.read()) {
+            region.name.clone_from(name);
+        }
+        stats
+    }
+}
+
+/// The name of a server's pool: a server of the same first file finds the pages that an earlier one has left.
+fn pool_name(regions: &[RegionConfig]) -> String {
+    let path = regions.first().map(|region| std::path::absolute(&region.path).unwrap_or(region.path.clone()));
+    let path = path.unwrap_or_default();
+    let name: String =
+        path.file_name().unwrap_or_default().to_string_lossy().chars().take(NAME_CHARS_MAX).collect();
+    format!("{name}-{:08x}", crc32fast::hash(path.as_os_str().as_encoded_bytes()))
+}
+
+/// The backing files of the regions that are mapped. A file is mapped until it is removed from here.
+#[derive(Default)]
+struct Files(RwLock<Vec<terrace_tier::BackingFile>>);
+
+impl Backings for Files {
+    fn find(&self, range: HostRange, _writable: bool) -> Option<BackedBy> {
+        let files = self.0.read();
+        let file = files.iter().find(|file| file.map() == range)?;
+        Some(BackedBy { file: file.open_again().ok()?, offset: 0, range })
+    }
+}
+
+impl ProgressCallback for Memory {
+    fn advance(&self) -> bool {
+        match &self.kind {
+            Kind::Pages(pages) => pages.advance(),
+            Kind::Tier { tier, .. } => tier.advance(),
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(match &self.kind {
+            Kind::Pages(pages) => pages.descriptor(),
+            Kind::Tier { tier, .. } => tier.descriptor(),
+        })
+    }
+
+    fn report(&self) -> Option<(String, serde_json::Value)> {
+        Some(("memory".into(), serde_json::to_value(self.stats()).ok()?))
+    }
+}
