@@ -109,8 +109,9 @@ class Scene:
         self.niceness = 0 if may_raise_priority() else ATTACKERS_NICENESS
         self.node_address = next(fresh)
         file = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) / "table.bin"
+        frames = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
         self.node = procs.Program(
-            [procs.terrace_binary(), "serve", "--region", f"{REGION}={file}:{REGION_BYTES}", "--dram", DRAM_BYTES, "--listen",
+            [procs.terrace_binary(), "serve", "--region", f"{REGION}={file}:{REGION_BYTES}", "--frames", frames, "--dram", DRAM_BYTES, "--listen",
              self.node_address], log_dir, "node")
         stack.callback(self.stop, self.node)
         procs.wait_until(lambda: "serving at" in self.node.paths[0].read_text(), "the node serves")

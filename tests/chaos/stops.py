@@ -53,9 +53,10 @@ class Scene:
 
     def __init__(self, stack, addresses, log_dir, name):
         file = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp"))) / "table.bin"
+        frames = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
         address = next(addresses)
         self.node = procs.Program(
-            [procs.terrace_binary(), "serve", "--region", f"{REGION}={file}:{REGION_BYTES}", "--dram", DRAM_BYTES, "--listen", address,
+            [procs.terrace_binary(), "serve", "--region", f"{REGION}={file}:{REGION_BYTES}", "--frames", frames, "--dram", DRAM_BYTES, "--listen", address,
              "--path", "auto"], log_dir, name)
         stack.callback(self.node.stop)
         procs.wait_until(lambda: "serving at" in self.node.paths[0].read_text(), "the node serves")

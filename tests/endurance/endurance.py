@@ -55,7 +55,8 @@ MORTAL = ("client-1", "verbs-2", "verbs-3", "verbs-4")
 class Run:
     """One run: its processes, and their samples."""
 
-    def __init__(self, directory, address, seconds, seed, pause_us):
+    def __init__(self, directory, frames, address, seconds, seed, pause_us):
+        self.frames = frames
         self.directory, self.address, self.seconds = pathlib.Path(directory), address, seconds
         self.pause_us = pause_us
         self.random = random.Random(seed)
@@ -78,7 +79,7 @@ class Run:
         plan = fault_plan(self.directory, seed) if name not in ("node", "verbs-0") else None
         self.counts["processes"] += 1
         if name == "node":
-            return Node(self.address, self.directory / "region", REGION_MIB, "24M")
+            return Node(self.address, self.directory / "region", self.frames, REGION_MIB, "24M")
         if name in CLIENTS:
             first_byte = CLIENTS.index(name) * (REGION_MIB // 2) * MIB + 4096 * 3 + 40
             return Client(name, self.processes["node"], self.address, first_byte, CLIENT_MIB * MIB, seed, plan)
@@ -326,8 +327,11 @@ def main():
     print(f"endurance: {options.minutes:g} minutes, seed {options.seed}", flush=True)
     if ports_in_use(options.addr):
         sys.exit(f"endurance: another process uses {options.addr}")
-    with tempfile.TemporaryDirectory(prefix="terrace-endurance-", dir=procs.ROOT) as directory:
-        run = Run(directory, options.addr, options.minutes * 60, options.seed, options.pause_us)
+    with (
+        tempfile.TemporaryDirectory(prefix="terrace-endurance-", dir=procs.ROOT) as directory,
+        tempfile.TemporaryDirectory(prefix="terrace-endurance-", dir="/dev/shm") as frames,
+    ):
+        run = Run(directory, frames, options.addr, options.minutes * 60, options.seed, options.pause_us)
         try:
             run.run()
             run.shut_down()

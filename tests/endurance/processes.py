@@ -105,8 +105,9 @@ class Node:
 
     name = "node"
 
-    def __init__(self, address, path, mib, dram):
-        argv = [str(procs.terrace_binary()), "serve", "--listen", address, "--region", f"data={path}:{mib}M", "--dram", dram]
+    def __init__(self, address, path, frames, mib, dram):
+        argv = [str(procs.terrace_binary()), "serve", "--listen", address, "--region", f"data={path}:{mib}M", "--dram", dram,
+                "--frames", frames]
         self._errors = tempfile.TemporaryFile()
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, text=True)
         self.pid = self.process.pid

@@ -44,7 +44,7 @@ class Paged(NegativeTest):
     def tiered_regions(self):
         """Address to length of the regions that are tiered to files."""
         memory = self.server.stat().get("memory") or {"regions": []}
-        return {region["addr"]: region["len"] for region in memory["regions"]}
+        return {region["addr"]: region["len_bytes"] for region in memory["regions"]}
 
     def expect(self, operation, region, offset, size, status=SUCCESS, local=0):
         """One operation on a region of the server ends with `status`. After an error the queue pair is replaced."""
@@ -261,13 +261,13 @@ class PinMode(Paged):
         self.write(region, BYTES - PAGE - 1, PAGE, 5)
         self.expect_content(region, BYTES - PAGE - 1, PAGE, 5)
         (shown,) = self.server.stat()["memory"]["regions"]
-        self.assertEqual(shown["units_resident"], BYTES // MIB)
+        self.assertEqual(shown["resident_bytes"], BYTES)
         self.path = self.directory / "more"
         with self.assertRaises(OSError):
             self.server.mr("more", "file", 2 * BYTES, ALL | ON_DEMAND, self.path)
         self.assertIn("make the budget larger", self.server.error_output())
         self.server("dereg", "r")
-        self.assertEqual(self.server.stat()["memory"]["locked_bytes"], 0)
+        self.assertEqual(self.server.stat()["memory"]["resident_bytes"], 0)
 
 
 class OdpMode(Paged):

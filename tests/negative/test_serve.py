@@ -28,7 +28,10 @@ REFUSED = 1
 class Serving(unittest.TestCase):
     def setUp(self):
         self.directory = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        # Servers that are killed leave their frames.
+        self.frames = self.enterContext(tempfile.TemporaryDirectory(dir="/dev/shm"))
         self.directory.chmod(0o755)
+        os.chmod(self.frames, 0o1777)
         self.command = TERRACE
 
     def path(self, name, size=None):
@@ -39,7 +42,7 @@ class Serving(unittest.TestCase):
         return path
 
     def argv(self, *arguments, wrapper=(), address=None):
-        return [*wrapper, self.command, "serve", "--listen", address or fresh_address(), *map(str, arguments)]
+        return [*wrapper, self.command, "serve", "--listen", address or fresh_address(), "--frames", self.frames, *map(str, arguments)]
 
     def node(self, *arguments):
         """Starts a node. Returns its process and address."""
@@ -124,7 +127,7 @@ class Errors(Serving):
     def test_a_budget_above_the_memlock_limit(self):
         wrapper = ("prlimit", "--memlock=8388608:8388608", "setpriv", "--bounding-set=-ipc_lock,-sys_resource",
                    "--inh-caps=-ipc_lock,-sys_resource")
-        self.refused("ulimit -l", "--region", f"r={self.path('r', 8 * MIB)}", "--dram", "64M", wrapper=wrapper)
+        self.refused("ulimit -l", "--region", f"r={self.path('r', 8 * MIB)}", "--dram", "64M", "--mode", "pin", wrapper=wrapper)
 
     def test_a_budget_above_the_control_groups_limit(self):
         try:
