@@ -16,7 +16,7 @@ from harness import procs
 
 MIB = 1 << 20
 # The whole region fits into memory, because same-host clients access only resident pages directly.
-REGION, REGION_BYTES, DRAM_BYTES = "table", 16 * MIB, 17 * MIB
+REGION, REGION_BYTES, DRAM_BYTES = "table", 16 * MIB, 16 * MIB
 CLIENTS, SPAN = 3, 4 * MIB
 ROUNDS, WATCHED_S = 6, 0.4
 # At its end the node waits up to a second for clients in the middle of an access (`READERS_AT_CLOSE`), and writes its

@@ -40,7 +40,7 @@ struct Served {
 fn serve(node: &Node) -> Served {
     let directory = tempfile::tempdir_in("/var/tmp").expect("a directory");
     let name = directory.path().file_name().and_then(|name| name.to_str()).expect("a name");
-    let budget_bytes = FRAMES * (PAGE + 15) + (144 << 10);
+    let budget_bytes = FRAMES * PAGE;
     let pages =
         Pages::open(PagesConfig { is_kept: false, ..PagesConfig::new(name, budget_bytes) }).expect("a pool");
     let file =

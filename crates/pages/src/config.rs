@@ -10,7 +10,7 @@ use crate::store::{Best, Injected, StoreFactory};
 /// The configuration of a pool.
 #[derive(Clone, Debug)]
 pub struct PagesConfig {
-    /// The limit on the memory for frames and for what is kept about each, in bytes.
+    /// The limit on the memory for frames, in bytes. What is kept about each takes 15 bytes more.
     pub budget_bytes: u64,
     /// The name of the pool: a process that opens the pool of the same name takes its pages over.
     pub name: String,

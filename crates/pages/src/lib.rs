@@ -54,8 +54,8 @@
 //! last write to it.
 //!
 //! # Memory
-//! 8 bytes and a bit per page of the region, allocated by 512 pages as they are used, and 15 bytes per frame, which the
-//! budget includes: with half of a region in memory, 0.38 % of the region.
+//! 8 bytes and a bit per page of the region, allocated by 512 pages as they are used, and 15 bytes per frame: with half of
+//! a region in memory, 0.38 % of the region. The budget is for the frames alone.
 //!
 //! This crate does not know packets.
 

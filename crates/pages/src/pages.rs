@@ -14,7 +14,7 @@ use crate::budget;
 use crate::config::PagesConfig;
 use crate::engine::{Engine, Work};
 use crate::error::PagesError;
-use crate::frames::{FileIdentity, Opened, PAGES_MAX, Pool, SLOTS, frames_within};
+use crate::frames::{FileIdentity, Opened, PAGES_MAX, Pool, SLOTS, frames_within, overhead_bytes};
 use crate::lock_file;
 use crate::paged_region::PagedRegion;
 use crate::recover;
@@ -48,11 +48,11 @@ impl Pages {
     pub fn open(config: PagesConfig) -> Result<Arc<Pages>, PagesError> {
         let frame_count = frames_within(config.budget_bytes);
         if frame_count < FRAMES_MIN {
-            let least =
-                (1..).map(|count| count * PAGE_BYTES).find(|bytes| frames_within(*bytes) >= FRAMES_MIN);
-            return Err(PagesError::Budget { budget: config.budget_bytes, least: least.unwrap_or(u64::MAX) });
+            let least = u64::from(FRAMES_MIN) * PAGE_BYTES;
+            return Err(PagesError::Budget { budget: config.budget_bytes, least });
         }
-        budget::check_memory(config.budget_bytes, config.quota_bytes() as u64)?;
+        let overhead_bytes = config.quota_bytes() as u64 + overhead_bytes(config.budget_bytes);
+        budget::check_memory(config.budget_bytes, overhead_bytes)?;
         fault::install().map_err(PagesError::system("install signal handlers"))?;
         let pool = match Pool::open(config.directory.as_deref(), &config.name, frame_count)? {
             Opened::Ready(pool) => pool,

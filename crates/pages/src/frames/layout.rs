@@ -23,10 +23,14 @@ pub(super) const CHUNK_BYTES: u64 = 2 << 20;
 const OUTSIDE_BYTES: u64 = 2 + 1 + 4;
 const RECORD_BYTES: u64 = 8;
 
-/// How many frames a budget is enough for, with all that is kept about them.
+/// How many frames a budget is enough for.
 pub(crate) fn frames_within(budget_bytes: u64) -> u32 {
-    let for_frames = budget_bytes.saturating_sub(DIRECTORY_OFFSET + PAGE_BYTES);
-    u32::try_from(for_frames / (PAGE_BYTES + RECORD_BYTES + OUTSIDE_BYTES)).unwrap_or(u32::MAX)
+    u32::try_from(budget_bytes / PAGE_BYTES).unwrap_or(u32::MAX)
+}
+
+/// The memory that is kept about the frames of a budget, in bytes.
+pub(crate) fn overhead_bytes(budget_bytes: u64) -> u64 {
+    DIRECTORY_OFFSET + u64::from(frames_within(budget_bytes)) * (RECORD_BYTES + OUTSIDE_BYTES)
 }
 
 /// The offsets for a number of frames.
@@ -97,13 +101,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_covers_frames_and_all_that_is_kept_about_them() {
+    fn a_budget_is_for_frames_and_little_is_kept_about_them() {
         for budget in [1u64 << 20, 1 << 30, 20 << 30] {
             let layout = Layout { frame_count: frames_within(budget) };
             let frames = u64::from(layout.frame_count);
-            let used = frames * (PAGE_BYTES + OUTSIDE_BYTES) + layout.before_frames().end;
-            assert!(used <= budget && used > budget - 4 * PAGE_BYTES, "{used} of {budget}");
-            assert!(frames * (OUTSIDE_BYTES + RECORD_BYTES) * 1000 < frames * PAGE_BYTES * 4, "0.4 %");
+            assert_eq!(frames * PAGE_BYTES, budget);
+            let kept = frames * OUTSIDE_BYTES + layout.before_frames().end;
+            assert!(kept <= overhead_bytes(budget) && overhead_bytes(budget) - kept < PAGE_BYTES);
+            assert!((kept - DIRECTORY_OFFSET) * 1000 < budget * 4, "0.4 %");
         }
         assert_eq!(frames_within(1000), 0);
     }

@@ -24,7 +24,7 @@ mod pool;
 mod record;
 mod region_slot;
 
-pub(crate) use layout::{SLOTS, frames_within};
+pub(crate) use layout::{SLOTS, frames_within, overhead_bytes};
 pub(crate) use place::{find_pools, pools_in};
 pub(crate) use pool::{Opened, Pool};
 pub(crate) use record::{PAGES_MAX, Record};

@@ -69,9 +69,9 @@ pub fn pools() -> PathBuf {
     std::env::var_os("TERRACE_POOLS").map_or(PathBuf::from("/dev/shm"), PathBuf::from)
 }
 
-/// A budget for about so many frames.
+/// A budget for so many frames.
 pub fn budget(frames: u64) -> u64 {
-    frames * (PAGE + 15) + (144 << 10)
+    frames * PAGE
 }
 
 /// The content of a page of [`Scratch::with_numbered_pages`].
