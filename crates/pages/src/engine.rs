@@ -91,7 +91,7 @@ impl Engine {
     }
 
     pub(crate) fn shard_index(&self, key: PageKey) -> usize {
-        key.hash() as usize % self.shards.len()
+        key.shard(self.shards.len())
     }
 
     pub(crate) fn lock(&self, key: PageKey) -> MutexGuard<'_, Shard> {

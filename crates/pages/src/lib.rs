@@ -34,7 +34,7 @@
 //! | `sys`, `sync` | mappings and copies; atomics, which a model replaces |
 //!
 //! # Locks
-//! A page belongs to a shard by a hash of its region and number; 16 adjacent pages are in one shard. A shard has a fixed
+//! A page belongs to a shard by its region and number; 16 adjacent pages are in one shard, and the next 16 in another. A shard has a fixed
 //! part of the frames, its own queues and its own lock, so misses of different pages do not wait for each other. The
 //! lock is held for lookups and copies of at most a page, never for the device or for a peer. The device is locked after
 //! no shard and before each. Hits take no lock; the first write to a clean page takes its shard's lock once.
