@@ -297,7 +297,7 @@ def undrained_responses(targets, clock, sent):
 def malformed_requests(targets, clock, sent):
     """Corrupted requests, most of them close to valid ones."""
     rng, qpns = random.Random(7), itertools.cycle(range(0x1000, 0x8000, 2))
-    kinds = (control.OPEN, control.MAGIC, control.READ, control.WRITE, control.COUNTS, control.FIND, control.PAIR, control.DONE)
+    kinds = (control.OPEN, control.MAGIC, control.READ, control.WRITE, control.FIND, control.PAIR, control.DONE)
     with peer_at(targets.attackers[3]) as peer, sent(peer):
         for client in connections_to_node(targets, peer, qpns):
             clock.check()

@@ -14,7 +14,7 @@ import unittest
 
 import control
 import roce
-from control import (ACCESS_DENIED, COUNTS, DONE, FIND, FOUND, INVALID, MAGIC, NO_SUCH_REGION, OK, OPEN, OPENED, OUT_OF_RANGE,
+from control import (ACCESS_DENIED, DONE, FIND, FOUND, INVALID, MAGIC, NO_SUCH_REGION, OK, OPEN, OPENED, OUT_OF_RANGE,
                      PAIR, PAIRED, READ, WRITE, NoAnswer, ControlClient, message)
 from support import TERRACE, USAGE, assert_refused, fresh_address
 
@@ -213,7 +213,6 @@ class HostileClients(Serving):
             "a zero source": message(WRITE, struct.pack("<IIQIB3xQ", rkey, 4, va, 0, 9, 0)),
             "a switch that is neither on nor off": message(MAGIC, control.magic(1, 2, rkey, region_id, on=2)),
             "an invalid path MTU": message(PAIR, struct.pack("<IIH", 0x300, 0, 1000)),
-            "too many counters": message(COUNTS, struct.pack("<IIQQII", 1, (1 << 32) - 1, 0, region_id, rkey, 5)),
         }
         peer = self.peer()
         for what, lie in lies.items():

@@ -10,14 +10,13 @@
 //! | [`session`] | the state of one queue pair: the order of posts, RPCs and completions |
 //! | [`proto`] | the messages between client and server, with their decoders |
 //! | [`signature`] | the signature page |
-//! | [`region`] | the client's state of an extended region: [`layout`], signature page, [`bitmap`], [`counts`] |
+//! | [`region`] | the client's state of an extended region: [`layout`], signature page, [`bitmap`] |
 //! | [`peers`] | the client's knowledge of rkeys, and the schedule of queries |
 //! | [`pages`] | sets of pages |
 
 #![forbid(unsafe_code)]
 
 pub mod bitmap;
-pub mod counts;
 pub mod layout;
 pub mod pages;
 pub mod peers;

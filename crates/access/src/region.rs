@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::bitmap::PulledBitmap;
-use crate::counts::Counts;
 use crate::layout::Layout;
 use crate::proto::RegionDescription;
 use crate::signature::SignaturePage;
@@ -15,11 +14,10 @@ pub struct Region {
     description: RegionDescription,
     signature: SignaturePage,
     bitmap: PulledBitmap,
-    counts: Counts,
 }
 
 impl Region {
-    /// The state for a peer's description: no residency bitmap pulled, no accesses counted.
+    /// The state for a peer's description: no residency bitmap pulled.
     pub fn new(rkey: u32, description: RegionDescription) -> Region {
         let unit_count = description.layout.unit_count();
         Region {
@@ -27,7 +25,6 @@ impl Region {
             description,
             signature: SignaturePage::derive(&description.signature_key),
             bitmap: PulledBitmap::new(unit_count),
-            counts: Counts::new(unit_count),
         }
     }
 
@@ -54,11 +51,6 @@ impl Region {
     /// The client's copy of the residency bitmap.
     pub fn bitmap(&self) -> &PulledBitmap {
         &self.bitmap
-    }
-
-    /// The number of accesses of each unit.
-    pub fn counts(&self) -> &Counts {
-        &self.counts
     }
 }
 

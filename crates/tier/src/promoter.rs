@@ -101,9 +101,8 @@ fn take_counts(watched: &mut [Watched]) {
     for Watched { region, heat } in watched {
         let (mut hits, mut misses) = (0, 0);
         for (unit, heat) in heat.iter_mut().enumerate() {
-            let by_clients = region.client_counts[unit].swap(0, Ordering::Relaxed);
             let counts = region.presence.take_counts(unit);
-            heat.tick(counts.hits.saturating_add(counts.misses).saturating_add(by_clients));
+            heat.tick(counts.hits.saturating_add(counts.misses));
             hits += u64::from(counts.hits);
             misses += u64::from(counts.misses);
         }

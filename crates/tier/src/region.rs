@@ -1,6 +1,6 @@
 //! The tier's knowledge of a region, except for the state of its units.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use terrace_hostmem::HostRange;
 use terrace_memory::{AccessError, Presence};
@@ -24,8 +24,6 @@ pub(crate) struct Region {
     pub(crate) method: IoMethod,
     /// Direct access was tried and refused.
     direct_refused: AtomicBool,
-    /// Accesses per unit that clients have counted since the counts were last taken.
-    pub(crate) client_counts: Box<[AtomicU32]>,
     pub(crate) counters: RegionCounters,
     pub(crate) losses: Losses,
 }
@@ -39,7 +37,6 @@ impl Region {
         method: IoMethod,
     ) -> Region {
         let presence = Presence::new(map);
-        let client_counts = (0..presence.unit_count()).map(|_| AtomicU32::new(0)).collect();
         let (file_offset, exclusive, writable) = source;
         Region {
             id,
@@ -50,7 +47,6 @@ impl Region {
             writable,
             method,
             direct_refused: AtomicBool::new(false),
-            client_counts,
             counters: RegionCounters::default(),
             losses: Losses::default(),
         }

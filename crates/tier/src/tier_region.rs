@@ -31,15 +31,6 @@ struct Slice {
 }
 
 impl TierRegion {
-    /// Adds access counts of a client, from unit `first` on; units beyond the region's end are ignored.
-    pub fn add_counts(&self, first: usize, counts: &[u32]) {
-        for (counter, count) in self.region.client_counts.iter().skip(first).zip(counts) {
-            // Atomic: several clients may add their counts at the same time.
-            let add = |before: u32| Some(before.saturating_add(*count));
-            let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
-        }
-    }
-
     /// Statistics so far.
     pub fn stats(&self) -> RegionStats {
         let range = self.region.presence.range();

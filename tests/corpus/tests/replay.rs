@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use terrace_access::proto::{Datagram, Message};
+
 fn corpus() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus")
 }
@@ -33,6 +35,21 @@ macro_rules! targets {
 }
 
 targets!(access_proto, cm_manager, icrc_verify, transport_qp, wire_cm, wire_parse);
+
+/// A new version of the protocol must not leave its seeds behind, which decoders refuse at their first byte.
+#[test]
+fn seeds_of_the_control_protocol_are_valid() {
+    for entry in fs::read_dir(corpus().join("access_proto")).expect("a corpus") {
+        let path = entry.expect("an entry").path();
+        let (bytes, name) = (fs::read(&path).expect("an input"), path.display().to_string());
+        let outcome = if name.contains("datagram") {
+            Datagram::decode(&bytes).map(|_| ())
+        } else {
+            Message::decode(&bytes).map(|_| ())
+        };
+        assert_eq!(outcome, Ok(()), "{name}");
+    }
+}
 
 #[test]
 fn no_target_is_left_out() {

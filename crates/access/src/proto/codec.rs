@@ -4,10 +4,9 @@ use super::VERSION;
 use super::bytes::{DecodeError, EncodeError, Reader, Writer, check_range, refuse};
 use super::datagram::{RegionDescription, decode_mtu};
 use super::message::{
-    Body, Counts, Endpoint, Found, MESSAGE_BYTES_MAX, Magic, Message, NAME_BYTES_MAX, Open, Opened, Pages,
-    Read, Source, Status, Table, Write,
+    Body, Endpoint, Found, MESSAGE_BYTES_MAX, Magic, Message, NAME_BYTES_MAX, Open, Opened, Pages, Read,
+    Source, Status, Table, Write,
 };
-use crate::layout::UNITS_MAX;
 use crate::pages::PageBitmap;
 use crate::signature::PAGE_BYTES;
 
@@ -18,12 +17,11 @@ const KIND_OPENED: u8 = 2;
 const KIND_MAGIC: u8 = 3;
 const KIND_READ: u8 = 4;
 const KIND_WRITE: u8 = 5;
-const KIND_COUNTS: u8 = 6;
-const KIND_DONE: u8 = 7;
-const KIND_FIND: u8 = 8;
-const KIND_FOUND: u8 = 9;
-const KIND_PAIR: u8 = 10;
-const KIND_PAIRED: u8 = 11;
+const KIND_DONE: u8 = 6;
+const KIND_FIND: u8 = 7;
+const KIND_FOUND: u8 = 8;
+const KIND_PAIR: u8 = 9;
+const KIND_PAIRED: u8 = 10;
 
 impl<'a> Message<'a> {
     /// Writes the message to the front of a buffer; returns its length.
@@ -37,7 +35,6 @@ impl<'a> Message<'a> {
             Body::Magic(_) => (KIND_MAGIC, Status::Ok),
             Body::Read(_) => (KIND_READ, Status::Ok),
             Body::Write(_) => (KIND_WRITE, Status::Ok),
-            Body::Counts(_) => (KIND_COUNTS, Status::Ok),
             Body::Find(_) => (KIND_FIND, Status::Ok),
             Body::Found(_) => (KIND_FOUND, Status::Ok),
             Body::Pair(_) => (KIND_PAIR, Status::Ok),
@@ -84,7 +81,6 @@ impl<'a> Message<'a> {
             KIND_MAGIC => Body::Magic(Magic::decode(&mut reader)?),
             KIND_READ => Body::Read(Read::decode(&mut reader)?),
             KIND_WRITE => Body::Write(Write::decode(&mut reader)?),
-            KIND_COUNTS => Body::Counts(Counts::decode(&mut reader)?),
             KIND_DONE => Body::Done(status),
             KIND_FIND => Body::Find(decode_name(&mut reader)?),
             KIND_FOUND => Body::Found(Found {
@@ -115,10 +111,6 @@ impl Body<'_> {
             }
             Body::Read(read) => read.encode(writer),
             Body::Write(write) => write.encode(writer),
-            Body::Counts(counts) => {
-                writer.u32(counts.table_rkey).u32(counts.unit_count).u64(counts.table_va);
-                writer.u64(counts.region_id).u32(counts.rkey).u32(counts.first_unit);
-            }
             Body::Find(name) => _ = writer.bytes(name.as_bytes()),
             Body::Found(found) => found.region.encode(writer.u32(found.rkey)),
             Body::Pair(end) | Body::Paired(end) => _ = writer.u32(end.qpn).u32(end.psn).u16(end.mtu_bytes),
@@ -277,18 +269,5 @@ impl<'a> Write<'a> {
             Source::Inline(_) => Ok(()),
         }?;
         Ok(Write { rkey, va, length, source })
-    }
-}
-
-impl Counts {
-    fn decode(reader: &mut Reader<'_>) -> Result<Counts, DecodeError> {
-        let (table_rkey, unit_count) = (reader.u32("table rkey")?, reader.u32("units")?);
-        let (table_va, region_id) = (reader.u64("table va")?, reader.u64("region id")?);
-        let (rkey, first_unit) = (reader.u32("rkey")?, reader.u32("first unit")?);
-        if u64::from(first_unit) + u64::from(unit_count) > UNITS_MAX {
-            return refuse("units", unit_count.into(), "more units than a region can have");
-        }
-        check_range("table va", table_va, u64::from(unit_count) * 4)?;
-        Ok(Counts { rkey, region_id, first_unit, unit_count, table_va, table_rkey })
     }
 }

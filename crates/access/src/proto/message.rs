@@ -94,8 +94,6 @@ pub enum Body<'a> {
     Read(Read),
     /// Requests that data be written into the region.
     Write(Write<'a>),
-    /// States the address of the client's access counters.
-    Counts(Counts),
     /// Requests the region with this name.
     Find(&'a str),
     /// Answers [`Body::Find`].
@@ -225,22 +223,4 @@ pub enum Source<'a> {
         /// Key of that memory.
         rkey: u32,
     },
-}
-
-/// The table of the client's access counters: 32-bit little-endian numbers, for `unit_count` units from `first_unit`
-/// on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counts {
-    /// The region's key.
-    pub rkey: u32,
-    /// The registration whose accesses are counted.
-    pub region_id: u64,
-    /// Unit of the first counter.
-    pub first_unit: u32,
-    /// The number of counters; 0 withdraws the table.
-    pub unit_count: u32,
-    /// Address of the first counter.
-    pub table_va: u64,
-    /// Key for READs of the table.
-    pub table_rkey: u32,
 }

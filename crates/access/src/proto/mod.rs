@@ -50,12 +50,11 @@
 //! | 3 | `Magic` | client | client's qpn u32, server's qpn u32, rkey u32, on u8, 3 zero, region id u64 | `Done` |
 //! | 4 | `Read` | client | rkey u32, length u32, va u64, destination rkey u32, pages u32, destination va u64, page offset u16, 6 zero, bitmap: a u64 for each 64 pages | data by RDMA WRITE, then `Done`, or an immediate in its place |
 //! | 5 | `Write` | client | rkey u32, length u32, va u64, source rkey u32, source u8 (0 inline, 1 by READ), 3 zero, source va u64; if inline, the data | `Done` |
-//! | 6 | `Counts` | client | table's rkey u32, units u32, table's va u64, region id u64, rkey u32, first unit u32 | `Done` |
-//! | 7 | `Done` | server | nothing | |
-//! | 8 | `Find` | client | name, UTF-8, to the end of the message | `Found` |
-//! | 9 | `Found` | server | rkey u32, then as in `Description` from the mode on | |
-//! | 10 | `Pair` | client | qpn u32, first psn u32, path mtu u16 (bytes) | `Paired` |
-//! | 11 | `Paired` | server | the same | |
+//! | 6 | `Done` | server | nothing | |
+//! | 7 | `Find` | client | name, UTF-8, to the end of the message | `Found` |
+//! | 8 | `Found` | server | rkey u32, then as in `Description` from the mode on | |
+//! | 9 | `Pair` | client | qpn u32, first psn u32, path mtu u16 (bytes) | `Paired` |
+//! | 10 | `Paired` | server | the same | |
 //!
 //! `Read`: page 0 of the bitmap is the page of the region's grid ([`Layout`](crate::layout::Layout)) that contains `va`.
 //! The server writes the bytes of the wanted pages within `va..va + length`, each at its offset from `va` in the
@@ -63,9 +62,6 @@
 //! it ([`immediate_of`]), the immediate of the last WRITE replaces `Done`. The page offset is that of `va` in its page;
 //! a request of a client whose grid is stale is refused with `Invalid`. A page count of 0 means the whole range; a
 //! client that does not know the region's grid sends 0.
-//!
-//! `Counts`: the client has one 32-bit counter for each unit; a counter only grows, and wraps. The server READs the
-//! table at any time. A unit count of 0 withdraws the table.
 //!
 //! `Magic` contains the region id of the registration whose signature page the client knows, so that a server can
 //! refuse stale knowledge.
@@ -78,12 +74,12 @@ mod message;
 pub use bytes::{DecodeError, EncodeError};
 pub use datagram::{Accepted, Connect, DATAGRAM_BYTES, Datagram, Described, Mode, RegionDescription};
 pub use message::{
-    Body, Counts, Endpoint, Found, HEADER_BYTES, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Magic, Message,
-    NAME_BYTES_MAX, Open, Opened, Pages, READ_PAGES_MAX, Read, Source, Status, Table, Write,
+    Body, Endpoint, Found, HEADER_BYTES, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Magic, Message, NAME_BYTES_MAX,
+    Open, Opened, Pages, READ_PAGES_MAX, Read, Source, Status, Table, Write,
 };
 
 /// The version of the protocol, stated in every message.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 
 /// An id fits into an immediate if its lower half is below this and its upper half below 256.
 pub const IMMEDIATE_IDS: u32 = 1 << 24;

@@ -317,11 +317,6 @@ impl Session {
         let seq = self.first + index as u64;
         let entry = &mut self.entries[index];
         entry.issued = true;
-        if let (Some(region), Some(remote)) = (&entry.region, &entry.remote)
-            && !matches!(entry.wr.op, SendOp::Flush { .. })
-        {
-            region.counts().count_access(region.layout().units(remote.va, remote.length));
-        }
         if let (Some(region), Kind::Read | Kind::Write, true) =
             (&entry.region, entry.kind, self.mode.is_some())
         {

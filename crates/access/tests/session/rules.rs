@@ -1,7 +1,6 @@
 //! A test for each rule of the session about routes and order, with every action checked.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use terrace_access::proto::{Body, Mode, RegionDescription, Source, Status};
 use terrace_access::region::{Knowledge, Region};
@@ -288,28 +287,6 @@ fn writes_by_rpc_wait_for_queued_requests_to_the_same_bytes() {
     harness.complete_post(&posts[0]);
     let (posts, calls) = sort(&harness.actions()[1..]);
     assert_eq!((posts.len(), calls.len()), (0, 2));
-}
-
-#[test]
-fn each_access_counts_once_for_each_unit() {
-    let mut harness = Harness::granted(Mode::OneSided);
-    harness.absent(&[1]);
-    harness.read(UNIT - 1, 2 + UNIT as u32, 0);
-    harness.write(UNIT, 1, 0x9000);
-    harness.post(SendOp::FetchAdd { va: BASE_VA + 8, rkey: RKEY, add: 1 }, &[(0, 8)], SendFlags::empty());
-    let flush = SendOp::Flush { va: BASE_VA, rkey: RKEY, length: 8, placement: 2, selectivity: 0 };
-    harness.post(flush, &[], SendFlags::empty());
-    while !harness.session.is_empty() {
-        let actions = harness.actions();
-        let wanted = actions.iter().filter(|action| !matches!(action, Action::Complete(_))).cloned();
-        let (posts, calls) = sort(&wanted.collect::<Vec<_>>());
-        posts.iter().for_each(|wr| harness.complete_post(wr));
-        calls.iter().for_each(|call| harness.done(call, Status::Ok));
-    }
-    let counts: Vec<u32> =
-        harness.region.counts().table()[..4].iter().map(|count| count.load(Ordering::Relaxed)).collect();
-    // One READ was the first use of the region, for the grant.
-    assert_eq!(counts, [1 + 1 + 1, 1 + 1, 1, 0]);
 }
 
 #[test]

@@ -187,8 +187,6 @@ impl Serving {
                 let job = WriteJob::new(export, write, self.quotas.writes.clone());
                 self.begin(control, id, job.map(Job::Write), request, context)
             }),
-            // The NIC counts one-sided accesses, and jobs count requests. The clients' counters would count both again.
-            Body::Counts(_) => Ok(Some(Body::Done(Status::Ok))),
             Body::Find(name) => find_region(name, context).map(Some),
             Body::Pair(endpoint) => self.connect_pair(*endpoint, context).map(|end| Some(Body::Paired(end))),
             Body::Opened(_) | Body::Found(_) | Body::Paired(_) | Body::Done(_) => Err(Status::Invalid),
