@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use crate::signature::PAGE_BYTES;
 
-/// The most units of a region for which this end allocates tables: 16 TiB of 1 MiB units. A unit count that a peer
-/// states is compared with this limit before an allocation.
-pub const UNITS_MAX: u64 = 1 << 24;
+/// The most units of a region: 16 TiB by pages. A unit count that a peer states is compared with this limit before the
+/// client allocates 24 bytes for each 32768 units ([`ResidencyView`](crate::residency::ResidencyView)).
+pub const UNITS_MAX: u64 = 1 << 32;
 /// The largest unit, in bytes.
 const UNIT_BYTES_MAX: u32 = 1 << 30;
 
@@ -110,6 +110,7 @@ mod tests {
         assert!(Layout::new(0, UNITS_MAX << 20, 0, unit).is_some());
         assert!(Layout::new(0, (UNITS_MAX << 20) + 1, 0, unit).is_none());
         assert!(Layout::new(0, UNITS_MAX << 20, 1, unit).is_none());
+        assert!(Layout::new(0, 256 << 30, 0, 4096).is_some());
     }
 
     #[test]

@@ -10,17 +10,17 @@
 //! | [`session`] | the state of one queue pair: the order of posts, RPCs and completions |
 //! | [`proto`] | the messages between client and server, with their decoders |
 //! | [`signature`] | the signature page |
-//! | [`region`] | the client's state of an extended region: [`layout`], signature page, [`bitmap`] |
+//! | [`region`] | the client's state of an extended region: [`layout`], signature page, [`residency`] |
 //! | [`peers`] | the client's knowledge of rkeys, and the schedule of queries |
 //! | [`pages`] | sets of pages |
 
 #![forbid(unsafe_code)]
 
-pub mod bitmap;
 pub mod layout;
 pub mod pages;
 pub mod peers;
 pub mod proto;
 pub mod region;
+pub mod residency;
 pub mod session;
 pub mod signature;

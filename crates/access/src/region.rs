@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::bitmap::PulledBitmap;
 use crate::layout::Layout;
 use crate::proto::RegionDescription;
+use crate::residency::ResidencyView;
 use crate::signature::SignaturePage;
 
 /// The client's state of a peer's extended region, or of a window on one. The queue pairs that use the region share it.
@@ -13,18 +13,18 @@ pub struct Region {
     rkey: u32,
     description: RegionDescription,
     signature: SignaturePage,
-    bitmap: PulledBitmap,
+    residency: ResidencyView,
 }
 
 impl Region {
-    /// The state for a peer's description: no residency bitmap pulled.
+    /// The state for a peer's description: all of it counts as present.
     pub fn new(rkey: u32, description: RegionDescription) -> Region {
         let unit_count = description.layout.unit_count();
         Region {
             rkey,
             description,
             signature: SignaturePage::derive(&description.signature_key),
-            bitmap: PulledBitmap::new(unit_count),
+            residency: ResidencyView::new(unit_count),
         }
     }
 
@@ -48,9 +48,9 @@ impl Region {
         &self.signature
     }
 
-    /// The client's copy of the residency bitmap.
-    pub fn bitmap(&self) -> &PulledBitmap {
-        &self.bitmap
+    /// The client's view of which units are present.
+    pub fn residency(&self) -> &ResidencyView {
+        &self.residency
     }
 }
 

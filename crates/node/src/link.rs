@@ -144,16 +144,24 @@ impl Link {
         self.sessions.insert(tag, mailbox);
     }
 
-    /// READs the server's memory. The flag is set when the READ has completed.
-    pub fn read(&mut self, control: &mut Control, va: u64, rkey: u32, into: Sge, done: &Arc<AtomicBool>) {
-        let wr_id = self.next_read;
+    /// READs the server's memory at one or more addresses. The flag is set when the last READ has completed.
+    pub fn read(
+        &mut self,
+        control: &mut Control,
+        rkey: u32,
+        reads: impl Iterator<Item = (u64, Sge)>,
+        done: &Arc<AtomicBool>,
+    ) {
+        let mut reads = reads.peekable();
+        while let Some((va, into)) = reads.next() {
+            let wr_id = reads.peek().is_none().then_some(self.next_read);
+            control.push(SendOp::Read { va, rkey }, Payload::Sges(SgeList::from_slice(&[into])), wr_id);
+        }
+        self.reads.insert(self.next_read, done.clone());
         self.next_read += 1;
-        self.reads.insert(wr_id, done.clone());
-        let payload = Payload::Sges(SgeList::from_slice(&[into]));
-        control.push(SendOp::Read { va, rkey }, payload, Some(wr_id));
     }
 
-    /// Sets the flag of a completed READ.
+    /// Sets the flag of completed READs.
     pub fn complete_read(&mut self, wr_id: u64) {
         if let Some(done) = self.reads.remove(&wr_id) {
             done.store(true, Ordering::Release);

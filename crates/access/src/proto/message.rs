@@ -146,8 +146,9 @@ pub struct Table {
     pub rkey: u32,
 }
 
-/// The tables of a region. The bitmap has one bit per unit: unit `n` is bit `n % 64` of the little-endian word `n / 64`.
-/// The version table has one 32-bit version per page, odd if present.
+/// The tables of a region, of which a client READs the parts that it needs. The bitmap has one bit per unit: unit `n` is
+/// bit `n % 64` of the little-endian word `n / 64`. The version table has an entry per page, odd versions if present: of
+/// 4 bytes, or of 8 with the version in the upper 29 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opened {
     /// The residency bitmap.

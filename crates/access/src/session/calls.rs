@@ -33,6 +33,11 @@ impl Call {
         Message { id: self.id, body }
     }
 
+    /// The number of accesses that it requests.
+    pub fn request_count(&self) -> usize {
+        usize::from(!matches!(self.request, Request::Magic(_)))
+    }
+
     /// Writes the message into a buffer; returns its length.
     ///
     /// # Errors

@@ -317,6 +317,9 @@ impl Session {
         let seq = self.first + index as u64;
         let entry = &mut self.entries[index];
         entry.issued = true;
+        if let (Some(region), Some(remote)) = (&entry.region, &entry.remote) {
+            region.residency().mark_used(region.layout().units(remote.va, remote.length));
+        }
         if let (Some(region), Kind::Read | Kind::Write, true) =
             (&entry.region, entry.kind, self.mode.is_some())
         {

@@ -118,11 +118,11 @@ impl Session {
                 self.queue_post(self.first + index as u64, Some(range));
             }
             (Status::Plain, _) => self.fail(index, WcStatus::RemoteInvalidRequest, 0),
-            _ => {
-                if let Some(failure) = completion_status(status) {
-                    self.fail(index, failure, status as u32);
-                }
-            }
+            _ => match (completion_status(status), &self.entries[index].region) {
+                (Some(failure), _) => self.fail(index, failure, status as u32),
+                (None, Some(region)) => read::mark_present(region, &task.request),
+                (None, None) => {}
+            },
         }
         self.complete_early(index);
         self.release_deferred_calls();

@@ -9,7 +9,7 @@ use super::calls::{self, Request, Task};
 use super::entry::{Entry, Local, Seq};
 use super::sge_list::{LocalMemory, gather, sub_elements};
 use crate::pages::PageBitmap;
-use crate::proto::{Pages, READ_PAGES_MAX};
+use crate::proto::{Pages, READ_PAGES_MAX, Read};
 use crate::region::Region;
 use crate::signature::{CHUNK_BYTES, PAGE_BYTES};
 
@@ -26,7 +26,7 @@ pub(super) struct Plan {
     pub(super) absent: PageBitmap,
 }
 
-/// Divides a READ of a region by the residency of its units in the pulled bitmap. Without `may_call`, all units count
+/// Divides a READ of a region by the residency of its units in the client's view. Without `may_call`, all units count
 /// as present.
 pub(super) fn plan(region: &Region, va: u64, length: u64, may_call: bool) -> Plan {
     let layout = region.layout();
@@ -36,7 +36,7 @@ pub(super) fn plan(region: &Region, va: u64, length: u64, may_call: bool) -> Pla
     for unit in layout.units(va, length) {
         let from = (unit as u64 * unit_bytes).saturating_sub(start);
         let to = ((unit as u64 + 1) * unit_bytes - start).min(length);
-        if may_call && !region.bitmap().is_present(unit) {
+        if may_call && !region.residency().is_present(unit) {
             if plan.absent.page_count() == 0 {
                 plan.absent = PageBitmap::new(layout.page_count(va, length));
             }
@@ -169,13 +169,33 @@ fn is_overwritten(entry: &Entry, range: &ByteRange) -> bool {
             .any(|(_, sge)| entry.overwritten.iter().any(|local| local.overlaps(&Local::from(&sge))))
 }
 
-/// Marks the units of the suspect pages absent in the bitmap.
+/// Marks the units of the suspect pages absent.
 pub(super) fn mark_absent(region: &Region, va: u64, suspects: &PageBitmap) {
     let first_page = region.layout().grid(va) / PAGE;
     let unit_pages = u64::from(region.layout().unit_bytes()) / PAGE;
     for run in suspects.runs() {
         let first = (first_page + run.start as u64) / unit_pages;
         let last = (first_page + run.end as u64 - 1) / unit_pages;
-        (first..=last).for_each(|unit| region.bitmap().mark_absent(unit as usize));
+        (first..=last).for_each(|unit| region.residency().mark_absent(unit as usize));
+    }
+}
+
+/// Marks pages present that the server has brought into memory for a call. A unit of several pages stays absent: the server
+/// may have fetched these pages only, and not for long.
+pub(super) fn mark_present(region: &Region, request: &Request) {
+    let layout = region.layout();
+    if u64::from(layout.unit_bytes()) != PAGE {
+        return;
+    }
+    let mark = |units: Range<usize>| units.for_each(|unit| region.residency().mark_present(unit));
+    match request {
+        Request::Read(Read { va, pages: Some(pages), .. }) => {
+            let first = layout.units(*va, 1).start;
+            pages.wanted.runs().for_each(|run| mark(first + run.start..first + run.end));
+        }
+        Request::Read(Read { va, length, pages: None, .. }) | Request::Write { va, length, .. } => {
+            mark(layout.units(*va, (*length).into()));
+        }
+        Request::Magic(_) => {}
     }
 }

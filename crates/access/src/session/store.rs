@@ -22,7 +22,7 @@ pub(super) const SMALL_BYTES_MAX: u64 = 4096;
 pub(super) fn is_cheaper_by_rpc(entry: &Entry, region: &Region) -> bool {
     let Some(remote) = &entry.remote else { return false };
     let mut units = region.layout().units(remote.va, remote.length);
-    entry.length <= SMALL_BYTES_MAX && units.any(|unit| !region.bitmap().is_present(unit))
+    entry.length <= SMALL_BYTES_MAX && units.any(|unit| !region.residency().is_present(unit))
 }
 
 /// The calls for a WRITE.

@@ -75,7 +75,7 @@ impl Harness {
     pub fn absent(&self, units: &[usize]) {
         let mut bytes = [0xff; 8];
         units.iter().for_each(|unit| bytes[unit / 8] &= !(1 << (unit % 8)));
-        self.region.bitmap().store(self.now, &bytes);
+        self.region.residency().store(0, &bytes);
     }
 
     pub fn post(&mut self, op: SendOp, sges: &[(u64, u32)], flags: SendFlags) {

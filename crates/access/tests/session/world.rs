@@ -312,7 +312,7 @@ impl World {
         }
     }
 
-    /// Updates a client's bitmap, or fills it with random bits.
+    /// Updates a client's view, or fills it with random bits.
     pub fn pull(&mut self) {
         let index = self.rng.below(self.server.keys.len());
         let key = &self.server.keys[index];
@@ -321,13 +321,13 @@ impl World {
         else {
             return;
         };
-        let mut bytes = vec![0; region.bitmap().length_bytes()];
+        let mut bytes = vec![0; region.residency().length_bytes()];
         let is_correct = self.rng.one_in(2);
         for unit in 0..present.len().min(bytes.len() * 8) {
             let bit = if is_correct { present[unit] } else { self.rng.one_in(2) };
             bytes[unit / 8] |= u8::from(bit) << (unit % 8);
         }
-        region.bitmap().store(self.now, &bytes);
+        region.residency().store(0, &bytes);
     }
 }
 

@@ -4,17 +4,21 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use smallvec::SmallVec;
 use terrace_access::proto::{Mode, Table};
 use terrace_access::region::{Knowledge, Region};
+use terrace_access::residency::{PULL_BYTES_MAX, PullRanges};
 use terrace_access::session::{Action, Call, Config, LocalMemory, Session};
 use terrace_nic::{
     Buffer, Cq, Device, Error, LocalError, Pd, PostError, QpAttr, QpAttrMask, QpState, QueuePair, SendWr,
     Sge, Time, Wc,
 };
 
-use super::Completion;
+use super::{ClientCounters, Completion};
 use crate::agent::Agent;
 use crate::connections::{Connection, Role};
+use crate::control::Control;
+use crate::link::Link;
 use crate::mailbox::Mailbox;
 
 /// The session's tag. The link's own requests have tag 0.
@@ -24,14 +28,45 @@ const COMPLETIONS_MAX: usize = 64;
 /// `ibv_access_flags` of the buffer for a pulled bitmap.
 const LOCAL_WRITE: u32 = 1;
 
-/// The residency bitmap of a region in use, and the READ that pulls it.
+/// The pulls of a region's residency bitmap.
 struct Pull {
     region: Arc<Region>,
+    /// The bitmap in the server's memory.
     table: Table,
+    /// The pulled ranges, one behind the other.
     buffer: Buffer,
-    in_flight: bool,
-    /// Set when the READ has completed.
+    /// The ranges of the pull in flight; empty without one.
+    in_flight: PullRanges,
+    /// Set when the READs of the pull have completed.
     arrived: Arc<AtomicBool>,
+}
+
+impl Pull {
+    /// READs the ranges of the pull in flight.
+    fn read(&self, link: &mut Link, control: &mut Control) {
+        let mut at = 0;
+        let reads = self.in_flight.iter().map(|range| {
+            let into = self.buffer.sge(at, range.len() as u32);
+            at += range.len();
+            (self.table.va + range.start as u64, into)
+        });
+        link.read(control, self.table.rkey, reads, &self.arrived);
+    }
+
+    /// Stores the ranges that have arrived. Returns their length in bytes.
+    fn store(&mut self, now: Time) -> usize {
+        let (residency, mut at) = (self.region.residency(), 0);
+        for range in std::mem::take(&mut self.in_flight) {
+            let mut bytes = vec![0; range.len()];
+            match self.buffer.read(at, &mut bytes) {
+                Ok(()) => residency.store(range.start, &bytes),
+                Err(error) => tracing::debug!(%error, "a pulled bitmap cannot be read"),
+            }
+            at += range.len();
+        }
+        residency.end_pull(now);
+        at
+    }
 }
 
 /// The session and queue pair of a client.
@@ -51,6 +86,7 @@ pub(super) struct Io {
     completed: VecDeque<Completion>,
     /// Whether the session knows that the control queue pair is gone.
     is_control_gone: bool,
+    pub counters: ClientCounters,
 }
 
 impl Io {
@@ -80,6 +116,7 @@ impl Io {
             arrived: Vec::new(),
             completed: VecDeque::new(),
             is_control_gone: false,
+            counters: ClientCounters::default(),
         }
     }
 
@@ -98,13 +135,13 @@ impl Io {
     /// # Errors
     /// ENOMEM without memory for the bitmap.
     pub fn start_pulls(&mut self, pd: &Arc<Pd>, region: Arc<Region>, table: Table) -> Result<(), Error> {
-        let len = region.bitmap().length_bytes();
+        let len = region.residency().length_bytes();
         if table.length_bytes < len as u64 {
             return Err(Error::Invalid("the server's bitmap is shorter than its region"));
         }
-        let buffer = Buffer::new(pd, len, LOCAL_WRITE)?;
+        let buffer = Buffer::new(pd, len.min(PULL_BYTES_MAX), LOCAL_WRITE)?;
         let arrived = Arc::new(AtomicBool::new(false));
-        self.pulls.push(Pull { region, table, buffer, in_flight: false, arrived });
+        self.pulls.push(Pull { region, table, buffer, in_flight: PullRanges::new(), arrived });
         Ok(())
     }
 
@@ -175,10 +212,19 @@ impl Io {
         }
     }
 
-    /// Sends the calls, and pulls the bitmaps that are due.
+    /// Sends the calls, and pulls what is due of the bitmaps.
     fn send_calls_and_pulls(&mut self, agent: &Agent, now: Time) {
-        let due = self.pulls.iter().any(|pull| !pull.in_flight && pull.region.bitmap().begin_pull(now));
-        if self.calls.is_empty() && !due {
+        let mut begun: SmallVec<[usize; 4]> = SmallVec::new();
+        for (index, pull) in self.pulls.iter_mut().enumerate() {
+            if !pull.in_flight.is_empty() || !pull.region.residency().is_pull_due(now) {
+                continue;
+            }
+            pull.in_flight = pull.region.residency().begin_pull(now);
+            if !pull.in_flight.is_empty() {
+                begun.push(index);
+            }
+        }
+        if self.calls.is_empty() && begun.is_empty() {
             return;
         }
         let mut state = agent.lock();
@@ -186,27 +232,19 @@ impl Io {
         else {
             return;
         };
-        self.calls.drain(..).for_each(|call| control.send(&call.message()));
-        if due {
-            for pull in self.pulls.iter_mut().filter(|pull| !pull.in_flight) {
-                let len = pull.buffer.len() as u32;
-                link.read(control, pull.table.va, pull.table.rkey, pull.buffer.sge(0, len), &pull.arrived);
-                pull.in_flight = true;
-            }
+        for call in self.calls.drain(..) {
+            control.send(&call.message());
+            self.counters.messages += 1;
+            self.counters.requests += call.request_count() as u64;
         }
+        begun.iter().for_each(|&index| self.pulls[index].read(link, control));
         state.connections.post();
     }
 
     fn store_pulled(&mut self, now: Time) {
-        for pull in self.pulls.iter_mut().filter(|pull| pull.in_flight) {
-            if !pull.arrived.swap(false, Ordering::AcqRel) {
-                continue;
-            }
-            pull.in_flight = false;
-            let mut bytes = vec![0; pull.buffer.len()];
-            match pull.buffer.read(0, &mut bytes) {
-                Ok(()) => pull.region.bitmap().store(now, &bytes),
-                Err(_) => pull.region.bitmap().fail_pull(now),
+        for pull in &mut self.pulls {
+            if pull.arrived.swap(false, Ordering::AcqRel) {
+                self.counters.pulled_bytes += pull.store(now) as u64;
             }
         }
     }

@@ -83,6 +83,17 @@ pub struct Completion {
     pub status: WcStatus,
 }
 
+/// What a client has requested of its server besides one-sided accesses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientCounters {
+    /// Requests to fetch or to write ranges that are not in the server's memory.
+    pub requests: u64,
+    /// The messages that carried them.
+    pub messages: u64,
+    /// Bytes of residency bitmaps.
+    pub pulled_bytes: u64,
+}
+
 /// A connection to a memory node.
 pub struct Client {
     device: Arc<Device>,
@@ -199,6 +210,11 @@ impl Client {
         let begun = wrs.try_for_each(|wr| io.begin(wr?, known).map_err(|_| ClientError::Full));
         io.advance(&self.device, &self.agent)?;
         begun
+    }
+
+    /// The counters so far.
+    pub fn counters(&self) -> ClientCounters {
+        self.io.lock().counters
     }
 
     /// Makes progress, appends the completions of accesses, and returns their number.
