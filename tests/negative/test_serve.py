@@ -221,6 +221,31 @@ class HostileClients(Serving):
                 attacker.send_message(lie)
                 self.expect_end(attacker)
 
+    def test_requests_of_one_message_are_refused_one_by_one(self):
+        rkey, va, length, region_id = self.region
+        attacker = self.client()
+        attacker.grant(rkey, region_id)
+
+        def answers(*reads):
+            """Status, first id and number of requests of each answer."""
+            attacker.send_message(message(READ, b"".join(reads)))
+            left, answers = len(reads), []
+            while left > 0:
+                kind, status, ident, body = attacker.answer()
+                self.assertEqual(kind, DONE)
+                count, = struct.unpack("<I", body)
+                answers.append((status, ident, count))
+                left -= count
+            return answers
+
+        beyond, unknown = control.read(rkey, va + length, 1), control.read(rkey ^ 1, va, 16)
+        stale = control.read(rkey, va, 16, page_count=2, offset=4095, words=[1])
+        self.assertEqual(answers(beyond, unknown, unknown, stale),
+                         [(OUT_OF_RANGE, 7, 1), (ACCESS_DENIED, 8, 2), (INVALID, 10, 1)])
+        # As many as fit into one packet.
+        self.assertEqual(answers(*[beyond] * 24), [(OUT_OF_RANGE, 7, 24)])
+        self.expect_node_serves()
+
     def test_random_bytes(self):
         noise = random.Random(3)
         attacker = self.client()
@@ -251,7 +276,7 @@ class HostileClients(Serving):
             refused(ACCESS_DENIED, MAGIC, control.magic(attacker.qpn, server_qpn, rkey, region_id))
         refused(NO_SUCH_REGION, MAGIC, control.magic(attacker.qpn, 0, rkey ^ 1, region_id))
         refused(NO_SUCH_REGION, FIND, b"another")
-        for kind, body in ((OPENED, bytes(48)), (DONE, b""), (PAIRED, struct.pack("<IIH", 1, 0, 1024))):
+        for kind, body in ((OPENED, bytes(48)), (DONE, struct.pack("<I", 1)), (PAIRED, struct.pack("<IIH", 1, 0, 1024))):
             refused(INVALID, kind, body)
         kind, _, body = attacker.request(PAIR, struct.pack("<IIH", 0x999, 0, 1024))
         self.assertEqual(kind, PAIRED)

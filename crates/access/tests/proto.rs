@@ -1,7 +1,10 @@
 //! The control protocol: round trips, and invalid input.
 
+use std::ops::Range;
+
 use proptest::collection::vec;
 use proptest::prelude::*;
+use smallvec::{SmallVec, smallvec};
 use terrace_access::layout::Layout;
 use terrace_access::pages::PageBitmap;
 use terrace_access::proto::*;
@@ -93,6 +96,16 @@ fn reads() -> impl Strategy<Value = Read> {
     )
 }
 
+/// The first of the reads, as many as fit into a message.
+fn fitting(reads: Vec<Read>) -> SmallVec<[Read; 1]> {
+    let mut length = HEADER_BYTES;
+    let fits = |read: &Read| {
+        length += read.encoded_bytes();
+        length <= MESSAGE_BYTES_MAX
+    };
+    reads.into_iter().take_while(fits).collect()
+}
+
 /// Messages that carry no data.
 fn bodies() -> impl Strategy<Value = Body<'static>> {
     let number = 0_u32..1 << 24;
@@ -104,12 +117,12 @@ fn bodies() -> impl Strategy<Value = Body<'static>> {
                 Body::Magic(Magic { client_qpn, server_qpn, rkey, region_id, on })
             }
         ),
-        reads().prop_map(Body::Read),
+        vec(reads(), 1..8).prop_map(|reads| Body::Read(fitting(reads))),
         any::<(u32, u64, u32, u32)>().prop_map(|(rkey, va, length, source)| {
             let source = Source::Remote { va: u64::from(source) << 8, rkey: source };
             Body::Write(Write { rkey, va: va >> 1, length: length.max(1), source })
         }),
-        statuses().prop_map(Body::Done),
+        (statuses(), 1..=REQUESTS_MAX as u32).prop_map(|(status, count)| Body::Done(Done { status, count })),
         prop::sample::select(vec!["a", "hot data", "\u{20ac}"]).prop_map(Body::Find),
         (any::<u32>(), regions()).prop_map(|(rkey, region)| Body::Found(Found { rkey, region })),
         ends().prop_map(Body::Pair),
@@ -217,7 +230,7 @@ fn errors_state_the_field_and_the_rule() {
         dest_va: 0,
         dest_rkey: 2,
     };
-    let good = encoded(&Message { id: 7, body: Body::Read(read) });
+    let good = encoded(&Message { id: 7, body: Body::Read(smallvec![read]) });
     let change = |at: usize, to: u8| {
         let mut bytes = good.clone();
         bytes[at] = to;
@@ -249,7 +262,7 @@ fn the_largest_messages_fit_exactly() {
         dest_va: 0,
         dest_rkey: 2,
     };
-    assert_eq!(encoded(&Message { id: 7, body: Body::Read(read) }).len(), MESSAGE_BYTES_MAX);
+    assert_eq!(encoded(&Message { id: 7, body: Body::Read(smallvec![read]) }).len(), MESSAGE_BYTES_MAX);
     let data = vec![1; INLINE_BYTES_MAX + 1];
     let write = |data| {
         let source = Source::Inline(data);
@@ -278,12 +291,34 @@ fn foreign_datagrams_are_distinguished_from_corrupt_ones() {
 
 #[test]
 fn immediates_identify_requests_with_small_ids() {
-    for id in [0, 7, 0x1_0000_0000, 0xff_00ff_ffff] {
-        assert_eq!(immediate_of(id).map(id_of_immediate), Some(id), "{id:#x}");
+    let ids = |first: u64, count: u64| first..first + count;
+    for ids in [ids(0, 1), ids(7, 64), ids(0x1_0000_0000, 2), ids(0xff_0003_ffff, 1), ids(0xff_0003_ffc0, 64)]
+    {
+        assert_eq!(immediate_of(ids.clone()).map(ids_of_immediate), Some(ids));
     }
-    for id in [0x100_0000_0000, 0x1_0100_0000, u64::MAX] {
-        assert_eq!(immediate_of(id), None, "{id:#x}");
+    for ids in [ids(7, 65), ids(7, 0), ids(0x100_0000_0000, 1), ids(0x1_0004_0000, 1), ids(0x1_0003_ffff, 2)]
+    {
+        assert_eq!(immediate_of(ids.clone()), None, "{ids:x?}");
     }
+    assert_eq!(immediate_of(u64::MAX - 1..u64::MAX), None);
+    assert_eq!(immediate_of(Range { start: 7, end: 3 }), None);
+}
+
+#[test]
+fn one_malformed_request_makes_a_message_malformed() {
+    let read = Read { rkey: 1, va: 4095, length: 2, pages: None, dest_va: 0, dest_rkey: 2 };
+    let good = encoded(&Message { id: 7, body: Body::Read(smallvec![read.clone(), read]) });
+    assert_eq!(good.len(), HEADER_BYTES + 2 * 40);
+    let mut bytes = good.clone();
+    bytes[HEADER_BYTES + 40 + 4] = 0;
+    assert_eq!(refusal(&bytes), "access length is 0x0: at least one byte");
+    let cut = |length: usize| {
+        let mut bytes = good[..length].to_vec();
+        bytes[4] = length as u8;
+        refusal(&bytes)
+    };
+    assert_eq!(cut(HEADER_BYTES + 48), "too short: va ends at byte 72, there are 64");
+    assert_eq!(cut(HEADER_BYTES), "too short: rkey ends at byte 20, there are 16");
 }
 
 #[test]

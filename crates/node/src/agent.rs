@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use terrace_access::proto::{
-    Accepted, Connect, Datagram, Described, Endpoint, Message, Status, id_of_immediate,
+    Accepted, Connect, Datagram, Described, Endpoint, Message, Status, ids_of_immediate,
 };
 use terrace_memory::Waker;
 use terrace_nic::{Cq, CqInit, Device, Error, Path, Pd, ProgressCallback, Time, Wc, WcOpcode, WcStatus};
@@ -18,7 +18,7 @@ use terrace_sync::{Backlog, Mutex, MutexGuard};
 use crate::connections::{Connection, Connections, Role};
 use crate::control::{Control, RECEIVE_COUNT, is_untracked};
 use crate::exports::{Exported, Exports};
-use crate::link::{Answer, Link};
+use crate::link::Link;
 use crate::quota::{Quotas, read_bytes_max};
 use crate::serving::{ClientStats, JobId, RequestContext, Serving};
 
@@ -331,10 +331,11 @@ impl Agent {
                 let mut context = RequestContext { device, pd, cq, exports, waker: &waker, next_job };
                 serving.handle(control, &message, &mut context);
             }
-            Role::Client(link) => match Answer::of(&message.body) {
-                Some(answer) => link.handle_answer(message.id, answer),
-                None => return Err("a request on a connection to a server".into()),
-            },
+            Role::Client(link) => {
+                if !link.handle_message(&message) {
+                    return Err("a request on a connection to a server".into());
+                }
+            }
         }
         Ok(())
     }
@@ -361,13 +362,13 @@ fn probe(now: Time, state: &mut State, interval_ns: u64) {
     }
 }
 
-/// Handles the immediate of a WRITE: the server has written the last data of a call.
+/// Handles the immediate of a WRITE: the server has written the last data of one or more calls.
 fn handle_immediate(state: &mut State, wc: &Wc) -> Result<(), String> {
     let Some(Connection { control, role }) = state.connections.get_to_post(wc.qpn) else { return Ok(()) };
     control.post_receive(wc.wr_id).map_err(|error| error.to_string())?;
     match role {
         Role::Client(link) => {
-            link.handle_answer(id_of_immediate(u32::from_be(wc.imm)), Answer::Done(Status::Ok));
+            link.handle_done(ids_of_immediate(u32::from_be(wc.imm)), Status::Ok);
             Ok(())
         }
         Role::Server(_) => Err("an answer on a connection of a client".into()),

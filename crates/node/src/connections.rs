@@ -161,11 +161,14 @@ impl Connections {
         connection.control.close();
     }
 
-    /// Posts the batches, and the backlogs as far as they fit.
+    /// Posts the batches, with the answers to finished requests, and the backlogs as far as they fit.
     pub fn post(&mut self) {
         let by_qpn = &mut self.by_qpn;
         self.unposted.retain(|qpn| {
             let Some(connection) = by_qpn.get_mut(qpn) else { return false };
+            if let Role::Server(serving) = &mut connection.role {
+                serving.send_answers(&mut connection.control);
+            }
             // A queue pair in the error state reports that by its completions.
             connection.control.post().is_ok() && connection.control.has_backlog()
         });

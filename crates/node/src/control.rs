@@ -124,11 +124,21 @@ impl Control {
         }
     }
 
-    /// Appends an operation to the batch; with a `wr_id` its completion is reported.
-    pub fn push(&mut self, op: SendOp, payload: Payload, wr_id: Option<u64>) {
+    /// Appends an operation to the batch, and returns its index there; with a `wr_id` its completion is reported.
+    pub fn push(&mut self, op: SendOp, payload: Payload, wr_id: Option<u64>) -> usize {
         self.unsignaled = if wr_id.is_some() { 0 } else { (self.unsignaled + 1) % SIGNAL_EVERY };
         let flags = if self.unsignaled == 0 { SendFlags::SIGNALED } else { SendFlags::empty() };
         self.batch.push(SendWr { wr_id: wr_id.unwrap_or(UNTRACKED), op, payload, flags, target: None });
+        self.batch.len() - 1
+    }
+
+    /// Adds an immediate to a WRITE of the batch.
+    pub fn add_immediate(&mut self, index: usize, immediate: u32) {
+        let op = &mut self.batch[index].op;
+        if let SendOp::Write { va, rkey } = *op {
+            // Immediates are in network byte order.
+            *op = SendOp::WriteImm { va, rkey, imm: immediate.to_be() };
+        }
     }
 
     /// Sends a keepalive: a WRITE of no bytes, which the peer's NIC acknowledges. Without an ACK it completes in error.

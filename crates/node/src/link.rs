@@ -1,6 +1,7 @@
 //! The client's half of a control queue pair: connection setup, and the requests in flight.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,19 +23,6 @@ pub(crate) enum Answer {
     Found(Found),
     Paired(Endpoint),
     Done(Status),
-}
-
-impl Answer {
-    /// The answer of a message; `None` for a message that servers do not send.
-    pub fn of(body: &Body<'_>) -> Option<Answer> {
-        match body {
-            Body::Opened(opened) => Some(Answer::Opened(*opened)),
-            Body::Found(found) => Some(Answer::Found(*found)),
-            Body::Paired(endpoint) => Some(Answer::Paired(*endpoint)),
-            Body::Done(status) => Some(Answer::Done(*status)),
-            _ => None,
-        }
-    }
 }
 
 /// The state of the connection.
@@ -168,11 +156,32 @@ impl Link {
         }
     }
 
-    /// Passes an answer to its requester.
-    pub fn handle_answer(&mut self, id: u64, answer: Answer) {
-        if let (Some(mailbox), Answer::Done(status)) = (self.sessions.get(&((id >> 32) as u32)), answer) {
-            return mailbox.put(id, status);
+    /// Passes a message's answers to their requesters. False if it is a message that servers do not send.
+    pub fn handle_message(&mut self, message: &Message<'_>) -> bool {
+        let id = message.id;
+        let answer = match &message.body {
+            Body::Opened(opened) => Answer::Opened(*opened),
+            Body::Found(found) => Answer::Found(*found),
+            Body::Paired(endpoint) => Answer::Paired(*endpoint),
+            Body::Done(done) => {
+                self.handle_done(id..id.saturating_add(done.count.into()), done.status);
+                return true;
+            }
+            _ => return false,
+        };
+        self.store_answer(id, answer);
+        true
+    }
+
+    /// Passes the outcome of requests of one requester to it.
+    pub fn handle_done(&mut self, ids: Range<u64>, status: Status) {
+        match self.sessions.get(&((ids.start >> 32) as u32)) {
+            Some(mailbox) => mailbox.put(ids, status),
+            None => ids.for_each(|id| self.store_answer(id, Answer::Done(status))),
         }
+    }
+
+    fn store_answer(&mut self, id: u64, answer: Answer) {
         match self.answers.get_mut(&id) {
             Some(pending) => *pending = Some(answer),
             None => tracing::debug!(id, "an answer to an unknown request"),

@@ -35,8 +35,8 @@ fn no_answer_comes_after_the_end() {
         let link = {
             let mailbox = mailbox.clone();
             thread::spawn(move || {
-                mailbox.put(1, Status::Ok);
-                mailbox.put(2, Status::Ok);
+                mailbox.put(1..2, Status::Ok);
+                mailbox.put(2..3, Status::Ok);
                 mailbox.close();
             })
         };

@@ -2,88 +2,23 @@
 
 mod common;
 
-use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{LOOPBACK, content, wait_for};
+use common::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use terrace_access::residency::{PULL_BYTES_MAX, PULL_INTERVAL_NS};
-use terrace_access::signature::SignaturePage;
-use terrace_memory::Translation;
-use terrace_nic::*;
+use terrace_nic::Buffer;
 use terrace_node::*;
-use terrace_pages::{BackingFile, PagedRegion, Pages, PagesConfig};
 
-/// `ibv_access_flags`: everything but windows.
-const ACCESS: u32 = 1 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 8 | 1 << 9;
 const PAGE: u64 = 4096;
 const GIB: u64 = 1 << 30;
+/// The bitmap of 16 MiB.
+const BITMAP_BYTES: u64 = 16 * MIB / PAGE / 8;
 
-struct Progress(Arc<Pages>);
-
-impl ProgressCallback for Progress {
-    fn advance(&self) -> bool {
-        self.0.advance()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.0.descriptor())
-    }
-}
-
-/// A node with one region.
-struct Node {
-    device: Arc<Device>,
-    region: Arc<PagedRegion>,
-    _agent: Arc<Agent>,
-    _directory: tempfile::TempDir,
-}
-
-impl Node {
-    fn new(region_bytes: u64, frames: u64) -> Node {
-        let directory = tempfile::tempdir_in("/var/tmp").expect("a directory");
-        let name = directory.path().file_name().and_then(|name| name.to_str()).expect("a name");
-        let budget_bytes = frames * (PAGE + 15) + (144 << 10);
-        let pages = Pages::open(PagesConfig { is_kept: false, ..PagesConfig::new(name, budget_bytes) });
-        let pages = pages.expect("a pool");
-        let file = BackingFile::open(&directory.path().join("region"), Some(region_bytes)).expect("a file");
-        let region = pages.add(file).expect("a region");
-        let port = PortConfig { address: Some(LOOPBACK), path: PathChoice::Udp, ..PortConfig::default() };
-        let device = Device::open(port.device().expect("a port")).expect("a device");
-        let agent = Agent::attach(&device, pages.quota_bytes()).expect("an agent");
-        device.attach(Arc::new(Progress(pages)));
-        let signature_key = [7; 32];
-        let paging = Paging {
-            pager: region.clone(),
-            pattern: SignaturePage::derive(&signature_key).shared(),
-            policy: RegionPolicy::Wait,
-        };
-        let range = region.range();
-        let request =
-            MrRequest { addr: range.addr, length: range.len, iova: 0, access: ACCESS, paging: Some(paging) };
-        let mr = device.alloc_pd().expect("a domain").reg_mr(request).expect("registered");
-        let name = Some("data".into());
-        let pager = region.clone();
-        agent
-            .export(Exported { mr, access: ACCESS, pager, signature_key, mode: Mode::OneSided, name })
-            .expect("exported");
-        Node { device, region, _agent: agent, _directory: directory }
-    }
-
-    fn client(&self) -> Client {
-        let config = ClientConfig::new(LOOPBACK);
-        let port = PortConfig { path: PathChoice::Udp, ..config.port };
-        let instance = self.device.snapshot().slot;
-        Client::connect(&ClientConfig { instance, port, ..config }).expect("a client")
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        self.device.close();
-    }
+/// A node whose clients fetch absent pages.
+fn node(name: &str, region_bytes: u64, dram_bytes: u64) -> Node {
+    Node::new(&format!("pages-{name}"), ServeMode::Term, region_bytes, dram_bytes)
 }
 
 /// Reads a page, and compares its bytes.
@@ -112,7 +47,7 @@ fn requests_of(client: &Client, read: impl FnOnce()) -> u64 {
 
 #[test]
 fn a_page_that_was_fetched_is_read_one_sidedly() {
-    let node = Node::new(400 * PAGE, 100);
+    let node = node("fetched", 16 * MIB, 4 * MIB);
     let client = node.client();
     let region = client.open("data").expect("the region");
     let buffer = client.buffer(PAGE as usize).expect("a buffer");
@@ -130,13 +65,13 @@ fn a_page_that_was_fetched_is_read_one_sidedly() {
 
 #[test]
 fn a_page_that_another_client_brings_is_read_one_sidedly_after_a_few_pulls() {
-    let node = Node::new(400 * PAGE, 100);
+    let node = node("brought", 16 * MIB, 4 * MIB);
     let (client, other) = (node.client(), node.client());
     let (region, same) = (client.open("data").expect("the region"), other.open("data").expect("the region"));
     let (buffer, others) = (client.buffer(PAGE as usize).unwrap(), other.buffer(PAGE as usize).unwrap());
     let pull_some = || {
         let (before, started) = (client.counters().pulled_bytes, Instant::now());
-        while client.counters().pulled_bytes < before + 2 * 56 {
+        while client.counters().pulled_bytes < before + 2 * BITMAP_BYTES {
             check_page(&client, &region, &buffer, 0, 0);
             assert!(started.elapsed() < Duration::from_secs(10), "nothing is pulled");
         }
@@ -153,29 +88,29 @@ fn a_page_that_another_client_brings_is_read_one_sidedly_after_a_few_pulls() {
 
 #[test]
 fn a_client_with_an_old_view_reads_what_was_written() {
-    let node = Node::new(400 * PAGE, 100);
+    let node = node("old", 16 * MIB, 4 * MIB);
     let (client, other) = (node.client(), node.client());
     let (region, same) = (client.open("data").expect("the region"), other.open("data").expect("the region"));
     let (buffer, others) = (client.buffer(PAGE as usize).unwrap(), other.buffer(PAGE as usize).unwrap());
-    let (mut random, mut versions) = (StdRng::seed_from_u64(5), vec![0; 400]);
+    let (mut random, mut versions) = (StdRng::seed_from_u64(5), vec![0; 2000]);
     let mut requests = 0;
     for step in 1..1500 {
         // The other client's accesses evict pages, and the client's view does not follow.
-        let written = random.random_range(0..400);
+        let written = random.random_range(0..2000);
         versions[written as usize] = step;
         write_page(&other, &same, &others, written, step);
-        let page = [written, random.random_range(0..20), random.random_range(0..400)][step as usize % 3];
+        let page = [written, random.random_range(0..20), random.random_range(0..2000)][step as usize % 3];
         let read = || check_page(&client, &region, &buffer, page, versions[page as usize]);
         requests += requests_of(&client, read);
     }
-    let stats = node.region.stats();
-    assert!(stats.evictions > 500, "{stats:?}");
-    assert!((250..1250).contains(&requests), "{requests} of 1500 reads by RPC");
+    let stats = &node.server.stats().regions[0];
+    assert!(stats.evictions > 200, "{stats:?}");
+    assert!((200..1250).contains(&requests), "{requests} of 1500 reads by RPC");
 }
 
 #[test]
 fn a_client_of_256_gib_pulls_little_of_the_bitmap() {
-    let node = Node::new(256 * GIB, 1000);
+    let node = node("large", 256 * GIB, 4 * MIB);
     let client = node.client();
     let region = client.open("data").expect("the region");
     let buffer = client.buffer(64 * PAGE as usize).expect("a buffer");
@@ -202,5 +137,48 @@ fn a_client_of_256_gib_pulls_little_of_the_bitmap() {
     let periods = started.elapsed().as_nanos() as u64 / PULL_INTERVAL_NS + 1;
     println!("{pulled_bytes} bytes of 8 MiB pulled in {periods} periods");
     assert!(pulled_bytes > 0 && pulled_bytes <= periods * PULL_BYTES_MAX as u64);
-    assert!(node.region.stats().misses > 1000);
+    assert!(node.server.stats().regions[0].misses > 100);
+}
+
+/// Reads pages that are absent, all in one call or one by one. Returns what the client has requested.
+fn read_absent(at_once: bool) -> ClientCounters {
+    let node = node(if at_once { "at-once" } else { "one-by-one" }, 16 * MIB, 20 * MIB);
+    let client = node.client();
+    let region = client.open("data").expect("the region");
+    let buffer = client.buffer(64 * PAGE as usize).expect("a buffer");
+    // The first accesses request the grant; until then the NIC waits for absent pages.
+    let mut granted =
+        (3000..4000).map(|page| requests_of(&client, || check_page(&client, &region, &buffer, page, 0)));
+    assert!(granted.any(|requests| requests > 0));
+    let before = client.counters();
+    for round in 0..10 {
+        let span = |tag: u64| Span {
+            offset: (round * 64 + tag) * PAGE,
+            at: (tag * PAGE) as usize,
+            len: PAGE as u32,
+            tag,
+        };
+        let spans: Vec<Span> = (0..64).map(span).collect();
+        for group in spans.chunks(if at_once { 64 } else { 1 }) {
+            region.read_many(&buffer, group).expect("begun");
+            wait_for(&client, group.len());
+        }
+    }
+    let after = client.counters();
+    ClientCounters {
+        requests: after.requests - before.requests,
+        messages: after.messages - before.messages,
+        answers: after.answers - before.answers,
+        pulled_bytes: 0,
+    }
+}
+
+#[test]
+fn misses_of_one_poll_share_messages() {
+    let one_by_one = read_absent(false);
+    assert_eq!((one_by_one.requests, one_by_one.messages, one_by_one.answers), (640, 640, 640));
+    let at_once = read_absent(true);
+    println!("64 accesses at a time: {at_once:?}");
+    assert_eq!(at_once.requests, 640);
+    assert!(at_once.messages <= 320 && at_once.answers <= 320, "{at_once:?}");
 }

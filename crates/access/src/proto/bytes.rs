@@ -78,6 +78,16 @@ impl<'a> Reader<'a> {
         self.array(field).map(u64::from_le_bytes)
     }
 
+    /// Successive 64-bit numbers.
+    pub(super) fn words(
+        &mut self,
+        field: &'static str,
+        count: usize,
+    ) -> Result<impl Iterator<Item = u64> + use<'a>, DecodeError> {
+        let bytes = self.take(field, count * size_of::<u64>())?;
+        Ok(bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)))
+    }
+
     /// A 24-bit number in 32 bits: a queue pair number or a PSN.
     pub(super) fn u24(&mut self, field: &'static str) -> Result<u32, DecodeError> {
         let value = self.u32(field)?;
@@ -97,6 +107,10 @@ impl<'a> Reader<'a> {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
         self.at = self.bytes.len();
         rest
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.at == self.bytes.len()
     }
 
     pub(super) fn end(self) -> Result<(), DecodeError> {

@@ -1,11 +1,13 @@
 //! The encoding and decoding of the messages on the control queue pair.
 
+use smallvec::{SmallVec, smallvec};
+
 use super::VERSION;
 use super::bytes::{DecodeError, EncodeError, Reader, Writer, check_range, refuse};
 use super::datagram::{RegionDescription, decode_mtu};
 use super::message::{
-    Body, Endpoint, Found, MESSAGE_BYTES_MAX, Magic, Message, NAME_BYTES_MAX, Open, Opened, Pages, Read,
-    Source, Status, Table, Write,
+    Body, Done, Endpoint, Found, MESSAGE_BYTES_MAX, Magic, Message, NAME_BYTES_MAX, Open, Opened, Pages,
+    REQUESTS_MAX, Read, Source, Status, Table, Write,
 };
 use crate::pages::PageBitmap;
 use crate::signature::PAGE_BYTES;
@@ -39,7 +41,7 @@ impl<'a> Message<'a> {
             Body::Found(_) => (KIND_FOUND, Status::Ok),
             Body::Pair(_) => (KIND_PAIR, Status::Ok),
             Body::Paired(_) => (KIND_PAIRED, Status::Ok),
-            Body::Done(status) => (KIND_DONE, *status),
+            Body::Done(done) => (KIND_DONE, done.status),
         };
         let mut writer = Writer::new(out);
         writer.u8(VERSION).u8(kind).u16(status as u16).u32(0).u64(self.id);
@@ -79,9 +81,9 @@ impl<'a> Message<'a> {
             KIND_OPEN => Body::Open(Open::decode(&mut reader)?),
             KIND_OPENED => Body::Opened(Opened::decode(&mut reader)?),
             KIND_MAGIC => Body::Magic(Magic::decode(&mut reader)?),
-            KIND_READ => Body::Read(Read::decode(&mut reader)?),
+            KIND_READ => Body::Read(decode_reads(&mut reader)?),
             KIND_WRITE => Body::Write(Write::decode(&mut reader)?),
-            KIND_DONE => Body::Done(status),
+            KIND_DONE => Body::Done(Done { status, count: decode_count(&mut reader)? }),
             KIND_FIND => Body::Find(decode_name(&mut reader)?),
             KIND_FOUND => Body::Found(Found {
                 rkey: reader.u32("rkey")?,
@@ -109,13 +111,29 @@ impl Body<'_> {
                 writer.u32(magic.client_qpn).u32(magic.server_qpn).u32(magic.rkey);
                 writer.u8(magic.on.into()).zeros(3).u64(magic.region_id);
             }
-            Body::Read(read) => read.encode(writer),
+            Body::Read(reads) => reads.iter().for_each(|read| read.encode(writer)),
             Body::Write(write) => write.encode(writer),
             Body::Find(name) => _ = writer.bytes(name.as_bytes()),
             Body::Found(found) => found.region.encode(writer.u32(found.rkey)),
             Body::Pair(end) | Body::Paired(end) => _ = writer.u32(end.qpn).u32(end.psn).u16(end.mtu_bytes),
-            Body::Done(_) => {}
+            Body::Done(done) => _ = writer.u32(done.count),
         }
+    }
+}
+
+/// One request or more, to the end of the message.
+fn decode_reads(reader: &mut Reader<'_>) -> Result<SmallVec<[Read; 1]>, DecodeError> {
+    let mut reads = smallvec![Read::decode(reader)?];
+    while !reader.is_empty() {
+        reads.push(Read::decode(reader)?);
+    }
+    Ok(reads)
+}
+
+fn decode_count(reader: &mut Reader<'_>) -> Result<u32, DecodeError> {
+    match reader.u32("requests")? {
+        count if (1..=REQUESTS_MAX as u32).contains(&count) => Ok(count),
+        count => refuse("requests", count.into(), "at least one, and no more than a message has"),
     }
 }
 
@@ -226,11 +244,7 @@ impl Pages {
         if u64::from(page_count) != (u64::from(offset) + u64::from(length)).div_ceil(PAGE) {
             return refuse("pages", page_count.into(), "not the number of pages of the range");
         }
-        let (words, odd_bytes) = reader.rest().as_chunks::<8>();
-        if !odd_bytes.is_empty() {
-            return Err(DecodeError::TooLong { excess: odd_bytes.len() });
-        }
-        let words = words.iter().map(|word| u64::from_le_bytes(*word));
+        let words = reader.words("bitmap", page_count.div_ceil(u64::BITS) as usize)?;
         match PageBitmap::from_words(page_count as usize, words) {
             Some(wanted) if !wanted.is_empty() => Ok(Pages { offset, wanted }),
             Some(_) => refuse("bitmap", 0, "at least one page"),

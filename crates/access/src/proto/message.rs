@@ -1,5 +1,7 @@
 //! The messages on the control queue pair.
 
+use smallvec::SmallVec;
+
 use super::bytes::{DecodeError, refuse};
 use super::datagram::RegionDescription;
 use crate::pages::PageBitmap;
@@ -8,10 +10,13 @@ use crate::pages::PageBitmap;
 pub const MESSAGE_BYTES_MAX: usize = 16 * 1024;
 /// Bytes before the body.
 pub const HEADER_BYTES: usize = 16;
-/// The most pages that one `Read` can request.
+/// The most pages that one [`Read`] can request.
 pub const READ_PAGES_MAX: usize = (MESSAGE_BYTES_MAX - HEADER_BYTES - READ_BYTES) * 8;
 /// The most data that one `Write` can carry, in bytes.
 pub const INLINE_BYTES_MAX: usize = MESSAGE_BYTES_MAX - HEADER_BYTES - WRITE_BYTES;
+
+/// The most requests in one message.
+pub const REQUESTS_MAX: usize = (MESSAGE_BYTES_MAX - HEADER_BYTES) / READ_BYTES;
 
 /// Bytes of the fields of `Read` and of `Write` that have a fixed length.
 const READ_BYTES: usize = 40;
@@ -75,7 +80,8 @@ impl Status {
 /// A message on the control queue pair. Its data is borrowed from the receive buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// Chosen by the client; an answer has its request's.
+    /// Chosen by the client; an answer has its request's. Of several requests in one message, and of several that one
+    /// message answers, the id of the first; the others' ids follow in succession.
     pub id: u64,
     /// The content.
     pub body: Body<'a>,
@@ -90,8 +96,8 @@ pub enum Body<'a> {
     Opened(Opened),
     /// Enables or disables the signature page as the answer to READs of absent pages on this queue pair.
     Magic(Magic),
-    /// Requests pages, which the server writes into the client's memory.
-    Read(Read),
+    /// Requests pages, which the server writes into the client's memory: one request or more.
+    Read(SmallVec<[Read; 1]>),
     /// Requests that data be written into the region.
     Write(Write<'a>),
     /// Requests the region with this name.
@@ -102,8 +108,24 @@ pub enum Body<'a> {
     Pair(Endpoint),
     /// Answers [`Body::Pair`] with the server's end.
     Paired(Endpoint),
-    /// The outcome of the request with this id.
-    Done(Status),
+    /// The outcome of requests.
+    Done(Done),
+}
+
+/// The outcome of one request, or of several with successive ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// Their status.
+    pub status: Status,
+    /// Their number: 1 to [`REQUESTS_MAX`].
+    pub count: u32,
+}
+
+impl Done {
+    /// The outcome of one request.
+    pub fn one(status: Status) -> Done {
+        Done { status, count: 1 }
+    }
 }
 
 /// A named region.
@@ -187,6 +209,13 @@ pub struct Read {
     pub dest_va: u64,
     /// Key of the client's memory there.
     pub dest_rkey: u32,
+}
+
+impl Read {
+    /// Bytes of the request in a message.
+    pub fn encoded_bytes(&self) -> usize {
+        READ_BYTES + self.pages.as_ref().map_or(0, |pages| pages.wanted.words().len() * 8)
+    }
 }
 
 /// Some of the pages of a range.

@@ -41,27 +41,31 @@
 //! | 1 | 1 | kind |
 //! | 2 | 2 | status; 0 but in `Done` |
 //! | 4 | 4 | length of the message in bytes, this header included |
-//! | 8 | 8 | id: chosen by the client, repeated in the answer |
+//! | 8 | 8 | id: chosen by the client, repeated in the answer; the first of several |
 //!
 //! | kind | message | from | body | answer |
 //! |---|---|---|---|---|
 //! | 1 | `Open` | client | rkey u32, 4 zero, region id u64 | `Opened`, or `Done` with an error status |
 //! | 2 | `Opened` | server | of the bitmap, then of the version table: va u64, bytes u64, rkey u32, 4 zero | |
 //! | 3 | `Magic` | client | client's qpn u32, server's qpn u32, rkey u32, on u8, 3 zero, region id u64 | `Done` |
-//! | 4 | `Read` | client | rkey u32, length u32, va u64, destination rkey u32, pages u32, destination va u64, page offset u16, 6 zero, bitmap: a u64 for each 64 pages | data by RDMA WRITE, then `Done`, or an immediate in its place |
+//! | 4 | `Read` | client | one or more, to the end of the message: rkey u32, length u32, va u64, destination rkey u32, pages u32, destination va u64, page offset u16, 6 zero, bitmap: a u64 for each 64 pages | for each: data by RDMA WRITE, then `Done`, or an immediate in its place |
 //! | 5 | `Write` | client | rkey u32, length u32, va u64, source rkey u32, source u8 (0 inline, 1 by READ), 3 zero, source va u64; if inline, the data | `Done` |
-//! | 6 | `Done` | server | nothing | |
+//! | 6 | `Done` | server | requests u32 | |
 //! | 7 | `Find` | client | name, UTF-8, to the end of the message | `Found` |
 //! | 8 | `Found` | server | rkey u32, then as in `Description` from the mode on | |
 //! | 9 | `Pair` | client | qpn u32, first psn u32, path mtu u16 (bytes) | `Paired` |
 //! | 10 | `Paired` | server | the same | |
 //!
-//! `Read`: page 0 of the bitmap is the page of the region's grid ([`Layout`](crate::layout::Layout)) that contains `va`.
+//! `Read`: the message has one request or more, each with its own answer. The id of the first is that of the message, and
+//! the ids of the others follow in succession. A request that the server refuses does not affect the others. Page 0 of the bitmap is the page of the region's grid ([`Layout`](crate::layout::Layout)) that contains `va`.
 //! The server writes the bytes of the wanted pages within `va..va + length`, each at its offset from `va` in the
-//! destination, and sends `Done` after the data on the same queue pair. If all succeeded and the request's id permits
-//! it ([`immediate_of`]), the immediate of the last WRITE replaces `Done`. The page offset is that of `va` in its page;
+//! destination, and sends `Done` after the data on the same queue pair. The page offset is that of `va` in its page;
 //! a request of a client whose grid is stale is refused with `Invalid`. A page count of 0 means the whole range; a
 //! client that does not know the region's grid sends 0.
+//!
+//! `Done` is the outcome of as many requests as it says, whose ids begin with that of the message, follow in succession
+//! and have one upper half. If they succeeded, and data is sent with the outcome, and the ids permit it ([`immediate_of`]), the immediate of the
+//! last WRITE replaces `Done`.
 //!
 //! `Magic` contains the region id of the registration whose signature page the client knows, so that a server can
 //! refuse stale knowledge.
@@ -71,27 +75,41 @@ mod codec;
 mod datagram;
 mod message;
 
+use std::ops::Range;
+
 pub use bytes::{DecodeError, EncodeError};
 pub use datagram::{Accepted, Connect, DATAGRAM_BYTES, Datagram, Described, Mode, RegionDescription};
 pub use message::{
-    Body, Endpoint, Found, HEADER_BYTES, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Magic, Message, NAME_BYTES_MAX,
-    Open, Opened, Pages, READ_PAGES_MAX, Read, Source, Status, Table, Write,
+    Body, Done, Endpoint, Found, HEADER_BYTES, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Magic, Message,
+    NAME_BYTES_MAX, Open, Opened, Pages, READ_PAGES_MAX, REQUESTS_MAX, Read, Source, Status, Table, Write,
 };
 
 /// The version of the protocol, stated in every message.
 pub const VERSION: u8 = 3;
 
-/// An id fits into an immediate if its lower half is below this and its upper half below 256.
-pub const IMMEDIATE_IDS: u32 = 1 << 24;
+/// Ids fit into an immediate if their lower halves are below this and their upper halves below 256.
+pub const IMMEDIATE_IDS: u32 = 1 << ID_BITS;
+/// The most requests whose success one immediate reports.
+pub const IMMEDIATE_REQUESTS_MAX: u32 = 1 << COUNT_BITS;
 
-/// The immediate by which the last WRITE of a `Read` reports that the request with this id succeeded: the id's upper
-/// half, then the lower 24 bits of its lower half. `None` for ids that are too large, which need a `Done`.
-pub fn immediate_of(id: u64) -> Option<u32> {
-    let (upper, lower) = ((id >> 32) as u32, id as u32);
-    (upper < 256 && lower < IMMEDIATE_IDS).then_some(upper << 24 | lower)
+const ID_BITS: u32 = 18;
+const COUNT_BITS: u32 = 6;
+
+/// The immediate by which the last WRITE of a `Read` reports that the requests with these ids succeeded: the first id's
+/// upper half, 6 bits of the number of requests less one, and 18 bits of the first id's lower half. `None` for ids that
+/// are too large, or too many, which need a `Done`.
+pub fn immediate_of(ids: Range<u64>) -> Option<u32> {
+    let (upper, lower) = ((ids.start >> 32) as u32, ids.start as u32);
+    let count = u32::try_from(ids.end.checked_sub(ids.start)?).ok()?;
+    let fits = upper < 256
+        && (1..=IMMEDIATE_REQUESTS_MAX).contains(&count)
+        && lower.checked_add(count).is_some_and(|end| end <= IMMEDIATE_IDS);
+    fits.then(|| upper << (ID_BITS + COUNT_BITS) | (count - 1) << ID_BITS | lower)
 }
 
-/// The id of the request whose success an immediate reports.
-pub fn id_of_immediate(immediate: u32) -> u64 {
-    u64::from(immediate >> 24) << 32 | u64::from(immediate % IMMEDIATE_IDS)
+/// The ids of the requests whose success an immediate reports.
+pub fn ids_of_immediate(immediate: u32) -> Range<u64> {
+    let upper = u64::from(immediate >> (ID_BITS + COUNT_BITS));
+    let first = upper << 32 | u64::from(immediate % IMMEDIATE_IDS);
+    first..first + u64::from(immediate >> ID_BITS & (IMMEDIATE_REQUESTS_MAX - 1)) + 1
 }

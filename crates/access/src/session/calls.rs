@@ -3,26 +3,39 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use smallvec::{SmallVec, smallvec};
 use terrace_transport::{Time, WcStatus};
 
 use super::entry::{Local, Seq};
-use crate::proto::{Body, EncodeError, IMMEDIATE_IDS, Magic, Message, Pages, Read, Source, Status, Write};
+use crate::proto::{
+    Body, EncodeError, HEADER_BYTES, IMMEDIATE_IDS, MESSAGE_BYTES_MAX, Magic, Message, Pages, Read, Source,
+    Status, Write,
+};
 
-/// A call to send to the server over the control queue pair.
+/// Calls to send to the server in one message over the control queue pair.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// The answer has the same id. The upper half is the session's tag.
+    /// The id of the first call; those of the others follow in succession. The answers have the same ids. The upper half is
+    /// the session's tag.
     pub id: u64,
-    pub(super) request: Request,
+    content: Content,
+}
+
+/// The content of a message.
+#[derive(Clone, Debug)]
+enum Content {
+    Magic(Magic),
+    Reads(SmallVec<[Read; 1]>),
+    Write { rkey: u32, va: u64, length: u32, source: Data },
 }
 
 impl Call {
     /// The message.
     pub fn message(&self) -> Message<'_> {
-        let body = match &self.request {
-            Request::Magic(magic) => Body::Magic(*magic),
-            Request::Read(read) => Body::Read(read.clone()),
-            Request::Write { rkey, va, length, source } => {
+        let body = match &self.content {
+            Content::Magic(magic) => Body::Magic(*magic),
+            Content::Reads(reads) => Body::Read(reads.clone()),
+            Content::Write { rkey, va, length, source } => {
                 let source = match source {
                     Data::Inline(data) => Source::Inline(data),
                     Data::Remote { va, rkey } => Source::Remote { va: *va, rkey: *rkey },
@@ -35,13 +48,17 @@ impl Call {
 
     /// The number of accesses that it requests.
     pub fn request_count(&self) -> usize {
-        usize::from(!matches!(self.request, Request::Magic(_)))
+        match &self.content {
+            Content::Magic(_) => 0,
+            Content::Reads(reads) => reads.len(),
+            Content::Write { .. } => 1,
+        }
     }
 
     /// Writes the message into a buffer; returns its length.
     ///
     /// # Errors
-    /// If the buffer is too small; [`MESSAGE_BYTES_MAX`](crate::proto::MESSAGE_BYTES_MAX) bytes suffice.
+    /// If the buffer is too small; [`MESSAGE_BYTES_MAX`] bytes suffice.
     pub fn encode(&self, out: &mut [u8]) -> Result<usize, EncodeError> {
         self.message().encode(out)
     }
@@ -96,18 +113,70 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// Takes the next call to send, if fewer than `in_flight_max` are in flight.
+    /// Takes the next call to send, if fewer than `in_flight_max` are in flight. All reads that are ready share one message,
+    /// as far as they fit.
     pub(super) fn send_next(&mut self, tag: u32, in_flight_max: usize) -> Option<Call> {
         if self.in_flight.len() >= in_flight_max {
             return None;
         }
         let task = self.ready.pop_front()?;
-        let id = u64::from(tag) << 32 | u64::from(self.next_id);
-        // The lower half stays small enough for an immediate.
-        self.next_id = (self.next_id + 1) % IMMEDIATE_IDS;
-        let call = Call { id, request: task.request.clone() };
-        self.in_flight.insert(id, task);
+        // A call may be in flight while the ids of others have wrapped.
+        while self.in_flight.contains_key(&self.id(tag)) {
+            self.advance_id();
+        }
+        let id = self.id(tag);
+        let content = match &task.request {
+            Request::Magic(magic) => Content::Magic(*magic),
+            Request::Read(read) => Content::Reads(smallvec![read.clone()]),
+            Request::Write { rkey, va, length, source } => {
+                Content::Write { rkey: *rkey, va: *va, length: *length, source: source.clone() }
+            }
+        };
+        self.start(tag, task);
+        let mut call = Call { id, content };
+        if let Content::Reads(reads) = &mut call.content {
+            self.add_reads(id, reads, tag, in_flight_max);
+        }
         Some(call)
+    }
+
+    /// Adds the other ready reads to a message, while their ids follow in succession.
+    fn add_reads(&mut self, first_id: u64, reads: &mut SmallVec<[Read; 1]>, tag: u32, in_flight_max: usize) {
+        let mut length = HEADER_BYTES + reads[0].encoded_bytes();
+        let mut index = 0;
+        while self.in_flight.len() < in_flight_max
+            && self.id(tag) == first_id + reads.len() as u64
+            && !self.in_flight.contains_key(&self.id(tag))
+            && let Some(task) = self.ready.get(index)
+        {
+            let Request::Read(read) = &task.request else {
+                index += 1;
+                continue;
+            };
+            length += read.encoded_bytes();
+            if length > MESSAGE_BYTES_MAX {
+                return;
+            }
+            reads.push(read.clone());
+            let task = self.ready.remove(index).expect("it was found there");
+            self.start(tag, task);
+        }
+    }
+
+    /// Marks a task in flight, with the next id.
+    fn start(&mut self, tag: u32, task: Task) {
+        self.in_flight.insert(self.id(tag), task);
+        self.advance_id();
+    }
+
+    /// The next id.
+    fn id(&self, tag: u32) -> u64 {
+        u64::from(tag) << 32 | u64::from(self.next_id)
+    }
+
+    /// The lower half stays small enough for an immediate.
+    fn advance_id(&mut self) {
+        self.next_id = (self.next_id + 1) % IMMEDIATE_IDS;
     }
 
     /// Takes out the task of an answered call.

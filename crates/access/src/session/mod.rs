@@ -10,7 +10,7 @@
 //!   program        session                       queue pair            control queue pair
 //!   post(wr) ----> queued
 //!                  poll_action: Post(wr) ------> post_send
-//!                  poll_action: Call(call) ------------------------->  SEND
+//!                  poll_action: Call(call) ------------------------->  SEND, of all reads that are ready
 //!                  handle_completion(wc) <------ completion hook
 //!                  handle_done(id, status) <-------------------------  RDMA WRITE, then `Done`
 //!   CQ <---------- poll_action: Complete(wc)
@@ -70,7 +70,7 @@ pub struct Config {
     pub request_count_max: usize,
     /// The most work requests on the queue pair.
     pub post_count_max: usize,
-    /// The most calls in flight.
+    /// The most calls in flight: requests, not messages.
     pub call_count_max: usize,
     /// The queue pair's path MTU, in bytes; 256 is valid for every queue pair.
     pub mtu_bytes: u32,
@@ -91,7 +91,7 @@ pub enum Action {
     /// Post this on the queue pair. Pass its completion to [`Session::handle_completion`]. If posting fails, call
     /// [`Session::handle_refused`].
     Post(SendWr),
-    /// Send this over the control queue pair. Pass the answer to [`Session::handle_done`].
+    /// Send this over the control queue pair. Pass the answer to each of its requests to [`Session::handle_done`].
     Call(Call),
     /// An entry for the program's completion queue.
     Complete(Wc),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use terrace_access::layout::Layout;
-use terrace_access::proto::{Body, Mode, Read, RegionDescription, Status};
+use terrace_access::proto::{Body, Message, Mode, Read, RegionDescription, Status};
 use terrace_access::region::{Knowledge, Region};
 use terrace_access::session::{Action, Call, Config, Session};
 use terrace_transport::{Payload, SendFlags, SendOp, SendWr, Sge, Time, Wc, WcStatus};
@@ -129,7 +129,7 @@ impl Harness {
         assert!(self.session.handle_completion(&wc, &self.local));
     }
 
-    pub fn done(&mut self, call: &Call, status: Status) {
+    pub fn done(&mut self, call: &Sent, status: Status) {
         assert!(self.session.handle_done(self.now, call.id, status));
     }
 
@@ -144,12 +144,34 @@ impl Harness {
     }
 }
 
-pub fn sort(actions: &[Action]) -> (Vec<SendWr>, Vec<Call>) {
+/// A request of a call.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    pub id: u64,
+    pub call: Call,
+    index: usize,
+}
+
+impl Sent {
+    pub fn message(&self) -> Message<'_> {
+        self.call.message()
+    }
+}
+
+/// The posts, and the requests of all calls.
+pub fn sort(actions: &[Action]) -> (Vec<SendWr>, Vec<Sent>) {
     let (mut posts, mut calls) = (Vec::new(), Vec::new());
     for action in actions {
         match action {
             Action::Post(wr) => posts.push(wr.clone()),
-            Action::Call(call) => calls.push(call.clone()),
+            Action::Call(call) => {
+                let requests = 0..call.request_count().max(1);
+                calls.extend(requests.map(|index| Sent {
+                    id: call.id + index as u64,
+                    call: call.clone(),
+                    index,
+                }));
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -164,15 +186,15 @@ pub fn target_of(wr: &SendWr) -> Posted {
     (va - BASE_VA, sges.iter().map(|sge| (sge.addr - LOCAL_BASE, sge.length)).collect())
 }
 
-pub fn read_of(call: &Call) -> Read {
+pub fn read_of(call: &Sent) -> Read {
     match call.message().body {
-        Body::Read(read) => read,
+        Body::Read(reads) => reads[call.index].clone(),
         other => panic!("{other:?}"),
     }
 }
 
 /// A call's offset in the region, its length, the pages that it requests, and their local offset.
-pub fn fetched(call: &Call) -> (u64, u32, Vec<usize>, u64) {
+pub fn fetched(call: &Sent) -> (u64, u32, Vec<usize>, u64) {
     let read = read_of(call);
     let pages = read.pages.expect("the grid is known").wanted.runs().flatten().collect();
     (read.va - BASE_VA, read.length, pages, read.dest_va - LOCAL_BASE)

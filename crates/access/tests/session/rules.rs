@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use terrace_access::proto::{Body, Mode, RegionDescription, Source, Status};
+use terrace_access::layout::Layout;
+use terrace_access::proto::{Body, MESSAGE_BYTES_MAX, Mode, RegionDescription, Source, Status};
 use terrace_access::region::{Knowledge, Region};
-use terrace_access::session::{Action, Call};
+use terrace_access::session::Action;
 use terrace_transport::{Payload, PostError, SendFlags, SendOp, SendWr, WcStatus};
 
 use super::harness::*;
@@ -112,13 +113,81 @@ fn calls_in_flight_are_limited_by_the_server() {
     let mut harness = Harness::granted(Mode::OneSided);
     harness.absent(&(0..64).collect::<Vec<_>>());
     (0..40).for_each(|index| harness.read(index * 4096, 4096, index * 4096));
-    let (posts, calls) = sort(&harness.actions());
+    let actions = harness.actions();
+    assert_eq!(request_counts(&actions), [32]);
+    let (posts, calls) = sort(&actions);
     assert_eq!((posts.len(), calls.len()), (0, 32));
     assert_eq!(harness.session.calls_in_flight(), 32);
     harness.done(&calls[7], Status::Ok);
     harness.done(&calls[9], Status::Ok);
-    let (_, more) = sort(&harness.actions());
-    assert_eq!(more.len(), 2);
+    let more = request_counts(&harness.actions());
+    assert_eq!(more, [2]);
+}
+
+/// The number of requests of each call among the actions.
+fn request_counts(actions: &[Action]) -> Vec<usize> {
+    let count = |action: &Action| match action {
+        Action::Call(call) => Some(call.request_count()),
+        _ => None,
+    };
+    actions.iter().filter_map(count).collect()
+}
+
+#[test]
+fn all_absent_pages_of_a_poll_are_requested_by_one_message() {
+    let mut harness = Harness::granted(Mode::OneSided);
+    harness.absent(&[1, 3]);
+    // Known to be absent: one with two elements, and one behind a write. Found absent by a READ: two.
+    let list = [(0, 100), (0x1000, 200)];
+    harness.post(SendOp::Read { va: BASE_VA + UNIT, rkey: RKEY }, &list, SendFlags::SIGNALED);
+    harness.read(0, 8, 0x2000);
+    harness.write(3 * UNIT, 8, 0x3000);
+    harness.read(2 * UNIT, 8, 0x4000);
+    harness.read(3 * UNIT + 0x2000, 8, 0x5000);
+    let actions = harness.actions();
+    assert_eq!(request_counts(&actions), [3, 1], "the reads, and the write");
+    let (posts, _) = sort(&actions);
+    posts.iter().for_each(|wr| harness.fill(wr, &[0, 8]));
+    posts.iter().for_each(|wr| harness.complete_post(wr));
+    let actions = harness.actions();
+    assert_eq!(request_counts(&actions), [2]);
+    let (_, calls) = sort(&actions);
+    assert_eq!(calls.iter().map(|call| fetched(call).0).collect::<Vec<_>>(), [0, 2 * UNIT]);
+    assert_eq!(calls[1].id, calls[0].id + 1);
+    // Each request has its own answer.
+    harness.done(&calls[1], Status::Busy);
+    harness.done(&calls[0], Status::Ok);
+    assert_eq!(request_counts(&harness.actions()), []);
+    harness.now = harness.session.deadline().expect("the busy one is repeated");
+    assert_eq!(request_counts(&harness.actions()), [1]);
+}
+
+#[test]
+fn reads_that_do_not_fit_get_a_message_of_their_own() {
+    let mut harness = Harness::granted(Mode::RpcOnly);
+    let layout = Layout::new(BASE_VA, 1 << 40, 0, 4096).expect("a valid layout");
+    let description = RegionDescription { layout, mode: Mode::OneSided, ..*harness.region.description() };
+    let region = Arc::new(Region::new(RKEY, description));
+    harness.session.start(Mode::OneSided, 0x88);
+    harness.known = Knowledge::Extended(region.clone());
+    harness.read(0, 1, 0);
+    let (posts, calls) = sort(&harness.actions());
+    harness.complete_post(&posts[0]);
+    harness.done(&calls[0], Status::Ok);
+    harness.actions();
+    // Two bitmaps of 10 KiB each, and a short one.
+    let pages = 10 * 1024 * 8;
+    (0..2 * pages + 1).for_each(|page| region.residency().mark_absent(page));
+    let offsets = [0, pages as u64 * 4096];
+    offsets.iter().for_each(|&offset| harness.read(offset, pages as u32 * 4096, offset));
+    harness.read(2 * offsets[1], 8, 2 * offsets[1]);
+    let actions = harness.actions();
+    assert_eq!(request_counts(&actions), [1, 2]);
+    let mut buffer = vec![0; MESSAGE_BYTES_MAX];
+    for action in &actions {
+        let Action::Call(call) = action else { panic!("{action:?}") };
+        assert!(call.encode(&mut buffer).is_ok());
+    }
 }
 
 #[test]
@@ -142,7 +211,8 @@ fn reads_into_one_buffer_do_not_wait_for_each_other_while_all_is_present() {
         harness.done(&call, Status::Ok);
         let mut actions = harness.actions();
         assert_eq!(actions.len(), 2);
-        let Some(Action::Call(next)) = actions.pop() else { panic!("a call") };
+        let (_, mut calls) = sort(&actions.split_off(1));
+        let next = calls.pop().expect("a call");
         assert_eq!(fetched(&next).0, index * 4096);
         call = next;
     }
@@ -220,7 +290,7 @@ fn small_writes_by_rpc_carry_their_data() {
     harness.write(0x2000, 4097, 0x3000);
     let (posts, calls) = sort(&harness.actions());
     assert_eq!((posts.len(), calls.len()), (0, 3));
-    let write = |call: &Call| match call.message().body {
+    let write = |call: &Sent| match call.message().body {
         Body::Write(write) => (write.va - BASE_VA, write.length, matches!(write.source, Source::Inline(_))),
         other => panic!("{other:?}"),
     };
@@ -247,7 +317,7 @@ fn small_writes_to_absent_units_go_by_rpc_and_delay_nothing() {
     let (posts, calls) = sort(&harness.actions());
     let posts: Vec<_> = posts.iter().map(|wr| target_of(wr).0).collect();
     assert_eq!(posts, [0, UNIT - 8, UNIT + 0x8000]);
-    let stored = |call: &Call| match call.message().body {
+    let stored = |call: &Sent| match call.message().body {
         Body::Write(write) => (write.va - BASE_VA, write.length),
         other => panic!("{other:?}"),
     };

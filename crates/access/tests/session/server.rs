@@ -3,6 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
+use smallvec::smallvec;
 use terrace_access::layout::Layout;
 use terrace_access::proto::{Body, Message, Mode, Read, RegionDescription, Source, Status, Write};
 use terrace_access::region::{Knowledge, Region};
@@ -110,11 +111,21 @@ impl Server {
         &self.keys[(rkey - RKEY_BASE) as usize]
     }
 
-    /// Begins to serve a call.
-    pub fn accept(&mut self, bytes: &[u8], rng: &mut Rng) -> Job {
-        let message = Message::decode(bytes).expect("the client sends valid messages");
+    /// Begins to serve the requests of a message.
+    pub fn accept(&mut self, bytes: &[u8], rng: &mut Rng) -> Vec<Job> {
+        let Message { id, body } = Message::decode(bytes).expect("the client sends valid messages");
+        match body {
+            Body::Read(reads) => {
+                let reads = (id..).zip(reads);
+                reads.map(|(id, read)| self.accept_one(id, &Body::Read(smallvec![read]), rng)).collect()
+            }
+            body => vec![self.accept_one(id, &body, rng)],
+        }
+    }
+
+    fn accept_one(&mut self, id: u64, body: &Body<'_>, rng: &mut Rng) -> Job {
         self.calls += 1;
-        let job = |steps, status| Job { id: message.id, steps, status };
+        let job = |steps, status| Job { id, steps, status };
         if self.busy_one_in > 0 && rng.one_in(self.busy_one_in) {
             return job(VecDeque::new(), Status::Busy);
         }
@@ -123,7 +134,7 @@ impl Server {
             Some((calls, _)) => *calls -= 1,
             None => {}
         }
-        match &message.body {
+        match body {
             Body::Magic(magic) => {
                 assert_eq!((magic.client_qpn, magic.server_qpn), (0x77, 0x88));
                 assert_eq!(magic.on, self.mode == Some(Mode::OneSided));
@@ -134,7 +145,7 @@ impl Server {
                     _ => job(VecDeque::from([Step::Grant { rkey: magic.rkey, on: magic.on }]), Status::Ok),
                 }
             }
-            Body::Read(read) => match self.read_steps(read) {
+            Body::Read(reads) => match self.read_steps(&reads[0]) {
                 Ok(steps) => job(steps, Status::Ok),
                 Err(status) => job(VecDeque::new(), status),
             },

@@ -94,8 +94,7 @@ impl World {
             6 => self.receive(),
             7 => {
                 if let Some(bytes) = self.sent_calls.pop_front() {
-                    let job = self.server.accept(&bytes, &mut self.rng);
-                    self.jobs.push(job);
+                    self.jobs.extend(self.server.accept(&bytes, &mut self.rng));
                 }
             }
             8 => self.serve(),

@@ -166,8 +166,9 @@ impl Io {
         }
         taken?;
         let (answers, is_closed) = self.mailbox.take();
-        for (id, status) in answers {
-            self.session.handle_done(now, id, status);
+        self.counters.answers += answers.len() as u64;
+        for (ids, status) in answers {
+            ids.for_each(|id| _ = self.session.handle_done(now, id, status));
         }
         if is_closed && !std::mem::replace(&mut self.is_control_gone, true) {
             self.session.handle_peer_gone();

@@ -88,8 +88,10 @@ pub struct Completion {
 pub struct ClientCounters {
     /// Requests to fetch or to write ranges that are not in the server's memory.
     pub requests: u64,
-    /// The messages that carried them.
+    /// The messages that carried them, and those that requested a grant.
     pub messages: u64,
+    /// The answers to these messages: messages, and RDMA WRITEs with an immediate.
+    pub answers: u64,
     /// Bytes of residency bitmaps.
     pub pulled_bytes: u64,
 }

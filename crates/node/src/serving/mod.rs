@@ -5,6 +5,7 @@
 //! to the stated queue pair, and is in the region's protection domain. From then on the client's requests have the
 //! rights of that queue pair, while the queue pair exists.
 
+mod answers;
 mod fetch;
 mod read;
 mod usage;
@@ -14,13 +15,16 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 
-use terrace_access::proto::{Body, Connect, Endpoint, Found, Magic, Message, Open, Opened, Status};
+use terrace_access::proto::{
+    Body, Connect, Done, Endpoint, Found, Magic, Message, Open, Opened, Read, Status, Write,
+};
 use terrace_memory::Waker;
 use terrace_nic::{Absence, Cq, Device, Error, Path, Pd, QpState, QueuePair, Time, port_of};
 
 use crate::control::{self, Control, RECEIVE_COUNT};
 use crate::exports::{Export, Exports};
 use crate::quota::{QuotaUnit, Quotas};
+use answers::{Answers, Report};
 use read::ReadJob;
 pub use usage::{ClientRegionStats, ClientStats};
 use usage::{Request, Usage};
@@ -44,8 +48,8 @@ enum Progress {
     Waiting,
     /// The job is finished; the client gets this status.
     Done(Status),
-    /// The job succeeded, and the answer is sent already.
-    Answered,
+    /// The job succeeded. Its last data is in the WRITE with this index in the batch.
+    Written(usize),
 }
 
 enum Job {
@@ -93,6 +97,7 @@ pub(crate) struct Serving {
     pairs: Vec<(Arc<QueuePair>, QuotaUnit)>,
     grants: HashMap<u32, Grant>,
     jobs: HashMap<JobId, Running>,
+    answers: Answers,
     usage: Usage,
 }
 
@@ -107,6 +112,7 @@ impl Serving {
             pairs: Vec::new(),
             grants: HashMap::new(),
             jobs: HashMap::new(),
+            answers: Answers::default(),
             usage: Usage::default(),
         }
     }
@@ -171,47 +177,58 @@ impl Serving {
         }
     }
 
-    /// Handles a request. The answer is sent at once, or when the job is finished.
+    /// Handles the requests of a message. Each is answered when it is finished, by [`Serving::send_answers`] at the latest.
     pub fn handle(&mut self, control: &mut Control, message: &Message<'_>, context: &mut RequestContext<'_>) {
         let id = message.id;
-        let answered = match &message.body {
+        let answer = match &message.body {
             Body::Open(open) => self.open_tables(open, context),
-            Body::Magic(magic) => self.grant(magic, context).map(|()| Some(Body::Done(Status::Ok))),
-            Body::Read(read) => self.export(read.rkey, context).and_then(|export| {
-                let request = Request::new(read.rkey, false, read.length);
-                let job = ReadJob::new(export, read, self.quotas.reads.clone());
-                self.begin(control, id, job.map(Job::Read), request, context)
-            }),
-            Body::Write(write) => self.export(write.rkey, context).and_then(|export| {
-                let request = Request::new(write.rkey, true, write.length);
-                let job = WriteJob::new(export, write, self.quotas.writes.clone());
-                self.begin(control, id, job.map(Job::Write), request, context)
-            }),
-            Body::Find(name) => find_region(name, context).map(Some),
-            Body::Pair(endpoint) => self.connect_pair(*endpoint, context).map(|end| Some(Body::Paired(end))),
+            Body::Magic(magic) => self.grant(magic, context).map(|()| Body::Done(Done::one(Status::Ok))),
+            Body::Read(reads) => {
+                for (id, read) in (0..).map(|index| id.wrapping_add(index)).zip(reads) {
+                    let begun = self.begin_read(control, id, read, context);
+                    self.refuse_unless_ok(id, begun);
+                }
+                return;
+            }
+            Body::Write(write) => {
+                let begun = self.begin_write(control, id, write, context);
+                return self.refuse_unless_ok(id, begun);
+            }
+            Body::Find(name) => find_region(name, context),
+            Body::Pair(endpoint) => self.connect_pair(*endpoint, context).map(Body::Paired),
             Body::Opened(_) | Body::Found(_) | Body::Paired(_) | Body::Done(_) => Err(Status::Invalid),
         };
-        match answered {
-            Ok(Some(body)) => control.send(&Message { id, body }),
-            Ok(None) => {}
-            Err(status) => {
-                tracing::debug!(?status, client = %self.client(), "request refused");
-                control.send(&Message { id, body: Body::Done(status) });
+        match answer {
+            Ok(body) => control.send(&Message { id, body }),
+            Err(status) => self.refuse_unless_ok(id, Err(status)),
+        }
+    }
+
+    /// Answers a request that could not begin.
+    fn refuse_unless_ok(&mut self, id: u64, begun: Result<(), Status>) {
+        if let Err(status) = begun {
+            tracing::debug!(?status, client = %self.client(), "request refused");
+            self.answers.add(id, status, None);
+        }
+    }
+
+    /// Appends the answers to finished requests to the batch.
+    pub fn send_answers(&mut self, control: &mut Control) {
+        for report in self.answers.take() {
+            match report {
+                Report::Immediate { write, immediate } => control.add_immediate(write, immediate),
+                Report::Message { id, done } => control.send(&Message { id, body: Body::Done(done) }),
             }
         }
     }
 
-    fn open_tables(
-        &self,
-        open: &Open,
-        context: &RequestContext<'_>,
-    ) -> Result<Option<Body<'static>>, Status> {
+    fn open_tables(&self, open: &Open, context: &RequestContext<'_>) -> Result<Body<'static>, Status> {
         let export = self.export(open.rkey, context)?;
         if export.region_id != open.region_id {
             return Err(Status::NoSuchRegion);
         }
         let (bitmap, versions) = export.tables();
-        Ok(Some(Body::Opened(Opened { bitmap, versions })))
+        Ok(Body::Opened(Opened { bitmap, versions }))
     }
 
     /// Creates a queue pair in the protection domain of the named regions.
@@ -264,6 +281,32 @@ impl Serving {
         Ok(export)
     }
 
+    fn begin_read(
+        &mut self,
+        control: &mut Control,
+        id: u64,
+        read: &Read,
+        context: &mut RequestContext<'_>,
+    ) -> Result<(), Status> {
+        let export = self.export(read.rkey, context)?;
+        let request = Request::new(read.rkey, false, read.length);
+        let job = ReadJob::new(export, read, self.quotas.reads.clone());
+        self.begin(control, id, job.map(Job::Read), request, context)
+    }
+
+    fn begin_write(
+        &mut self,
+        control: &mut Control,
+        id: u64,
+        write: &Write<'_>,
+        context: &mut RequestContext<'_>,
+    ) -> Result<(), Status> {
+        let export = self.export(write.rkey, context)?;
+        let request = Request::new(write.rkey, true, write.length);
+        let job = WriteJob::new(export, write, self.quotas.writes.clone());
+        self.begin(control, id, job.map(Job::Write), request, context)
+    }
+
     /// Begins a job. A refused job is counted, too.
     fn begin(
         &mut self,
@@ -272,7 +315,7 @@ impl Serving {
         job: Result<Job, Status>,
         request: Request,
         context: &mut RequestContext<'_>,
-    ) -> Result<Option<Body<'static>>, Status> {
+    ) -> Result<(), Status> {
         let counted = self.quotas.count_job().filter(|_| self.jobs.len() < JOBS_MAX).ok_or(Status::Busy);
         let begun = counted.and_then(|counted| Ok((job?, counted)));
         let (job, counted) = begun.inspect_err(|&status| self.usage.count(request, status))?;
@@ -281,24 +324,22 @@ impl Serving {
         let waker = (context.waker)(number);
         self.jobs.insert(number, Running { id, job, waker, request, _counted: counted });
         self.advance(control, number, context.pd);
-        Ok(None)
+        Ok(())
     }
 
     /// Continues a job after its pager has called the waker, or one of its work requests has completed.
     pub fn advance(&mut self, control: &mut Control, number: JobId, pd: &Arc<Pd>) {
         let Some(running) = self.jobs.get_mut(&number) else { return };
         let progress = match &mut running.job {
-            Job::Read(job) => job.advance(control, running.id, &running.waker),
+            Job::Read(job) => job.advance(control, &running.waker),
             Job::Write(job) => job.advance(control, &running.waker, number, pd),
         };
-        let status = match progress {
+        let (status, write) = match progress {
             Progress::Waiting => return,
-            Progress::Answered => Status::Ok,
-            Progress::Done(status) => {
-                control.send(&Message { id: running.id, body: Body::Done(status) });
-                status
-            }
+            Progress::Written(write) => (Status::Ok, Some(write)),
+            Progress::Done(status) => (status, None),
         };
+        self.answers.add(running.id, status, write);
         self.usage.count(running.request, status);
         if let Some(running) = self.jobs.remove(&number) {
             cancel_reservations(&self.quotas, &running.waker);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use terrace_access::proto::{Read, Status, immediate_of};
+use terrace_access::proto::{Read, Status};
 use terrace_memory::{AccessError, Waker};
 use terrace_nic::{ByteSource, Payload, Provided, SendOp};
 
@@ -38,46 +38,31 @@ impl ReadJob {
         Ok(ReadJob { export, fetch, dest_va: read.dest_va, dest_rkey: read.dest_rkey })
     }
 
-    /// Sends the fetched data, and fetches more. The last WRITE contains the answer to the request `id`.
-    pub fn advance(&mut self, control: &mut Control, id: u64, waker: &Waker) -> Progress {
+    /// Sends the fetched data, and fetches more.
+    pub fn advance(&mut self, control: &mut Control, waker: &Waker) -> Progress {
+        let mut last_write = None;
         // Transfers of cached pages finish at once; then more can be fetched.
         loop {
-            if self.send_fetched(control, id) {
-                return Progress::Answered;
+            for (chunk, data) in self.fetch.take_fetched() {
+                last_write = Some(self.send(control, chunk, data));
             }
             if !self.fetch.begin(&*self.export.exported.pager, waker) {
                 break;
             }
         }
-        match self.fetch.outcome() {
-            None => Progress::Waiting,
-            Some(outcome) => Progress::Done(outcome.map_or_else(status_of, |()| Status::Ok)),
+        match (self.fetch.outcome(), last_write) {
+            (None, _) => Progress::Waiting,
+            (Some(Ok(())), Some(write)) => Progress::Written(write),
+            (Some(outcome), _) => Progress::Done(outcome.map_or_else(status_of, |()| Status::Ok)),
         }
     }
 
-    /// Sends fetched chunks. Returns whether the last WRITE contained the answer.
-    fn send_fetched(&mut self, control: &mut Control, id: u64) -> bool {
-        let mut fetched = self.fetch.take_fetched();
-        let answer = immediate_of(id).filter(|_| self.fetch.outcome() == Some(Ok(())));
-        let last = fetched.pop();
-        for (chunk, data) in fetched {
-            self.send(control, chunk, data, None);
-        }
-        let Some((chunk, data)) = last else { return false };
-        self.send(control, chunk, data, answer);
-        answer.is_some()
-    }
-
-    fn send(&self, control: &mut Control, chunk: Chunk, data: FetchedData, answer: Option<u32>) {
+    /// Appends a WRITE of a chunk to the batch, and returns its index there.
+    fn send(&self, control: &mut Control, chunk: Chunk, data: FetchedData) -> usize {
         let (va, rkey) = (self.dest_va.wrapping_add(chunk.offset), self.dest_rkey);
         let source = Arc::new(FetchedSource(data));
         let payload = Payload::Provided(Box::new(Provided { source, offset: 0, len: chunk.len as u32 }));
-        let op = match answer {
-            // Immediates are in network byte order.
-            Some(immediate) => SendOp::WriteImm { va, rkey, imm: immediate.to_be() },
-            None => SendOp::Write { va, rkey },
-        };
-        control.push(op, payload, None);
+        control.push(SendOp::Write { va, rkey }, payload, None)
     }
 }
 
