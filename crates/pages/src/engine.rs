@@ -26,7 +26,7 @@ use crate::write_queue::WriteQueue;
 /// Reads submitted at a time.
 const DEPTH: u32 = 512;
 /// Write-back begins when more than one in so many frames are dirty.
-const DIRTY_SHARE: usize = 4;
+const DIRTY_SHARE: usize = 2;
 
 /// What is done after the locks are released.
 #[derive(Default)]
