@@ -16,6 +16,7 @@ use terrace_sync::Guard;
 use terrace_transport::{AckPolicy, QpAttr, QpAttrMask, QpState, SendWr, Time, Transmit};
 use terrace_wire::{Packet, Psn, RxMeta};
 
+use crate::ack::{AckEvent, AckState, AtPassEnd};
 use crate::clock::LazyTimestamp;
 use crate::cq::Cq;
 use crate::cq::poll::CompletionBypass;
@@ -28,7 +29,7 @@ use crate::local::{Carrier, Filled, PeerRxSet, RxPending};
 use crate::management::is_management;
 use crate::qp::{QpCore, QueuePair, RxPath};
 use crate::table::TableReader;
-use crate::tx::{BatchSink, DEFERRED_KEPT, Receiver, TxUnit, WorkList};
+use crate::tx::{AckList, BatchSink, Receiver, TxUnit, WorkList};
 
 /// Batches that one pass sends at most. Otherwise a peer that READs gigabytes at once is served to the end before the
 /// next packet is received and before the next timer expires.
@@ -52,13 +53,13 @@ const DEFAULT_PARTITION: u16 = 0x7fff;
 
 impl Device {
     /// One progress pass: received packets, expired timers, pending queue pairs. Without a time the timers are left to
-    /// the next pass, and a pass that finds nothing does not read the clock. `acks` is called once the packets have
-    /// been handled. Returns whether there was anything to do.
+    /// the next pass, and a pass that finds nothing does not read the clock. `acks` says what becomes of the ACKs that
+    /// this pass defers, and is called once the packets have been handled. Returns whether there was anything to do.
     pub(crate) fn advance(
         &self,
         now: Option<Time>,
         bypass: Option<&CompletionBypass<'_>>,
-        acks: impl FnOnce() -> AckPolicy,
+        acks: impl FnOnce() -> AtPassEnd,
     ) -> bool {
         let was_active = self.callbacks.advance();
         if self.tx.is_blocked() {
@@ -84,11 +85,12 @@ impl Device {
                 self.release_acks(rx, &mut unit.work);
             }
         }
-        let older_count = unit.work.len();
+        let mut has_deferred = false;
         if let Some(rx) = rx.as_mut().filter(|_| received > 0 || rings.have_packets || due) {
-            let Receiver { batch, deferred_acks, peer_rx, .. } = &mut **rx;
+            let Receiver { batch, acks, peer_rx, .. } = &mut **rx;
             let (table, early) = (OnceCell::new(), Vec::new());
-            let mut pass = ReceivePass { now, deferred_acks, table, unit: &mut unit, bypass, early };
+            let mut pass =
+                ReceivePass { now, acks, has_deferred, table, work: &mut unit.work, bypass, early };
             if received > 0 {
                 self.handle_burst(batch, &mut pass);
             }
@@ -101,23 +103,22 @@ impl Device {
             if !pass.early.is_empty() {
                 self.handle_early(peer_rx, batch, &mut pass);
             }
+            has_deferred = pass.has_deferred;
         }
         if due {
             self.handle_timers(now.get(), &mut unit.work);
         }
         let acks = acks();
-        unit.work.range_mut(older_count..).for_each(|entry| entry.1 = acks);
         if let Some(rx) = rx.as_mut() {
-            rx.add_deferred(&mut unit.deferred_acks);
-            match (std::mem::take(&mut unit.has_deferred), acks) {
+            match (has_deferred, acks) {
                 (false, _) => {}
                 // The engine announces that it sleeps before it reads this.
-                (true, AckPolicy::Hold) => self.has_deferred_acks.store(true, Ordering::SeqCst),
-                (true, AckPolicy::Now | AckPolicy::First) => rx.take_deferred(&mut unit.work),
+                (true, AtPassEnd::Keep) => self.has_deferred_acks.store(true, Ordering::SeqCst),
+                (true, AtPassEnd::Release) => rx.acks.release_into(&mut unit.work),
             }
             if self.is_closed() {
                 // Closing clears the waiting lists once, and no pass follows this one.
-                rx.take_deferred(&mut unit.work);
+                rx.acks.release_into(&mut unit.work);
                 rx.clear();
             }
         }
@@ -138,7 +139,7 @@ impl Device {
 
     /// Handles what has arrived and sends what waits, once. Returns whether there was anything to do.
     pub fn progress(&self) -> bool {
-        self.advance(Some(self.clock.now()), None, || AckPolicy::Now)
+        self.advance(Some(self.clock.now()), None, || AtPassEnd::Release)
     }
 
     /// Sends everything deferred, and receives nothing: for a process that ends. In a forked child that has not used
@@ -161,7 +162,11 @@ impl Device {
         let now = polls.is_multiple_of(POLLS_PER_CLOCK).then(|| self.clock.now());
         let active = self.advance(now, bypass, || {
             let is_in_vain = cq.is_empty() && !bypass.is_some_and(CompletionBypass::has_bypassed);
-            if is_in_vain || !self.engine.sends_deferred_acks() { AckPolicy::Now } else { AckPolicy::Hold }
+            if is_in_vain || !self.engine.sends_deferred_acks() {
+                AtPassEnd::Release
+            } else {
+                AtPassEnd::Keep
+            }
         });
         // The engine may have left standby just then.
         if active && !self.engine.sends_deferred_acks() && self.has_waiting() {
@@ -173,7 +178,7 @@ impl Device {
     pub(crate) fn release_acks(&self, rx: &mut Receiver<QueuePair>, work: &mut WorkList<QueuePair>) {
         if self.has_deferred_acks.load(Ordering::Relaxed) {
             self.has_deferred_acks.store(false, Ordering::Relaxed);
-            rx.take_deferred(work);
+            rx.acks.release_into(work);
         }
     }
 
@@ -181,7 +186,7 @@ impl Device {
     /// progress. Returns whether there was anything to do.
     pub fn step(&self, now: Time) -> bool {
         let mut active = false;
-        while self.advance(Some(now), None, || AckPolicy::Now) {
+        while self.advance(Some(now), None, || AtPassEnd::Release) {
             active = true;
         }
         active
@@ -307,11 +312,7 @@ impl Device {
             self.management.take(pass.now.get(), self.port.instance(), meta, packet);
             return Arrival::Done;
         }
-        // The flag excludes a destroyed queue pair, whose number another one may have by now.
-        let is_receiver = |qp: &&Arc<QueuePair>| {
-            qp.qpn() == packet.bth.qpn && qp.schedule.is_on_ack_list.load(Ordering::Relaxed)
-        };
-        let known = pass.deferred_acks.iter().take(DEFERRED_KEPT).find(is_receiver);
+        let known = pass.acks.find(packet.bth.qpn);
         let found = known.or_else(|| pass.table.get_or_init(|| self.table.read()).get(packet.bth.qpn));
         let Some(qp) = found else { return Arrival::Nowhere };
         // Packets of other senders than the peer are dropped before they take the lock or change `last_path`.
@@ -335,21 +336,22 @@ impl Device {
         }
         self.publish_state(qp, &mut core);
         self.arm(qp, &core);
-        if core.nic.has_woken.get() && path == RxPath::Ring && core.qp.holds_ack() {
+        if qp.schedule.ack.state() == AckState::Urgent && path == RxPath::Ring && core.qp.holds_ack() {
             // The program is waking, and may answer before this pass is over: through another queue pair, if this one is
             // an XRC target. Then a peer that sleeps would find the answer's completion before its message's.
-            self.fill_by_ring(qp, &mut core, pass.now, AckPolicy::Now);
+            self.fill_by_ring(qp, &mut core, pass.now);
         }
-        let unit = &mut *pass.unit;
         if core.qp.wants_only_to_acknowledge() && !core.nic.is_on_work_list {
-            qp.schedule.is_ack_deferred.store(true, Ordering::Relaxed);
-            unit.has_deferred = true;
+            qp.schedule.ack.note(AckEvent::Deferred);
+            pass.has_deferred = true;
             if !qp.schedule.is_on_ack_list.load(Ordering::Relaxed) {
                 qp.schedule.is_on_ack_list.store(true, Ordering::Relaxed);
-                unit.deferred_acks.push(qp.clone());
+                let added = qp.clone();
+                drop(core);
+                pass.acks.add(added);
             }
         } else if core.qp.wants_transmit() {
-            add_to_work_list(qp, &mut core, &mut unit.work);
+            add_to_work_list(qp, &mut core, pass.work);
         }
         Arrival::Done
     }
@@ -378,9 +380,9 @@ impl Device {
 
     /// Does what a change by the program requires: packets, timers. Over the network, packets of pending queue pairs
     /// leave along with it.
-    pub(crate) fn after_change(&self, qp: &Arc<QueuePair>, mut core: Guard<'_, QpCore>, acks: AckPolicy) {
+    pub(crate) fn after_change(&self, qp: &Arc<QueuePair>, mut core: Guard<'_, QpCore>) {
         if core.qp.wants_transmit() {
-            return self.transmit(qp, core, acks);
+            return self.transmit(qp, core);
         }
         self.publish_state(qp, &mut core);
         self.arm(qp, &core);
@@ -389,8 +391,8 @@ impl Device {
     }
 
     /// Sends for a queue pair. Over the network, packets of pending queue pairs leave along with it.
-    pub(crate) fn transmit(&self, qp: &Arc<QueuePair>, core: Guard<'_, QpCore>, acks: AckPolicy) {
-        self.transmit_first(qp, core, acks);
+    pub(crate) fn transmit(&self, qp: &Arc<QueuePair>, core: Guard<'_, QpCore>) {
+        self.transmit_first(qp, core);
         self.after_unlock();
     }
 
@@ -405,9 +407,9 @@ impl Device {
     }
 
     #[inline]
-    fn transmit_first(&self, qp: &Arc<QueuePair>, mut core: Guard<'_, QpCore>, acks: AckPolicy) {
+    fn transmit_first(&self, qp: &Arc<QueuePair>, mut core: Guard<'_, QpCore>) {
         let now = &LazyTimestamp::new(&*self.clock, None);
-        match self.fill_by_ring(qp, &mut core, now, acks) {
+        match self.fill_by_ring(qp, &mut core, now) {
             Filled::Sent => return,
             Filled::Full(retry_at) => return self.retry_ring(qp, core, retry_at),
             Filled::NotHere => {}
@@ -420,7 +422,7 @@ impl Device {
             return;
         }
         let mut unit = self.tx.take();
-        let outcome = self.fill_batch(qp, &mut core, now, acks, &mut unit);
+        let outcome = self.fill_batch(qp, &mut core, now, &mut unit);
         // Still under the lock: an entry that is added after this fill must not be dropped as already handled.
         self.pending.take_into(&mut unit.work, Some(qp));
         drop(core);
@@ -430,7 +432,7 @@ impl Device {
             self.release_acks(&mut rx, &mut unit.work);
         }
         if outcome == Transmit::SinkFull {
-            unit.work.push_front((qp.clone(), acks));
+            unit.work.push_front(qp.clone());
         }
         self.flush(unit, now);
     }
@@ -449,25 +451,25 @@ impl Device {
     pub(crate) fn flush(&self, mut unit: Box<TxUnit<QueuePair>>, now: &LazyTimestamp<'_>) {
         for batch in 1.. {
             if self.tx.is_blocked() {
-                unit.work.drain(..).for_each(|(qp, _)| self.defer_until_unblocked(&qp));
+                unit.work.drain(..).for_each(|qp| self.defer_until_unblocked(&qp));
             }
             self.fill_from_work(&mut unit, now);
             if !self.port.transmit(&mut unit.batch) {
-                unit.work.drain(..).for_each(|(qp, _)| self.pending.add(&qp));
+                unit.work.drain(..).for_each(|qp| self.pending.add(&qp));
                 self.tx.block(unit);
                 self.engine.wake();
                 return;
             }
             for owner in unit.owners.drain(..) {
                 if owner.token.give_back() {
-                    unit.work.push_back((owner, AckPolicy::Now));
+                    unit.work.push_back(owner);
                 }
             }
             // Checked after the last queue pair has joined the queue for grants: a thread that frees budget from now on
             // sees it there.
             self.in_flight.give_grants(&mut unit.work);
             if batch == BATCHES_PER_PASS && !unit.work.is_empty() {
-                unit.work.drain(..).for_each(|(qp, _)| self.schedule_pass(&qp));
+                unit.work.drain(..).for_each(|qp| self.schedule_pass(&qp));
             }
             if unit.work.is_empty() {
                 self.tx.give_back(unit);
@@ -478,20 +480,19 @@ impl Device {
 
     /// Fills the batch from the work list. A queue pair that has more to send than fits goes to the end of the list.
     fn fill_from_work(&self, unit: &mut TxUnit<QueuePair>, now: &LazyTimestamp<'_>) {
-        while let Some((qp, acks)) = unit.work.pop_front() {
+        while let Some(qp) = unit.work.pop_front() {
             let mut core = qp.lock();
-            // A queue pair that is on the list twice has been handled when its mark is gone.
-            if core.nic.dead || (acks == AckPolicy::Hold && !core.nic.is_on_work_list) {
+            if core.nic.dead {
                 continue;
             }
-            match self.fill_by_ring(&qp, &mut core, now, acks) {
+            match self.fill_by_ring(&qp, &mut core, now) {
                 Filled::Sent => {}
                 Filled::Full(retry_at) => self.retry_ring(&qp, core, retry_at),
                 Filled::NotHere => {
-                    let outcome = self.fill_batch(&qp, &mut core, now, acks, unit);
+                    let outcome = self.fill_batch(&qp, &mut core, now, unit);
                     drop(core);
                     if outcome == Transmit::SinkFull {
-                        return unit.work.push_back((qp, AckPolicy::Now));
+                        return unit.work.push_back(qp);
                     }
                 }
             }
@@ -504,7 +505,6 @@ impl Device {
         qp: &Arc<QueuePair>,
         core: &mut QpCore,
         now: &LazyTimestamp<'_>,
-        acks: AckPolicy,
         unit: &mut TxUnit<QueuePair>,
     ) -> Transmit {
         if !qp.token.take() {
@@ -518,10 +518,11 @@ impl Device {
         // A woken program may send its response before the ACK of the message that woke it. A peer that sleeps on one
         // channel for both of its queues may rely on the completion of its message before that of the response:
         // perftest does, up to 4.5-0.17.
-        let order = if core.nic.has_woken.get() && acks == AckPolicy::Now { AckPolicy::First } else { acks };
+        let is_urgent = qp.schedule.ack.state() == AckState::Urgent;
+        let acks = if is_urgent { AckPolicy::First } else { AckPolicy::Now };
         let (transport, host) = core.parts(qp, None);
-        let outcome = transport.poll_transmit(|| now.get(), &host, &mut BatchSink(&mut unit.batch), order);
-        self.end_to_fill(qp, core, acks);
+        let outcome = transport.poll_transmit(|| now.get(), &host, &mut BatchSink(&mut unit.batch), acks);
+        self.end_to_fill(qp, core);
         if unit.batch.len() > before_count {
             unit.owners.push(qp.clone());
         } else {
@@ -534,13 +535,7 @@ impl Device {
     /// Fills the queue pair's ring, if that is its route and none of its packets is under way over the network: no thread
     /// can take the token while this one has the lock.
     #[inline]
-    fn fill_by_ring(
-        &self,
-        qp: &Arc<QueuePair>,
-        core: &mut QpCore,
-        now: &LazyTimestamp<'_>,
-        acks: AckPolicy,
-    ) -> Filled {
+    fn fill_by_ring(&self, qp: &Arc<QueuePair>, core: &mut QpCore, now: &LazyTimestamp<'_>) -> Filled {
         core.nic.is_on_work_list = false;
         self.update_route(qp, core);
         let Carrier::Ring(peer_tx) = &core.nic.local.route.packets else { return Filled::NotHere };
@@ -554,8 +549,8 @@ impl Device {
         self.begin_to_fill(qp, core);
         let QpCore { qp: transport, nic } = core;
         let Carrier::Ring(peer_tx) = &nic.local.route.packets else { return Filled::NotHere };
-        let filled = self.fill_ring(transport, &QpHost::new(qp, nic, None), peer_tx, now, acks);
-        self.end_to_fill(qp, core, acks);
+        let filled = self.fill_ring(transport, &QpHost::new(qp, nic, None), peer_tx, now);
+        self.end_to_fill(qp, core);
         filled
     }
 
@@ -610,21 +605,17 @@ impl Device {
     pub(crate) fn note_filled(&self, qp: &Arc<QueuePair>, core: &mut QpCore) {
         self.arm(qp, core);
         if !core.qp.holds_ack() {
-            core.nic.has_woken.set(false);
-            qp.schedule.is_ack_deferred.store(false, Ordering::Relaxed);
+            qp.schedule.ack.note(AckEvent::Sent);
         }
     }
 
     #[inline]
-    fn end_to_fill(&self, qp: &Arc<QueuePair>, core: &mut QpCore, acks: AckPolicy) {
+    fn end_to_fill(&self, qp: &Arc<QueuePair>, core: &mut QpCore) {
         self.publish_state(qp, core);
         if core.qp.is_blocked_by_budget() {
             self.in_flight.wait(qp);
         }
         self.note_filled(qp, core);
-        if acks == AckPolicy::Hold && core.qp.holds_ack() {
-            self.pending.add(qp);
-        }
     }
 
     /// Retries what the network did not take.
@@ -707,11 +698,13 @@ impl Device {
 /// The state of one receive pass.
 struct ReceivePass<'a, 'b> {
     now: &'b LazyTimestamp<'b>,
-    /// Queue pairs that most packets are for.
-    deferred_acks: &'b [Arc<QueuePair>],
+    /// Queue pairs with deferred ACKs: most packets are for the first of them.
+    acks: &'b mut AckList<QueuePair>,
+    /// Whether the pass has deferred an ACK.
+    has_deferred: bool,
     /// The table of all queue pairs, read on first use.
     table: OnceCell<TableReader<'a, QueuePair>>,
-    unit: &'b mut TxUnit<QueuePair>,
+    work: &'b mut WorkList<QueuePair>,
     bypass: Option<&'b CompletionBypass<'b>>,
     /// Packets from the network that are handled after those in rings.
     early: Vec<EarlyPacket>,
@@ -775,6 +768,6 @@ fn handle_run(
 /// Puts a queue pair on the work list, once.
 fn add_to_work_list(qp: &Arc<QueuePair>, core: &mut QpCore, work: &mut WorkList<QueuePair>) {
     if !std::mem::replace(&mut core.nic.is_on_work_list, true) {
-        work.push_back((qp.clone(), AckPolicy::Now));
+        work.push_back(qp.clone());
     }
 }

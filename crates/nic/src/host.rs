@@ -11,6 +11,7 @@ use terrace_transport::{
     RemoteAccess, RemoteError, Sge, Time,
 };
 
+use crate::ack::AckEvent;
 use crate::cq::poll::CompletionBypass;
 use crate::device::Device;
 use crate::events::AsyncEvent;
@@ -140,14 +141,14 @@ impl Host for QpHost<'_> {
             (None, Some(mut room)) => room.push(completion.entry()),
             (None, None) => {
                 if self.qp.recv_cq().push(completion.entry()) {
-                    self.nic.has_woken.set(true);
+                    self.qp.schedule.ack.note(AckEvent::Woken);
                 }
             }
             (Some(xrcd), _) => {
                 // A destroyed shared receive queue takes its completions along.
                 let wc = completion.entry();
                 if xrcd.srq(wc.srqn).is_some_and(|srq| srq.complete(wc)) {
-                    self.nic.has_woken.set(true);
+                    self.qp.schedule.ack.note(AckEvent::Woken);
                 }
             }
         }

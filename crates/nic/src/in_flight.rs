@@ -82,7 +82,7 @@ impl<Q: AsRef<Schedule>> InFlightBudget<Q> {
         for _ in 0..room_bytes.div_ceil(GRANT_BYTES) {
             let Some(qp) = waiting.pop_front() else { break };
             (*qp).as_ref().give_grant();
-            work.push_back((qp, terrace_transport::AckPolicy::Now));
+            work.push_back(qp);
         }
         self.any.store(!waiting.is_empty(), Ordering::SeqCst);
     }

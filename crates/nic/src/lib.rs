@@ -13,7 +13,7 @@
 //! | `progress_callback`, `callback_turn` | callbacks that make progress together with the device; whose turn it is to call them |
 //! | `management` | datagrams between devices, on queue pair 1 |
 //! | `table`, `timers`, `tx`, `tx_token` | queue pair numbers; deadlines; sending; the right to send for a queue pair |
-//! | `schedule` | the marks of a queue pair by which these and `in_flight` list it |
+//! | `schedule`, `ack` | the marks of a queue pair by which these and `in_flight` list it; what holds back its ACK |
 //! | `in_flight`, `rate_limiter` | what a device may have in flight; the rate of unreliable services |
 //! | `colocated`, `forwarding`, `unix_socket` | the port demultiplexer: packets for other devices of the address |
 //! | `entries`, `source`, `keys` | a completion queue's entries; the sources that a queue pair accepts; its keys |
@@ -32,6 +32,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod ack;
 mod address;
 mod buffer;
 mod callback_turn;

@@ -1,6 +1,5 @@
 //! Queue pairs: the transport's queue pair with the objects around it.
 
-use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
@@ -9,8 +8,7 @@ use terrace_memory::{Absence, Waker};
 use terrace_shm::{DirectAccess, GracePeriod, PrefetchHint};
 use terrace_sync::{BiasedMutex, Guard};
 use terrace_transport::{
-    AckPolicy, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState, QpType, RecvWr, SendOp, SendWr,
-    Time, Wc,
+    Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState, QpType, RecvWr, SendOp, SendWr, Time, Wc,
 };
 
 use crate::cq::Cq;
@@ -96,8 +94,6 @@ pub(crate) struct NicState {
     pub is_on_work_list: bool,
     /// Whether it was destroyed.
     pub dead: bool,
-    /// Whether a message has made an event since the queue pair last had no ACK deferred.
-    pub has_woken: Cell<bool>,
     /// How the last packet arrived.
     pub last_path: RxPath,
     /// Bytes of it that the device counts as in flight.
@@ -273,7 +269,6 @@ impl QueuePair {
                     hook: None,
                     is_on_work_list: false,
                     dead: false,
-                    has_woken: Cell::new(false),
                     last_path: RxPath::Network,
                     counted_bytes: 0,
                     has_grant: false,
@@ -392,7 +387,7 @@ impl QueuePair {
             device.activate_gid(path.source_gid_index);
         }
         device.note_modified(self, &mut core);
-        device.after_change(self, core, AckPolicy::Now);
+        device.after_change(self, core);
         Ok(())
     }
 
@@ -472,7 +467,7 @@ impl QueuePair {
         if can_wait {
             device.pending.add(self);
         } else {
-            device.transmit(self, core, AckPolicy::Now);
+            device.transmit(self, core);
         }
     }
 
@@ -557,7 +552,7 @@ impl QueuePair {
         self.stop();
         if self.schedule.is_on_ack_list.swap(false, Ordering::Relaxed) {
             match device.rx.try_lock() {
-                Some(mut rx) => rx.forget_destroyed(),
+                Some(mut rx) => rx.acks.forget_destroyed(),
                 // The next pass does.
                 None => {
                     device.has_deferred_acks.store(true, Ordering::SeqCst);
@@ -582,7 +577,7 @@ impl QueuePair {
             if core.nic.dead || !core.qp.holds_ack() {
                 return;
             }
-            self.device().after_change(self, core, AckPolicy::Now);
+            self.device().after_change(self, core);
             // Another thread may be sending for this queue pair. It sends the ACK before it is done.
             std::thread::yield_now();
         }

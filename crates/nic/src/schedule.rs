@@ -2,6 +2,7 @@
 
 use terrace_transport::Time;
 
+use crate::ack::AckMark;
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
 /// A time that never comes.
@@ -13,10 +14,10 @@ pub(crate) struct Schedule {
     pub qpn: u32,
     /// Whether it is on the device's pending list.
     pub is_pending: AtomicBool,
-    /// An ACK is deferred to the next receive pass. Set under the QP and receive locks, cleared under either.
-    pub is_ack_deferred: AtomicBool,
-    /// Whether it is on the receiver's list of queue pairs with deferred ACKs. Set under the receive lock, cleared under
-    /// it or by destruction.
+    /// What holds back its ACK.
+    pub ack: AckMark,
+    /// Whether it is on the receiver's list of queue pairs with deferred ACKs. Set under the QP and receive locks, cleared
+    /// under the receive lock or by destruction.
     pub is_on_ack_list: AtomicBool,
     /// When its live timer entry fires, in nanoseconds.
     pub timer_at: AtomicU64,
@@ -33,7 +34,7 @@ impl Schedule {
         Schedule {
             qpn,
             is_pending: AtomicBool::new(false),
-            is_ack_deferred: AtomicBool::new(false),
+            ack: AckMark::new(),
             is_on_ack_list: AtomicBool::new(false),
             timer_at: AtomicU64::new(NEVER.0),
             is_woken: AtomicBool::new(false),

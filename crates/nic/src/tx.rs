@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use terrace_fabric::{RxBatch, TxBatch};
-use terrace_transport::{AckPolicy, Sink};
+use terrace_transport::Sink;
 use terrace_wire::Path;
 
 use crate::local::PeerRxSet;
@@ -18,30 +18,20 @@ const BATCH_BYTES: usize = 128 << 10;
 /// Spare units that are kept at most.
 const SPARE_UNITS_MAX: usize = 4;
 
-/// Queue pairs to handle, and the policy for their ACKs.
-pub(crate) type WorkList<Q> = VecDeque<(Arc<Q>, AckPolicy)>;
+/// Queue pairs to handle.
+pub(crate) type WorkList<Q> = VecDeque<Arc<Q>>;
 
 /// The state of one sender: packets, the queue pairs whose tokens it holds for them, and those it has yet to handle.
 pub(crate) struct TxUnit<Q> {
     pub batch: TxBatch,
     pub owners: SmallVec<[Arc<Q>; 4]>,
     pub work: WorkList<Q>,
-    /// Queue pairs with deferred ACKs that are not on the receiver's list yet.
-    pub deferred_acks: SmallVec<[Arc<Q>; 4]>,
-    /// Whether an ACK was deferred since the pass began.
-    pub has_deferred: bool,
 }
 
 impl<Q> TxUnit<Q> {
     /// Boxed, because it is passed around.
     fn new() -> Box<TxUnit<Q>> {
-        Box::new(TxUnit {
-            batch: TxBatch::new(BATCH_BYTES),
-            owners: SmallVec::new(),
-            work: VecDeque::new(),
-            deferred_acks: SmallVec::new(),
-            has_deferred: false,
-        })
+        Box::new(TxUnit { batch: TxBatch::new(BATCH_BYTES), owners: SmallVec::new(), work: VecDeque::new() })
     }
 
     /// Whether there is nothing to send and no queue pair to handle.
@@ -50,49 +40,67 @@ impl<Q> TxUnit<Q> {
     }
 }
 
-/// Beyond this length, the receiver's list keeps only queue pairs with deferred ACKs.
-pub(crate) const DEFERRED_KEPT: usize = 8;
-
 /// The state under the receive lock.
 pub(crate) struct Receiver<Q> {
     pub batch: RxBatch,
     /// The receiver's unit, unless it is in use.
     pub unit: Option<Box<TxUnit<Q>>>,
-    /// Queue pairs that have deferred an ACK: most of them will again, so they stay for a while.
-    pub deferred_acks: Vec<Arc<Q>>,
+    pub acks: AckList<Q>,
     pub peer_rx: PeerRxSet,
 }
 
 impl<Q: AsRef<Schedule>> Receiver<Q> {
     pub fn new() -> Receiver<Q> {
-        Receiver {
-            batch: RxBatch::new(),
-            unit: None,
-            deferred_acks: Vec::new(),
-            peer_rx: PeerRxSet::default(),
-        }
+        Receiver { batch: RxBatch::new(), unit: None, acks: AckList::new(), peer_rx: PeerRxSet::default() }
     }
 
-    /// Adds queue pairs with deferred ACKs.
-    #[inline]
-    pub fn add_deferred(&mut self, added: &mut SmallVec<[Arc<Q>; 4]>) {
-        if !added.is_empty() {
-            self.deferred_acks.extend(added.drain(..));
-        }
+    /// Drops everything, when the device closes.
+    pub fn clear(&mut self) {
+        self.acks.0.clear();
+        self.peer_rx.clear();
+        self.unit = None;
+    }
+}
+
+/// Beyond this length, the list keeps only queue pairs with deferred ACKs.
+const KEPT_MAX: usize = 8;
+
+/// Queue pairs that have deferred an ACK. Most of them will again, so they stay for a while. Protected by the receive
+/// lock.
+pub(crate) struct AckList<Q>(Vec<Arc<Q>>);
+
+impl<Q: AsRef<Schedule>> AckList<Q> {
+    pub fn new() -> AckList<Q> {
+        AckList(Vec::new())
     }
 
-    /// Moves queue pairs with deferred ACKs to the work list. Removes destroyed queue pairs and, if the list is too
-    /// long, those without a deferred ACK. Afterwards they can defer an ACK again.
-    pub fn take_deferred(&mut self, work: &mut WorkList<Q>) {
-        let is_long = self.deferred_acks.len() > DEFERRED_KEPT;
-        self.deferred_acks.retain(|qp| {
-            let Schedule { is_ack_deferred, is_on_ack_list, .. } = (**qp).as_ref();
-            let is_deferred =
-                is_ack_deferred.load(Ordering::Relaxed) && is_ack_deferred.swap(false, Ordering::Relaxed);
-            if is_deferred {
-                work.push_back((qp.clone(), AckPolicy::Now));
+    /// The queue pair with this number, if it is one of the first. The mark excludes a destroyed queue pair, whose number
+    /// another one may have by now.
+    #[inline(always)]
+    pub fn find(&self, qpn: u32) -> Option<&Arc<Q>> {
+        self.0.iter().take(KEPT_MAX).find(|qp| {
+            let schedule = (***qp).as_ref();
+            schedule.qpn == qpn && schedule.is_on_ack_list.load(Ordering::Relaxed)
+        })
+    }
+
+    /// Adds a queue pair whose mark the caller has set.
+    #[inline(never)]
+    pub fn add(&mut self, qp: Arc<Q>) {
+        self.0.push(qp);
+    }
+
+    /// Moves queue pairs with held ACKs to the work list. Removes destroyed queue pairs and, if the list is too long, those
+    /// without a held ACK.
+    pub fn release_into(&mut self, work: &mut WorkList<Q>) {
+        let is_long = self.0.len() > KEPT_MAX;
+        self.0.retain(|qp| {
+            let Schedule { ack, is_on_ack_list, .. } = (**qp).as_ref();
+            let is_released = ack.release();
+            if is_released {
+                work.push_back(qp.clone());
             }
-            let stays = is_on_ack_list.load(Ordering::Relaxed) && (is_deferred || !is_long);
+            let stays = is_on_ack_list.load(Ordering::Relaxed) && (is_released || !is_long);
             if !stays {
                 is_on_ack_list.store(false, Ordering::Relaxed);
             }
@@ -102,14 +110,7 @@ impl<Q: AsRef<Schedule>> Receiver<Q> {
 
     /// Removes destroyed queue pairs.
     pub fn forget_destroyed(&mut self) {
-        self.deferred_acks.retain(|qp| (**qp).as_ref().is_on_ack_list.load(Ordering::Relaxed));
-    }
-
-    /// Drops everything, when the device closes.
-    pub fn clear(&mut self) {
-        self.deferred_acks.clear();
-        self.peer_rx.clear();
-        self.unit = None;
+        self.0.retain(|qp| (**qp).as_ref().is_on_ack_list.load(Ordering::Relaxed));
     }
 }
 
@@ -193,8 +194,8 @@ impl<Q> TxPool<Q> {
     }
 }
 
-/// Queue pairs for the next pass: they defer an ACK beside what they have sent, keep a small message for a batch, could
-/// not send because the network was full, or were woken.
+/// Queue pairs for the next pass: they keep a small message for a batch, could not send because the network was full, or
+/// were woken.
 pub(crate) struct Pending<Q> {
     list: Mutex<Vec<Arc<Q>>>,
     any: AtomicBool,
@@ -239,7 +240,7 @@ impl<Q: AsRef<Schedule>> Pending<Q> {
             schedule.is_pending.store(false, Ordering::SeqCst);
             // A wakeup may have come after the queue pair was handled.
             if schedule.is_woken() || !handled.is_some_and(|other| Arc::ptr_eq(other, &qp)) {
-                work.push_back((qp, AckPolicy::Now));
+                work.push_back(qp);
             }
         }
     }

@@ -27,17 +27,16 @@ const PKEY_NUMBER_MASK: u16 = 0x7fff;
 /// The ECN code point "congestion experienced".
 const ECN_CONGESTED: u8 = 3;
 
-/// When to send ACKs that no other response forces out.
+/// When to send an ACK that is the only pending response. A caller that defers it does not call [`Qp::poll_transmit`] while
+/// [`Qp::wants_only_to_acknowledge`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AckPolicy {
-    /// Send them after requests, so that both leave in one system call. A sink that can ([`Sink::carry_ack`])
-    /// piggybacks them on requests: the peer then gets the ACK of its message together with the reply.
+    /// After requests, so that both leave in one system call. A sink that can ([`Sink::carry_ack`]) piggybacks it on a
+    /// request: the peer then gets the ACK of its message together with the reply.
     Now,
-    /// Send them before requests, as an RNIC does that acknowledges a message before its program sees it. The peer then
-    /// gets the ACK of its message before the reply.
+    /// Before requests, as an RNIC does that acknowledges a message before its program sees it. The peer then gets the
+    /// ACK of its message before the reply.
     First,
-    /// Defer them: the program is about to post a request with which they can leave.
-    Hold,
 }
 
 /// Why `poll_transmit` stopped.
@@ -507,8 +506,7 @@ impl Qp {
         self.responder.wake();
     }
 
-    /// Whether [`Qp::poll_transmit`] with [`AckPolicy::Now`] has something to do: packets to send, or
-    /// deferred operations to check.
+    /// Whether [`Qp::poll_transmit`] has something to do: packets to send, or deferred operations to check.
     #[inline]
     pub fn wants_transmit(&self) -> bool {
         self.cnp_due || self.responder.wants_to_emit() || self.requester.wants_to_emit(&self.common)
@@ -560,7 +558,7 @@ impl Qp {
         sink: &mut impl Sink,
         acks: AckPolicy,
     ) -> Transmit {
-        if acks == AckPolicy::First && self.holds_ack() && !self.emit_responses(host, sink, acks) {
+        if acks == AckPolicy::First && self.holds_ack() && !self.emit_responses(host, sink) {
             return Transmit::SinkFull;
         }
         if !self.emit_requests(&now, host, sink) {
@@ -569,7 +567,7 @@ impl Qp {
         if acks == AckPolicy::Now {
             self.responder.piggyback_ack(|psn| sink.carry_ack(psn));
         }
-        if !self.emit_responses(host, sink, acks) {
+        if !self.emit_responses(host, sink) {
             return Transmit::SinkFull;
         }
         self.note_drained(host);
@@ -592,11 +590,9 @@ impl Qp {
     }
 
     /// False when the sink is full.
-    fn emit_responses(&mut self, host: &impl Host, sink: &mut impl Sink, acks: AckPolicy) -> bool {
+    fn emit_responses(&mut self, host: &impl Host, sink: &mut impl Sink) -> bool {
         loop {
-            if !self.responder.wants_to_emit()
-                || acks == AckPolicy::Hold && !self.responder.wants_to_emit_more_than_ack()
-            {
+            if !self.responder.wants_to_emit() {
                 return true;
             }
             match self.responder.emit(&mut Call { common: &mut self.common, host }, sink) {

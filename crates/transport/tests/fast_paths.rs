@@ -85,7 +85,7 @@ fn step() -> impl Strategy<Value = (bool, Step)> {
     let key = || prop_oneof![60 => Just(KEY), 1 => Just(KEY ^ 0x100)];
     let flags = || prop_oneof![3 => Just(2u32), 1 => Just(0), 1 => 0u32..8];
     let lost = prop_oneof![7 => Just(0u8), 1 => any::<u8>()];
-    let acks = prop_oneof![Just(AckPolicy::Now), Just(AckPolicy::Hold)];
+    let acks = prop_oneof![Just(AckPolicy::Now), Just(AckPolicy::First)];
     let room = prop_oneof![6 => Just(None), 1 => (0usize..3).prop_map(Some)];
     let step = prop_oneof![
         12 => (what, len, flags(), key()).prop_map(|(what, len, flags, key)| Step::Send { what, len, flags, key }),

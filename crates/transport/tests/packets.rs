@@ -34,7 +34,8 @@
 //! < SEND_ONLY psn=100 ack         the queue pair has sent this. Name, flags (ack, se, becn), payload and the given
 //!                                 fields must agree. psn=1..9 stands for nine packets
 //! wait 67ms                       time passes, and timers expire; `wait timer`: until the next one
-//! acks hold                       acknowledgements are deferred from now on;  `acks now`
+//! acks hold                       an acknowledgement that is all there is to send is deferred from now on;
+//!                                 `acks now`
 //! pause 10us                      an unreliable service pauses that long after each packet;  `pause 0ns`
 //! room 2                          the TX sink takes two more packets;  `room any`
 //!

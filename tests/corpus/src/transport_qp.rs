@@ -107,7 +107,7 @@ impl World {
         if self.qp.post_send(|| self.now, &mut wr, &self.host, &mut ()).is_ok() {
             self.sends.push_back(self.next_id);
             self.next_id += 1;
-            self.transmit(None, AckPolicy::Now);
+            self.transmit(None);
         }
     }
 
@@ -137,8 +137,9 @@ impl World {
                 self.modify(&attr, mask);
             }
             Step::Transmit { room, hold } => {
-                let policy = if *hold { AckPolicy::Hold } else { AckPolicy::Now };
-                self.transmit((*room < 128).then_some(usize::from(*room % 16)), policy);
+                if !(*hold && self.qp.wants_only_to_acknowledge()) {
+                    self.transmit((*room < 128).then_some(usize::from(*room % 16)));
+                }
             }
             Step::Wait { ns } => {
                 self.now = self.now.after_ns(u64::from(*ns) * 64);
@@ -237,11 +238,11 @@ impl World {
         }
     }
 
-    fn transmit(&mut self, room: Option<usize>, policy: AckPolicy) -> usize {
+    fn transmit(&mut self, room: Option<usize>) -> usize {
         let acks = room.is_some_and(|room| room & 1 == 1).then(Vec::new);
         let mut sink = Collector { room, acks, ..Collector::default() };
-        let stopped = self.qp.poll_transmit(|| self.now, &self.host, &mut sink, policy);
-        if stopped == Transmit::Idle && policy == AckPolicy::Now {
+        let stopped = self.qp.poll_transmit(|| self.now, &self.host, &mut sink, AckPolicy::Now);
+        if stopped == Transmit::Idle {
             assert!(!self.qp.wants_transmit(), "idle, but wants to transmit");
         }
         assert!(stopped == Transmit::Idle || room.is_some(), "full without a limit");
@@ -306,7 +307,7 @@ impl World {
         loop {
             while self.host.complete(0, Ok(())) {}
             self.qp.wake();
-            let left = self.transmit(None, AckPolicy::Now);
+            let left = self.transmit(None);
             assert!(left < BACKLOG_MAX, "{left} packets waited for memory");
             if self.host.under_way.borrow().is_empty() {
                 return;
@@ -319,7 +320,7 @@ impl World {
         self.host.pause_ns.set(None);
         self.host.slots.set(None);
         self.finish_absent();
-        let mut left = self.transmit(None, AckPolicy::Now);
+        let mut left = self.transmit(None);
         assert!(left < BACKLOG_MAX, "{left} packets waited");
         // Without responses the retries are used up, unless the program requested infinite ones.
         for _ in 0..40 {
@@ -327,7 +328,7 @@ impl World {
             self.now = self.now.max(due);
             self.qp.handle_timeout(self.now, &self.host);
             self.take_events();
-            left = self.transmit(None, AckPolicy::Now);
+            left = self.transmit(None);
             assert!(left < BACKLOG_MAX, "{left} packets at once");
         }
         panic!("timers go off without end");

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
-use terrace_transport::{AckPolicy, Time};
+use terrace_transport::Time;
 
 use super::stat_server::StatServer;
 use super::{Engine, Mode, SpinBudget, priority::Priority};
+use crate::ack::AtPassEnd;
 use crate::device::Device;
 use crate::forwarding::Inbound;
 use crate::semaphore::Doorbell;
@@ -150,7 +151,7 @@ impl Driver<'_> {
     /// there. Its answer and the ACK then leave together. That keeps two such programs in the state in which each of
     /// them finds everything with its own polls.
     fn take_over(&mut self) -> Mode {
-        if !self.device.advance(Some(self.now()), None, || AckPolicy::Hold) {
+        if !self.device.advance(Some(self.now()), None, || AtPassEnd::Keep) {
             return Mode::Armed;
         }
         self.sleep(&[], &[], Some(timespec(ANSWER_NS)));
@@ -166,7 +167,7 @@ impl Driver<'_> {
         let mut budget_ns = self.budget.take();
         loop {
             let now = self.now();
-            if self.device.advance(Some(now), None, || AckPolicy::Now) {
+            if self.device.advance(Some(now), None, || AtPassEnd::Release) {
                 if quiet_since.take().is_some() {
                     self.budget.note(true);
                     budget_ns = self.budget.take();

@@ -4,6 +4,9 @@
 //! The files of `src` that are named below are compiled here once more with loom's types. `sync` gives sequentially
 //! consistent accesses the meaning that loom does not give them.
 
+#[path = "../../src/ack.rs"]
+#[allow(dead_code, reason = "the models use not all of it")]
+mod ack;
 #[path = "../../src/engine/announce.rs"]
 #[allow(dead_code, reason = "the models use not all of it")]
 mod announce;

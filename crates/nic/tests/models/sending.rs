@@ -105,7 +105,7 @@ fn each_queue_pair_is_listed_once_until_it_is_taken() {
         other.join().unwrap();
         pending.take_into(&mut work, None);
         assert!(pending.is_empty());
-        let count = |qpn| work.iter().filter(|(qp, _)| qp.0.qpn == qpn).count();
+        let count = |qpn| work.iter().filter(|qp| qp.0.qpn == qpn).count();
         assert!((1..=2).contains(&count(1)) && count(2) == 1, "{} and {}", count(1), count(2));
     });
 }

@@ -154,10 +154,9 @@ fn collect<const RUN_BYTES_MAX: u64>(
     now: Time,
     room: Option<usize>,
     acks: Option<Vec<(usize, Psn)>>,
-    policy: AckPolicy,
 ) -> (Transmit, Packets, Option<Vec<(usize, Psn)>>) {
     let mut sink = RunCollector::<RUN_BYTES_MAX> { room, acks, ..RunCollector::default() };
-    let stopped = node.qp.poll_transmit(|| now, &node.host, &mut sink, policy);
+    let stopped = node.qp.poll_transmit(|| now, &node.host, &mut sink, AckPolicy::Now);
     (stopped, sink.packets, sink.acks)
 }
 
@@ -211,18 +210,21 @@ impl World<'_> {
     fn transmit(&mut self, side: usize) {
         let node = &mut self.nodes[side];
         let due = node.look_again_at.take_if(|at| *at <= self.now).is_some();
-        let hold = !due && self.random.percent(self.plan.hold_acks);
+        let defers_ack = !due && self.random.percent(self.plan.hold_acks);
+        if defers_ack && node.qp.wants_only_to_acknowledge() {
+            node.look_again_at.get_or_insert(self.now + TICK_NS);
+            return;
+        }
         let narrow = self.random.percent(self.plan.narrow);
         let room = narrow.then(|| self.random.below(4) as usize);
         let carries = self.random.percent(self.plan.piggybacked_acks);
         let acks = carries.then(Vec::new);
-        let policy = if hold { AckPolicy::Hold } else { AckPolicy::Now };
         let now = Time(self.now);
         let (stopped, packets, acks) = match self.plan.attributes.runs {
-            true => collect::<RUN_DATA_MAX>(node, now, room, acks, policy),
-            false => collect::<0>(node, now, room, acks, policy),
+            true => collect::<RUN_DATA_MAX>(node, now, room, acks),
+            false => collect::<0>(node, now, room, acks),
         };
-        if stopped == Transmit::SinkFull || node.qp.holds_ack() {
+        if stopped == Transmit::SinkFull {
             node.look_again_at.get_or_insert(self.now + TICK_NS);
         } else {
             assert!(!node.qp.wants_transmit(), "idle, but wants to transmit");

@@ -41,40 +41,33 @@ impl Device {
         host: &QpHost<'_>,
         peer_tx: &PeerTx,
         now: &LazyTimestamp<'_>,
-        acks: AckPolicy,
     ) -> Filled {
         let mut sink = self.ring_sink(peer_tx);
-        let outcome = transport.poll_transmit(deadline_clock(transport, now), host, &mut sink, acks);
+        let outcome =
+            transport.poll_transmit(deadline_clock(transport, now), host, &mut sink, AckPolicy::Now);
         let has_sent = sink.packets > 0;
         sink.flush();
         match outcome {
             Transmit::Idle => Filled::Sent,
             Transmit::SinkFull if has_sent => Filled::Full(None),
-            Transmit::SinkFull => self.handle_full_ring(transport, host, peer_tx, now.get(), acks),
+            Transmit::SinkFull => self.handle_full_ring(transport, host, peer_tx, now.get()),
         }
     }
 
     /// What becomes of packets that a full ring does not take: they are retried, or lost once its reader has stalled.
     #[cold]
-    fn handle_full_ring(
-        &self,
-        transport: &mut Qp,
-        host: &QpHost<'_>,
-        peer_tx: &PeerTx,
-        now: Time,
-        acks: AckPolicy,
-    ) -> Filled {
+    fn handle_full_ring(&self, transport: &mut Qp, host: &QpHost<'_>, peer_tx: &PeerTx, now: Time) -> Filled {
         match peer_tx.note_full(now) {
             ..FULL_RETRY_NS => Filled::Full(None),
             FULL_RETRY_NS..STALLED_NS => Filled::Full(Some(now.after_ns(FULL_RETRY_NS))),
-            STALLED_NS.. => self.discard(transport, host, now, acks),
+            STALLED_NS.. => self.discard(transport, host, now),
         }
     }
 
     /// Discards what a queue pair has to send. Retransmission timers keep running.
-    fn discard(&self, transport: &mut Qp, host: &QpHost<'_>, now: Time, acks: AckPolicy) -> Filled {
+    fn discard(&self, transport: &mut Qp, host: &QpHost<'_>, now: Time) -> Filled {
         let mut lost = LostSink::default();
-        let outcome = transport.poll_transmit(|| now, host, &mut lost, acks);
+        let outcome = transport.poll_transmit(|| now, host, &mut lost, AckPolicy::Now);
         self.local.lost.fetch_add(lost.packets, Ordering::Relaxed);
         match outcome {
             Transmit::Idle => Filled::Sent,
