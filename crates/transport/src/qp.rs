@@ -249,13 +249,6 @@ impl Qp {
         }
     }
 
-    /// Whether the send queue is empty in RTS, so that a work request posted now may be executed without packets
-    /// ([`Qp::complete_direct`]) and still takes effect in order.
-    #[inline(always)]
-    pub fn is_send_queue_empty(&self) -> bool {
-        self.common.attr.state == QpState::Rts && self.requester.len() == 0
-    }
-
     /// Whether no request is in flight in RTS: those that are queued may go another way than those before.
     #[inline]
     pub fn is_idle(&self) -> bool {
@@ -267,22 +260,31 @@ impl Qp {
         self.requester.set_draining(is_draining);
     }
 
-    /// Whether the send queue is empty in RTS, and this work request is valid and may be executed without packets: it
-    /// is a READ, a WRITE or an atomic, of RC.
+    /// Whether this work request is valid and may be executed without packets: it is a READ, a WRITE or an atomic, and
+    /// [`Qp::may_access_direct`].
     #[inline(always)]
     pub fn may_go_direct(&self, wr: &SendWr) -> bool {
-        let Common { config, attr, .. } = &self.common;
         let row = Row::of(&wr.op);
         row.is_direct
-            && self.is_send_queue_empty()
-            && config.qp_type == QpType::Rc
-            && (!row.expects_response() || attr.max_rd_atomic > 0)
-            && config.cap.max_send_wr > 0
+            && self.may_access_direct(row.expects_response())
             && Requester::validate(&self.common, wr).is_ok()
     }
 
-    /// Counts and completes a send work request that the caller has executed without packets while the send queue was
-    /// empty.
+    /// Whether an access to the peer's memory that is made now without packets takes effect in order, and a work request
+    /// could make it: the queue pair is of RC, its send queue exists and is empty in RTS. READs and atomics, which expect
+    /// responses, need a queue pair that may have some outstanding.
+    #[inline(always)]
+    pub fn may_access_direct(&self, expects_response: bool) -> bool {
+        let Common { config, attr, .. } = &self.common;
+        attr.state == QpState::Rts
+            && self.requester.len() == 0
+            && config.qp_type == QpType::Rc
+            && (!expects_response || attr.max_rd_atomic > 0)
+            && config.cap.max_send_wr > 0
+    }
+
+    /// Counts and completes a send work request that the caller has executed without packets, as
+    /// [`Qp::may_go_direct`] permits.
     #[inline(always)]
     pub fn complete_direct(&mut self, wr: &SendWr, host: &impl Host) {
         self.count_direct(wr.payload.len());

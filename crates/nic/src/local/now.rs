@@ -44,7 +44,8 @@ impl QueuePair {
         self.access_now(rkey, ATOMIC_LEN.into(), true, |direct| direct.atomic(rkey, va, op))
     }
 
-    /// Accesses that return data need a queue pair that may have READs and atomics outstanding.
+    /// Makes the access as [`Device::carry_out_direct`](crate::device::Device) makes that of a work request: by the same
+    /// checks, and by the same route. `brings` says whether it returns data.
     #[inline]
     fn access_now<R>(
         &self,
@@ -56,22 +57,13 @@ impl QueuePair {
         let mut core = self.lock_alive()?;
         let device = self.device();
         device.update_route(self, &mut core);
-        let may_be_asked = !brings || core.qp.attr().max_rd_atomic > 0;
-        if !may_be_asked || len > MESSAGE_LEN_MAX.into() || !device.may_reach(&core) {
+        if !device.local.is_on() || len > MESSAGE_LEN_MAX.into() || !core.qp.may_access_direct(brings) {
             return Ok(None);
         }
-        let Some(direct) = device.direct(self, &mut core) else { return Ok(None) };
-        let acted = act(direct);
-        direct.update_prefetch_hint(&self.prefetch_hint);
-        match acted {
-            Ok(brought) => {
-                core.qp.count_direct(len);
-                Ok(Some(brought))
-            }
-            Err(refusal) => {
-                device.note_refusal(&mut core, rkey, refusal);
-                Ok(None)
-            }
+        let done = device.access_direct(self, &mut core, rkey, act);
+        if done.is_some() {
+            core.qp.count_direct(len);
         }
+        Ok(done)
     }
 }

@@ -22,21 +22,34 @@ impl Device {
         let Some((direction, rkey, va)) = copy_of(&wr.op) else {
             return self.carry_out_atomic(qp, core, wr);
         };
-        let Some(direct) = self.direct(qp, core) else { return false };
-        let copied = match wr.payload.sges() {
+        let copied = self.access_direct(qp, core, rkey, |direct| match wr.payload.sges() {
             Some([sge]) => direct.copy_piece(direction, rkey, va, self.local_piece(qp, sge)),
             _ => self.copy_pieces(qp, direct, (direction, rkey, va), &wr.payload),
-        };
+        });
+        if copied.is_some() {
+            let (transport, host) = core.parts(qp, None);
+            transport.complete_direct(wr, &host);
+        }
+        copied.is_some()
+    }
+
+    /// Has `act` access the peer's memory, if the route permits that. `None` if it was not done.
+    #[inline(always)]
+    pub(super) fn access_direct<R>(
+        &self,
+        qp: &QueuePair,
+        core: &mut QpCore,
+        rkey: u32,
+        act: impl FnOnce(&mut DirectAccess) -> Result<R, Refusal>,
+    ) -> Option<R> {
+        let direct = self.direct(qp, core)?;
+        let acted = act(direct);
         direct.update_prefetch_hint(&qp.prefetch_hint);
-        match copied {
-            Ok(()) => {
-                let (transport, host) = core.parts(qp, None);
-                transport.complete_direct(wr, &host);
-                true
-            }
+        match acted {
+            Ok(result) => Some(result),
             Err(refusal) => {
                 self.note_refusal(core, rkey, refusal);
-                false
+                None
             }
         }
     }
@@ -45,7 +58,7 @@ impl Device {
     /// Returns how many: none if there is but one, or if their memory is not copied by the kernel.
     pub(crate) fn carry_out_list(&self, qp: &QueuePair, core: &mut QpCore, wrs: &[SendWr]) -> usize {
         let Some((direction, rkey, _)) = wrs.first().and_then(|wr| copy_of(&wr.op)) else { return 0 };
-        if !self.may_reach(core) || !core.nic.local.copies_by_kernel(rkey) {
+        if !self.local.is_on() || !core.nic.local.copies_by_kernel(rkey) {
             return 0;
         }
         let is_alike = |wr: &&SendWr| {
@@ -53,6 +66,9 @@ impl Device {
                 && core.qp.may_go_direct(wr)
         };
         let count = wrs.iter().take(DirectAccess::LIST_MAX).take_while(is_alike).count();
+        if count == 0 {
+            return 0;
+        }
         let Some(direct) = self.direct(qp, core) else { return 0 };
         let pieces = wrs[..count].iter().map_while(|wr| match (copy_of(&wr.op), wr.payload.sges()) {
             (Some((.., va)), Some([sge])) => Some((va, self.local_piece(qp, sge))),
@@ -102,31 +118,25 @@ impl Device {
             SendOp::FetchAdd { va, rkey, add } => (AtomicOp::FetchAdd { add }, rkey, va),
             _ => return false,
         };
-        let (Some(direct), Some([sge])) = (self.direct(qp, core), wr.payload.sges()) else { return false };
+        let Some([sge]) = wr.payload.sges() else { return false };
         let Local { who, memo, piece, .. } = self.local_piece(qp, sge);
         let result = LocalPiece { len: ATOMIC_LEN.into(), ..piece };
-        let act = |into| direct.atomic_into(rkey, va, op, into);
-        let done = self.memory.with_piece(who, AccessNeed::Write, memo, result, act);
-        direct.update_prefetch_hint(&qp.prefetch_hint);
-        match done {
-            Ok(Ok(Ok(()))) => {
-                let (transport, host) = core.parts(qp, None);
-                transport.complete_direct(wr, &host);
-                true
-            }
-            Ok(Ok(Err(Fault))) => {
+        let done = self.access_direct(qp, core, rkey, |direct| {
+            let act = |into| direct.atomic_into(rkey, va, op, into);
+            let done = self.memory.with_piece(who, AccessNeed::Write, memo, result, act);
+            done.unwrap_or(Err(Refusal::NotHere))
+        });
+        let Some(stored) = done else { return false };
+        let (transport, host) = core.parts(qp, None);
+        match stored {
+            Ok(()) => transport.complete_direct(wr, &host),
+            Err(Fault) => {
                 // The operation was performed, and its result had no memory left to go to.
-                let (transport, host) = core.parts(qp, None);
                 transport.fail_direct(wr, &host);
                 self.publish_state(qp, core);
-                true
             }
-            Ok(Err(refusal)) => {
-                self.note_refusal(core, rkey, refusal);
-                false
-            }
-            Err(_) => false,
         }
+        true
     }
 
     /// The local memory that an element names.
@@ -136,15 +146,9 @@ impl Device {
         Local { registry: &self.memory, who, memo: &qp.keys.sent, piece: piece_of(sge) }
     }
 
-    /// Whether a work request that is posted now is the only one, and direct access is on.
-    #[inline]
-    pub(super) fn may_reach(&self, core: &QpCore) -> bool {
-        self.local.is_on() && core.qp.is_send_queue_empty()
-    }
-
     /// A refused access may be possible once the thread has asked how the region is reached.
     #[cold]
-    pub(super) fn note_refusal(&self, core: &mut QpCore, rkey: u32, refusal: Refusal) {
+    fn note_refusal(&self, core: &mut QpCore, rkey: u32, refusal: Refusal) {
         let Refusal::Unknown(version) = refusal else { return };
         if core.nic.local.last_asked.replace((rkey, version)) != Some((rkey, version))
             && let Some(path) = core.qp.attr().path
