@@ -69,7 +69,7 @@ MUTANTS = [
      "self.responses_due.len() >= usize::from(common.attr.max_rd_atomic)",
      "self.responses_due.len() > usize::from(common.attr.max_rd_atomic) + 5"),
     ("local-invalidate-does-not-wait", REQUESTER + "emit.rs",
-     "SendOp::LocalInvalidate(_) => self.index > 0,", "SendOp::LocalInvalidate(_) => false,"),
+     "SendOp::LocalInvalidate(_) => !self.queue.is_next_oldest(),", "SendOp::LocalInvalidate(_) => false,"),
     ("unsignaled-requests-complete", REQUESTER + "mod.rs",
      "if common.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED) {",
      "if common.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED) || wr.payload.len() == 8 {"),

@@ -56,11 +56,10 @@ impl Requester {
             self.gap_repaired_at = None;
             self.ack_deadline = None;
             self.reset_retries(call);
-            for wqe in &self.queue {
+            for wqe in self.queue.iter() {
                 complete_success(call, &wqe.wr, call.host);
             }
-            self.queue.clear();
-            self.index = 0;
+            self.queue.retire_all();
         }
         is_all
     }
@@ -72,7 +71,7 @@ impl Requester {
         if is_usual {
             let (to, mtu) = (last + 1, call.mtu());
             let (mut freed, mut done) = (0, 0);
-            for wqe in &self.queue {
+            for wqe in self.queue.iter() {
                 if !wqe.is_local() && wqe.first < to {
                     freed += wqe.cost(wqe.first.max(self.acknowledged), wqe.end().min(to), mtu);
                 }
@@ -82,8 +81,7 @@ impl Requester {
                 complete_success(call, &wqe.wr, call.host);
                 done += 1;
             }
-            self.queue.drain(..done);
-            self.index -= done;
+            self.queue.retire(done);
             self.in_flight_bytes = self.in_flight_bytes.saturating_sub(freed);
             self.window.on_acknowledged(freed, mtu);
             self.acknowledged = to;
@@ -159,7 +157,8 @@ impl Requester {
             // An answer to a packet that was about to be retransmitted.
             self.next = to;
             self.in_flight_bytes = 0;
-            self.index = self.queue.iter().take_while(|wqe| wqe.is_done(to)).count();
+            let done = self.queue.iter().take_while(|wqe| wqe.is_done(to)).count();
+            self.queue.go_behind(done);
         }
         if self.next == to {
             self.in_flight_bytes = 0;

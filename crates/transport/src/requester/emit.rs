@@ -35,7 +35,7 @@ impl Requester {
         if self.paused_until.is_some() || !matches!(common.attr.state, QpState::Rts | QpState::Sqd) {
             return false;
         }
-        let Some(wqe) = self.queue.get(self.index) else { return false };
+        let Some(wqe) = self.queue.next() else { return false };
         if wqe.failed.is_some() || (common.attr.state == QpState::Sqd && !wqe.started) {
             return false;
         }
@@ -50,7 +50,7 @@ impl Requester {
     /// retransmitted from the memory whose key it invalidates.
     fn is_fenced(&self, wqe: &Wqe) -> bool {
         match wqe.wr.op {
-            SendOp::LocalInvalidate(_) => self.index > 0,
+            SendOp::LocalInvalidate(_) => !self.queue.is_next_oldest(),
             _ => wqe.wr.flags.contains(SendFlags::FENCE) && !self.responses_due.is_empty(),
         }
     }
@@ -157,9 +157,9 @@ impl Requester {
         self.in_flight_bytes += wqe.length + PACKET_OVERHEAD;
         wqe.started = true;
         wqe.first = self.next;
-        self.queue.push_back(wqe);
+        self.queue.post(wqe);
+        self.queue.step();
         self.next += 1;
-        self.index += 1;
         self.assigned = self.next;
         self.highest = self.next;
         self.last_ack_request = self.next;
@@ -168,7 +168,7 @@ impl Requester {
         }
     }
 
-    /// Sends one packet of the request at `index`, or executes it if it is a local operation.
+    /// Sends one packet of the next entry, or executes it if it is a local operation.
     pub(crate) fn emit<S: Sink>(
         &mut self,
         now: &impl Fn() -> Time,
@@ -179,28 +179,28 @@ impl Requester {
         if !self.wants_to_emit(call) {
             return Emitted::Nothing;
         }
-        if self.queue[self.index].is_local() {
+        if self.queue.current().is_local() {
             return self.execute_local(call);
         }
-        let room = self.room_for(call, &self.queue[self.index]);
+        let room = self.room_for(call, self.queue.current());
         let Some(room) = room else { return Emitted::Nothing };
-        if call.attr.max_rd_atomic == 0 && self.queue[self.index].expects_response() {
+        if call.attr.max_rd_atomic == 0 && self.queue.current().expects_response() {
             return self.fail_unsent(call, WcStatus::LocalQpOperation);
         }
-        if call.is(QpType::Ud) && self.queue[self.index].length > call.mtu() {
+        if call.is(QpType::Ud) && self.queue.current().length > call.mtu() {
             return self.fail_unsent(call, WcStatus::LocalLength);
         }
         if call.is_reliable() && self.is_over_budget(call.host) {
             return Emitted::Nothing;
         }
-        if !self.queue[self.index].started {
-            let wqe = &mut self.queue[self.index];
+        if !self.queue.current().started {
+            let wqe = self.queue.current_mut();
             wqe.started = true;
             wqe.first = self.assigned;
             self.next = self.assigned;
             self.assigned += wqe.packets;
         }
-        let wqe = &self.queue[self.index];
+        let wqe = self.queue.current();
         let room =
             if S::RUN_BYTES_MAX > 0 { self.room_for_run(call, wqe, room, S::RUN_BYTES_MAX) } else { room };
         let ack_request = self.requests_ack(call, wqe, room);
@@ -233,7 +233,7 @@ impl Requester {
 
     /// Marks the request that cannot be sent; it completes in error once everything before it is done.
     fn fail_unsent(&mut self, call: &mut Call<'_, impl Host>, status: WcStatus) -> Emitted {
-        self.queue[self.index].failed = Some(status);
+        self.queue.current_mut().failed = Some(status);
         match self.retire(call) {
             Verdict::Fine => Emitted::Nothing,
             _ => Emitted::Broken,
@@ -248,7 +248,7 @@ impl Requester {
         taken: u64,
         len: usize,
     ) -> Emitted {
-        let wqe = &self.queue[self.index];
+        let wqe = self.queue.current();
         let to = self.next + taken;
         let (is_read, is_complete) = (wqe.is_read(), to == wqe.end());
         let packets = if is_read { 1 } else { taken };
@@ -273,7 +273,7 @@ impl Requester {
         self.next = to;
         self.highest = self.highest.max(to);
         if is_complete {
-            self.index += 1;
+            self.queue.step();
         }
         if !call.is_reliable() {
             // There are no ACKs: a request is done when its last packet was sent.
@@ -299,10 +299,10 @@ impl Requester {
     }
 
     fn execute_local(&mut self, call: &mut Call<'_, impl Host>) -> Emitted {
-        let wqe = &mut self.queue[self.index];
+        let wqe = self.queue.current_mut();
         if wqe.executed {
             // Reached again after going back for a loss: a local operation is executed only once.
-            self.index += 1;
+            self.queue.step();
             return Emitted::Sent;
         }
         let done = match &wqe.wr.op {
@@ -315,7 +315,7 @@ impl Requester {
         match done {
             Ok(()) => {
                 wqe.executed = true;
-                self.index += 1;
+                self.queue.step();
             }
             Err(status) => wqe.failed = Some(status),
         }
@@ -332,7 +332,7 @@ impl Requester {
         room: u64,
         ack_request: bool,
     ) -> Result<Option<usize>, LocalError> {
-        let wqe = &self.queue[self.index];
+        let wqe = self.queue.current();
         let mtu = call.mtu();
         let packet = self.next - wqe.first;
         let offset = packet * mtu;

@@ -1,5 +1,5 @@
-//! The requester: takes send work requests, segments them into packets within the window, and completes them when
-//! the peer has answered. After a loss it goes back to the oldest unacknowledged packet (go-back-N).
+//! The requester: executes the entries of the [`SendQueue`]. It segments work requests into packets within the window, and
+//! completes them when the peer has answered. After a loss it goes back to the oldest unacknowledged packet (go-back-N).
 //!
 //! Packets are counted by 64-bit sequence numbers that never wrap. The 24-bit PSN is derived from them, so comparisons
 //! need no wrap-around. Three marks move over the sequence:
@@ -12,6 +12,7 @@
 mod answers;
 mod emit;
 mod operations;
+mod send_queue;
 mod wqe;
 
 use std::collections::VecDeque;
@@ -26,6 +27,7 @@ use crate::types::{
 };
 use crate::window::Window;
 use operations::{Answer, Suitable};
+use send_queue::SendQueue;
 use wqe::Wqe;
 
 pub(crate) use emit::Emitted;
@@ -33,14 +35,13 @@ pub(crate) use operations::Row;
 
 #[derive(Debug)]
 pub(crate) struct Requester {
-    queue: VecDeque<Wqe>,
+    queue: SendQueue,
     /// PSN of sequence number 0.
     psn_base: Psn,
     /// Sequence number of the oldest unacknowledged packet.
     acknowledged: u64,
-    /// Sequence number of the packet to send next, and the index in `queue` of its request.
+    /// Sequence number of the packet to send next; its request is the next entry of the queue.
     next: u64,
-    index: usize,
     /// One past the highest sequence number ever sent.
     highest: u64,
     /// First sequence number of the next request to start.
@@ -76,11 +77,10 @@ pub(crate) struct Requester {
 impl Requester {
     pub(crate) fn new(window_bytes: u32) -> Requester {
         Requester {
-            queue: VecDeque::new(),
+            queue: SendQueue::new(),
             psn_base: Psn::default(),
             acknowledged: 0,
             next: 0,
-            index: 0,
             highest: 0,
             assigned: 0,
             in_flight_bytes: 0,
@@ -148,7 +148,7 @@ impl Requester {
 
     /// Requests with packets still to send.
     pub(crate) fn queued_requests(&self) -> usize {
-        self.queue.len() - self.index.min(self.queue.len())
+        self.queue.to_execute_len()
     }
 
     /// Sets whether no request may start while others are in flight.
@@ -197,13 +197,13 @@ impl Requester {
     /// after a loss or an RNR NAK restarts at the queue's front.
     #[inline]
     fn is_caught_up(&self) -> bool {
-        self.index == self.queue.len() && self.responses_due.is_empty()
+        self.queue.to_execute_len() == 0 && self.responses_due.is_empty()
     }
 
     /// Queues a validated request.
     #[inline]
     pub(crate) fn post(&mut self, common: &Common, wr: SendWr) {
-        self.queue.push_back(Wqe::new(wr, common.mtu()));
+        self.queue.post(Wqe::new(wr, common.mtu()));
     }
 
     /// When `handle_timeout` is due.
@@ -244,7 +244,7 @@ impl Requester {
 
     fn go_back(&mut self) {
         self.next = self.acknowledged;
-        self.index = 0;
+        self.queue.go_back();
         self.in_flight_bytes = 0;
         self.last_ack_request = self.acknowledged;
         self.responses_due.clear();
@@ -265,8 +265,7 @@ impl Requester {
         while let Some(front) = self.queue.front() {
             if front.is_done(self.acknowledged) {
                 complete(call, &front.wr, WcStatus::Success, 0);
-                self.queue.pop_front();
-                self.index = self.index.saturating_sub(1);
+                self.queue.pop();
             } else if let Some(status) = front.failed {
                 return self.fail_front(call, status, 0);
             } else {
@@ -278,7 +277,7 @@ impl Requester {
 
     /// Completes the oldest request in error and flushes the rest.
     fn fail_front(&mut self, call: &mut Call<'_, impl Host>, status: WcStatus, vendor_err: u32) -> Verdict {
-        if let Some(wqe) = self.queue.pop_front() {
+        if let Some(wqe) = self.queue.pop() {
             complete(call, &wqe.wr, status, vendor_err);
         }
         self.flush(call);
@@ -287,7 +286,7 @@ impl Requester {
 
     /// Completes all requests as flushed and drops all in-flight state.
     pub(crate) fn flush(&mut self, call: &mut Call<'_, impl Host>) {
-        while let Some(wqe) = self.queue.pop_front() {
+        while let Some(wqe) = self.queue.pop() {
             complete(call, &wqe.wr, WcStatus::Flushed, 0);
         }
         self.drop_in_flight();
