@@ -7,8 +7,8 @@ use terrace_hostmem::{AtomicOp as MemoryAtomic, CopySource, SharedBytes, Unorder
 use terrace_memory::{Absence, Access, AccessError, AccessNeed, Accessor, FlushScope, Transfer, WindowBind};
 use terrace_shm::KeyMemo;
 use terrace_transport::{
-    AtomicOp, BindWindow, Completion, Deferred, Host, LocalError, PACKET_BYTES_MAX, Qp, QpEvent, RecvWr,
-    RemoteAccess, RemoteError, Sge, Time,
+    AtomicOp, BindWindow, Completion, Data, Deferred, Host, LocalError, PACKET_BYTES_MAX, Qp, QpEvent,
+    RecvWr, RemoteAccess, RemoteError, Sge, Time,
 };
 
 use crate::ack::AckEvent;
@@ -79,6 +79,13 @@ impl<'a> QpHost<'a> {
     #[inline]
     fn scatter_as(&self, who: Accessor, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError> {
         self.scatter_parts(who, sges, offset, data.len(), |at, len| Some(&data[at..at + len]))
+    }
+
+    #[inline(never)]
+    fn scatter_run(&self, sges: &[Sge], offset: u64) -> Result<(), LocalError> {
+        let run = self.run.ok_or(LocalError::Protection)?;
+        let part = |at, len| run.part(at, len).map(Unordered);
+        self.scatter_parts(self.receiver(), sges, offset, run.bytes(), part)
     }
 
     /// Copies `len` bytes to `offset` in the list's concatenation, by the parts that `part` gives for a place and a length.
@@ -196,14 +203,11 @@ impl Host for QpHost<'_> {
     }
 
     #[inline(always)]
-    fn scatter_to_receive(&self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError> {
-        self.scatter_as(self.receiver(), sges, offset, data)
-    }
-
-    fn scatter_run(&self, sges: &[Sge], offset: u64) -> Result<(), LocalError> {
-        let run = self.run.ok_or(LocalError::Protection)?;
-        let part = |at, len| run.part(at, len).map(Unordered);
-        self.scatter_parts(self.receiver(), sges, offset, run.bytes(), part)
+    fn scatter_to_receive(&self, sges: &[Sge], offset: u64, data: Data<'_>) -> Result<(), LocalError> {
+        match data {
+            Data::Bytes(bytes) => self.scatter_as(self.receiver(), sges, offset, bytes),
+            Data::Run(_) => self.scatter_run(sges, offset),
+        }
     }
 
     fn remote_check(&self, rkey: u32, va: u64, len: u64, access: RemoteAccess) -> Result<(), RemoteError> {
@@ -221,13 +225,13 @@ impl Host for QpHost<'_> {
         self.device().memory.read(self.remote(rkey), rkey, va, out).map_err(remote_error)
     }
 
-    fn remote_write(&self, rkey: u32, va: u64, data: &[u8]) -> Result<(), RemoteError> {
-        self.device().memory.write(self.remote(rkey), rkey, va, data).map_err(remote_error)
-    }
-
-    fn remote_write_run(&self, rkey: u32, va: u64) -> Result<(), RemoteError> {
-        let (who, run) = (self.remote(rkey), self.run.ok_or(RemoteError::Operation)?);
-        self.device().memory.write_from(who, rkey, &KeyMemo::default(), va, run).map_err(remote_error)
+    fn remote_write(&self, rkey: u32, va: u64, data: Data<'_>) -> Result<(), RemoteError> {
+        let (memory, who, memo) = (&self.device().memory, self.remote(rkey), &KeyMemo::default());
+        let written = match data {
+            Data::Bytes(bytes) => memory.write_from(who, rkey, memo, va, bytes),
+            Data::Run(_) => memory.write_from(who, rkey, memo, va, self.run.ok_or(RemoteError::Operation)?),
+        };
+        written.map_err(remote_error)
     }
 
     fn remote_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<u64, RemoteError> {
@@ -250,13 +254,17 @@ impl Host for QpHost<'_> {
         self.deferred(self.device().memory.fetch(self.remote(rkey), rkey, va, len, &self.qp.waker))
     }
 
-    fn put(&self, rkey: u32, va: u64, data: &[u8]) -> Result<Box<dyn Deferred>, RemoteError> {
-        self.deferred(self.device().memory.put(self.remote(rkey), rkey, va, data, &self.qp.waker))
-    }
-
-    fn put_run(&self, rkey: u32, va: u64) -> Result<Box<dyn Deferred>, RemoteError> {
-        let run = self.run.ok_or(RemoteError::Operation)?;
-        run.with_bytes(|data| self.put(rkey, va, data)).unwrap_or(Err(RemoteError::Operation))
+    fn put(&self, rkey: u32, va: u64, data: Data<'_>) -> Result<Box<dyn Deferred>, RemoteError> {
+        let put = |bytes: &[u8]| {
+            self.deferred(self.device().memory.put(self.remote(rkey), rkey, va, bytes, &self.qp.waker))
+        };
+        match data {
+            Data::Bytes(bytes) => put(bytes),
+            Data::Run(_) => {
+                let run = self.run.ok_or(RemoteError::Operation)?;
+                run.with_bytes(put).unwrap_or(Err(RemoteError::Operation))
+            }
+        }
     }
 
     fn put_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<Box<dyn Deferred>, RemoteError> {

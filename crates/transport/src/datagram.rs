@@ -3,6 +3,7 @@
 use terrace_wire::{GRH_LEN, Packet, RxMeta, Trailer, grh};
 
 use crate::common::{Call, Verdict};
+use crate::data::Data;
 use crate::host::{Host, LocalError};
 use crate::responder::Responder;
 use crate::types::{QpEvent, RecvWr, Wc, WcFlags, WcOpcode, WcStatus};
@@ -61,9 +62,9 @@ impl Responder {
 fn place(host: &impl Host, receive: &RecvWr, meta: &RxMeta, packet: &Packet<'_>) -> Result<(), LocalError> {
     let header_len = packet.bth.opcode.info().header_len;
     let packet_len = header_len + packet.payload.len() + usize::from(packet.bth.pad);
-    host.scatter_to_receive(&receive.sges, 0, &grh::for_packet(meta, packet_len))?;
+    host.scatter_to_receive(&receive.sges, 0, Data::Bytes(&grh::for_packet(meta, packet_len)))?;
     match packet.payload {
         [] => Ok(()),
-        payload => host.scatter_to_receive(&receive.sges, GRH_LEN as u64, payload),
+        payload => host.scatter_to_receive(&receive.sges, GRH_LEN as u64, Data::Bytes(payload)),
     }
 }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use terrace_wire::{Path, Psn, Time};
 
+use crate::data::Data;
 use crate::types::{BindWindow, Payload, QpEvent, RecvWr, Sge, Wc};
 
 /// Why a local scatter or gather failed.
@@ -110,22 +111,11 @@ pub trait Host {
     fn scatter(&self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError>;
     /// The same for a receive's list. A receive of a shared receive queue is checked against that queue's protection
     /// domain.
-    fn scatter_to_receive(&self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError> {
-        self.scatter(sges, offset, data)
-    }
-    /// Copies the data of the run that the call is about to `offset` in a receive's list. The caller has checked the
-    /// length.
-    fn scatter_run(&self, _sges: &[Sge], _offset: u64) -> Result<(), LocalError> {
-        Err(LocalError::Protection)
-    }
+    fn scatter_to_receive(&self, sges: &[Sge], offset: u64, data: Data<'_>) -> Result<(), LocalError>;
     /// Checks the whole range without accessing it. `NotReady` and `Retry` mean that part of it is absent.
     fn remote_check(&self, rkey: u32, va: u64, len: u64, access: RemoteAccess) -> Result<(), RemoteError>;
     fn remote_read(&self, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), RemoteError>;
-    fn remote_write(&self, rkey: u32, va: u64, data: &[u8]) -> Result<(), RemoteError>;
-    /// Writes the data of the run that the call is about.
-    fn remote_write_run(&self, _rkey: u32, _va: u64) -> Result<(), RemoteError> {
-        Err(RemoteError::Operation)
-    }
+    fn remote_write(&self, rkey: u32, va: u64, data: Data<'_>) -> Result<(), RemoteError>;
     /// Performs the operation and returns the previous value, as the host's integer.
     fn remote_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<u64, RemoteError>;
     /// `placement` and `selectivity` are the FETH's fields; selectivity 1 means the whole region.
@@ -142,11 +132,7 @@ pub trait Host {
         Err(RemoteError::Operation)
     }
     /// Writes to absent memory; the data is copied before this returns.
-    fn put(&self, _rkey: u32, _va: u64, _data: &[u8]) -> Result<Box<dyn Deferred>, RemoteError> {
-        Err(RemoteError::Operation)
-    }
-    /// Writes the data of the run that the call is about to absent memory.
-    fn put_run(&self, _rkey: u32, _va: u64) -> Result<Box<dyn Deferred>, RemoteError> {
+    fn put(&self, _rkey: u32, _va: u64, _data: Data<'_>) -> Result<Box<dyn Deferred>, RemoteError> {
         Err(RemoteError::Operation)
     }
     /// Performs an atomic operation on absent memory.
@@ -246,8 +232,7 @@ impl Payload {
     pub(crate) fn gather(&self, host: &impl Host, offset: u64, out: &mut [u8]) -> Result<(), LocalError> {
         match self {
             Payload::Sge(_) | Payload::Sges(_) if out.is_empty() => Ok(()),
-            Payload::Sge(sge) => host.gather(std::slice::from_ref(sge), offset, out),
-            Payload::Sges(sges) => host.gather(sges, offset, out),
+            Payload::Sge(_) | Payload::Sges(_) => host.gather(self.sges().unwrap_or_default(), offset, out),
             Payload::Inline(bytes) => {
                 let start = offset as usize;
                 out.copy_from_slice(&bytes[start..start + out.len()]);

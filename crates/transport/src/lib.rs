@@ -9,6 +9,7 @@
 
 pub mod access;
 mod common;
+mod data;
 mod datagram;
 mod host;
 mod qp;
@@ -19,9 +20,9 @@ mod timers;
 mod types;
 mod window;
 
+pub use data::{Data, PACKET_BYTES_MAX};
 pub use host::{AtomicOp, Completion, Deferred, Host, LocalError, RemoteAccess, RemoteError, Sink};
 pub use qp::{AckPolicy, Qp, RUN_DATA_MAX, Transmit, may_come_from};
-pub use responder::PACKET_BYTES_MAX;
 pub use state::{required_attributes, transition_exists};
 pub use terrace_wire::Time;
 pub use timers::{ack_timeout_ns, rnr_timer_ns};

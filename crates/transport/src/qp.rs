@@ -6,9 +6,10 @@ use std::net::SocketAddr;
 use terrace_wire::{Extensions, Opcode, Operation, Packet, Psn, ROCE_PORT, RxMeta, Service, Time};
 
 use crate::common::{Call, Common, DEFAULT_PKEY, Verdict, push_packet};
+use crate::data::{Data, PACKET_BYTES_MAX};
 use crate::host::{Host, Sink};
 use crate::requester::{self, Emitted, Requester, Row};
-use crate::responder::{Answered, Data, PACKET_BYTES_MAX, Responder};
+use crate::responder::{Answered, Responder};
 use crate::state;
 use crate::types::{
     ModifyError, PostError, QpAttr, QpAttrMask, QpConfig, QpCounters, QpEvent, QpState, QpType, RecvWr,

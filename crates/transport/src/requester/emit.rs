@@ -8,8 +8,8 @@ use super::Requester;
 use super::operations::Row;
 use super::wqe::Wqe;
 use crate::common::{Call, Common, Verdict, push_packet};
+use crate::data::PACKET_BYTES_MAX;
 use crate::host::{Host, LocalError, Sink};
-use crate::responder::PACKET_BYTES_MAX;
 use crate::types::{QpState, QpType, SendFlags, SendOp, SendWr, Target, WcStatus};
 use crate::window::PACKET_OVERHEAD;
 

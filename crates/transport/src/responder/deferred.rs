@@ -13,8 +13,9 @@ use super::read::ReadResponse;
 use super::refusal::{ABSENT, CHANGE_PENDING, Refusal};
 use super::resource::Outcome;
 use super::response::{Keys, PendingWrites, Response};
-use super::{Data, Incoming, PENDING_MAX, Responder};
+use super::{Incoming, PENDING_MAX, Responder};
 use crate::common::{Call, Common};
+use crate::data::Data;
 use crate::host::{Completion, Host, RemoteError};
 use crate::types::{QpType, WcStatus};
 
@@ -50,19 +51,12 @@ impl Responder {
         va: u64,
         data: Data<'_>,
     ) -> Result<(), Refusal> {
-        let written = match data {
-            Data::Bytes(bytes) => call.host.remote_write(rkey, va, bytes),
-            Data::Run(_) => call.host.remote_write_run(rkey, va),
-        };
-        match written {
+        match call.host.remote_write(rkey, va, data) {
             Ok(()) => return Ok(()),
             Err(RemoteError::NotReady) if self.pending_writes() < WRITES_MAX => {}
             Err(error) => return Err(error.into()),
         }
-        let transfer = match data {
-            Data::Bytes(bytes) => call.host.put(rkey, va, bytes),
-            Data::Run(_) => call.host.put_run(rkey, va),
-        }?;
+        let transfer = call.host.put(rkey, va, data)?;
         call.counters.puts += 1;
         if !matches!(self.pending.back(), Some(Response::Writes(_))) {
             self.pending.push_back(Response::Writes(PendingWrites::default()));

@@ -19,7 +19,6 @@
 //!    \- absent --> deferred.rs
 //! ```
 
-mod data;
 mod deferred;
 mod duplicates;
 mod emit;
@@ -32,14 +31,13 @@ mod unreliable;
 
 use std::collections::VecDeque;
 
-pub(crate) use data::Data;
-pub use data::PACKET_BYTES_MAX;
 pub(crate) use emit::Answered;
 
 use terrace_wire::{NakCode, Opcode, OpcodeInfo, Operation, Packet, Psn, Syndrome, Trailer};
 
 use crate::access;
 use crate::common::{Call, Common, Verdict};
+use crate::data::Data;
 use crate::host::{Completion, Host, RemoteAccess, RemoteError};
 use crate::types::{MESSAGE_LEN_MAX, QpEvent, QpType, RecvWr, Wc, WcFlags, WcOpcode, WcStatus};
 use refusal::{INVALID_REQUEST, Refusal, event_of};
@@ -248,21 +246,13 @@ impl Responder {
     ) -> Result<(), Refusal> {
         let info = packet.bth.opcode.info();
         match info.operation {
-            Operation::Send => {
-                self.check_order(info)?;
-                check_payload_len(call, data, info)?;
-                self.receive_send(call, packet, data, info)?;
-                let packets = data.packets(call.mtu());
-                self.finish_packet(call, packet, packets, info);
-            }
-            Operation::Write => {
-                self.check_order(info)?;
-                check_payload_len(call, data, info)?;
-                let written = self.receive_write(call, packet, data, info);
-                if written == Err(Refusal::Nak(NakCode::RemoteAccess)) && info.trailer == Trailer::Immediate {
+            Operation::Send | Operation::Write => {
+                let received = self.receive_data(call, packet, data, info);
+                if received == Err(Refusal::Nak(NakCode::RemoteAccess)) && info.trailer == Trailer::Immediate
+                {
                     self.fail_receive_of_write(call);
                 }
-                written?;
+                received?;
                 let packets = data.packets(call.mtu());
                 self.finish_packet(call, packet, packets, info);
             }
@@ -274,6 +264,22 @@ impl Responder {
             _ => return Err(INVALID_REQUEST),
         }
         Ok(())
+    }
+
+    /// Takes a packet or run of a SEND or WRITE.
+    fn receive_data(
+        &mut self,
+        call: &mut Call<'_, impl Host>,
+        packet: &Packet<'_>,
+        data: Data<'_>,
+        info: &OpcodeInfo,
+    ) -> Result<(), Refusal> {
+        self.check_order(info)?;
+        check_payload_len(call, data, info)?;
+        match info.operation {
+            Operation::Send => self.receive_send(call, packet, data, info),
+            _ => self.receive_write(call, packet, data, info),
+        }
     }
 
     /// The packets of a message are first, middle and last of one operation, or a single "only".
@@ -351,12 +357,10 @@ impl Responder {
         if end > *capacity {
             return Err(Refusal::ReceiveTooShort);
         }
-        let scattered = match data {
-            Data::Bytes([]) => Ok(()),
-            Data::Bytes(bytes) => call.host.scatter_to_receive(&receive.sges, *offset, bytes),
-            Data::Run(_) => call.host.scatter_run(&receive.sges, *offset),
-        };
-        scattered.map_err(|_| Refusal::ReceiveProtection)?;
+        if data.len() > 0 {
+            let scattered = call.host.scatter_to_receive(&receive.sges, *offset, data);
+            scattered.map_err(|_| Refusal::ReceiveProtection)?;
+        }
         if !info.position.is_last() {
             *offset = end;
             return Ok(());
@@ -388,7 +392,8 @@ impl Responder {
         let Some(receive) = self.receives.front().filter(|_| is_next) else { return false };
         let capacity: u64 = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
         let is_placed = len <= capacity
-            && (len == 0 || call.host.scatter_to_receive(&receive.sges, 0, packet.payload).is_ok());
+            && (len == 0
+                || call.host.scatter_to_receive(&receive.sges, 0, Data::Bytes(packet.payload)).is_ok());
         if is_placed {
             let (wr_id, opcode) = (receive.wr_id, WcOpcode::Recv);
             self.receives.pop_front();

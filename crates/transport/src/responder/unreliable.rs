@@ -4,8 +4,9 @@
 use terrace_wire::{Operation, Packet};
 
 use super::refusal::{INVALID_REQUEST, Refusal};
-use super::{Data, Incoming, Responder, check_payload_len};
+use super::{Incoming, Responder};
 use crate::common::{Call, Common, Verdict};
+use crate::data::Data;
 use crate::host::Host;
 use crate::types::{QpEvent, WcStatus};
 
@@ -25,14 +26,7 @@ impl Responder {
             return self.skip(call);
         }
         let result = match info.operation {
-            Operation::Send => self
-                .check_order(info)
-                .and_then(|()| check_payload_len(call, data, info))
-                .and_then(|()| self.receive_send(call, packet, data, info)),
-            Operation::Write => self
-                .check_order(info)
-                .and_then(|()| check_payload_len(call, data, info))
-                .and_then(|()| self.receive_write(call, packet, data, info)),
+            Operation::Send | Operation::Write => self.receive_data(call, packet, data, info),
             _ => Err(INVALID_REQUEST),
         };
         match result {

@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use terrace_transport::{
-    AtomicOp, BindWindow, Completion, Deferred, Host, LocalError, QpEvent, RecvWr, RemoteAccess, RemoteError,
-    Sge, Time, Wc, WcStatus,
+    AtomicOp, BindWindow, Completion, Data, Deferred, Host, LocalError, QpEvent, RecvWr, RemoteAccess,
+    RemoteError, Sge, Time, Wc, WcStatus,
 };
 
 /// Rights of a region, by letter: `l`ocal write, remote `r`ead, remote `w`rite, remote `a`tomic, flush to `g`lobal
@@ -315,6 +315,13 @@ impl<const FAST: bool> Memory<FAST> {
         before
     }
 
+    fn bytes_of(&self, data: Data<'_>) -> Vec<u8> {
+        match data {
+            Data::Bytes(bytes) => bytes.to_vec(),
+            Data::Run(_) => self.run.borrow().clone(),
+        }
+    }
+
     fn count(&self, len: usize) {
         self.moved_bytes.set(self.moved_bytes.get() + len as u64);
     }
@@ -365,16 +372,8 @@ impl<const FAST: bool> Host for Memory<FAST> {
         Ok(())
     }
 
-    fn scatter_run(&self, sges: &[Sge], offset: u64) -> Result<(), LocalError> {
-        self.scatter_to_receive(sges, offset, &self.run.borrow())
-    }
-
-    fn remote_write_run(&self, rkey: u32, va: u64) -> Result<(), RemoteError> {
-        self.remote_write(rkey, va, &self.run.borrow())
-    }
-
-    fn put_run(&self, rkey: u32, va: u64) -> Result<Box<dyn Deferred>, RemoteError> {
-        self.put(rkey, va, &self.run.borrow())
+    fn scatter_to_receive(&self, sges: &[Sge], offset: u64, data: Data<'_>) -> Result<(), LocalError> {
+        self.scatter(sges, offset, &self.bytes_of(data))
     }
 
     fn remote_check(&self, rkey: u32, va: u64, len: u64, access: RemoteAccess) -> Result<(), RemoteError> {
@@ -396,10 +395,11 @@ impl<const FAST: bool> Host for Memory<FAST> {
         Ok(())
     }
 
-    fn remote_write(&self, rkey: u32, va: u64, data: &[u8]) -> Result<(), RemoteError> {
+    fn remote_write(&self, rkey: u32, va: u64, data: Data<'_>) -> Result<(), RemoteError> {
+        let data = self.bytes_of(data);
         self.remote(rkey, va, data.len() as u64, 'w')?;
         self.presence(va, data.len() as u64)?;
-        self.write(va, data);
+        self.write(va, &data);
         self.count(data.len());
         Ok(())
     }
@@ -418,9 +418,10 @@ impl<const FAST: bool> Host for Memory<FAST> {
         self.defer("fetch", rkey, va, len, What::Read { va, len })
     }
 
-    fn put(&self, rkey: u32, va: u64, data: &[u8]) -> Result<Box<dyn Deferred>, RemoteError> {
+    fn put(&self, rkey: u32, va: u64, data: Data<'_>) -> Result<Box<dyn Deferred>, RemoteError> {
+        let data = self.bytes_of(data);
         self.remote(rkey, va, data.len() as u64, 'w')?;
-        self.defer("put", rkey, va, data.len() as u64, What::Write { va, data: data.to_vec() })
+        self.defer("put", rkey, va, data.len() as u64, What::Write { va, data })
     }
 
     fn put_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<Box<dyn Deferred>, RemoteError> {

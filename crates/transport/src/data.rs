@@ -6,12 +6,12 @@ use terrace_wire::{Operation, Packet, Service};
 /// can be told apart by their length.
 pub const PACKET_BYTES_MAX: u64 = 4096 + 512;
 
-/// The data that a packet brings.
+/// The data that a packet or a run of packets brings.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Data<'a> {
+pub enum Data<'a> {
     /// These bytes.
     Bytes(&'a [u8]),
-    /// So many bytes, which the host copies where they belong: those of a run.
+    /// So many bytes: those of the run that the call is about, which the host has.
     Run(u64),
 }
 
