@@ -13,6 +13,7 @@ mod devices;
 mod library;
 mod log;
 mod program;
+mod recover;
 mod regions;
 mod run;
 mod serve;
@@ -52,6 +53,8 @@ enum Command {
     Run(run::Options),
     /// Serve files as regions larger than memory
     Serve(serve::Options),
+    /// Write back what a killed server has left in memory
+    Recover(recover::Options),
     /// Show the device that a program gets
     Devices(devices::Options),
     /// Show the counters of a running program's NIC
@@ -70,6 +73,7 @@ pub fn run() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(options) => run::run(&options).map_err(|error| (error.exit_code(), error.to_string())),
         Command::Serve(options) => serve::serve(&options).map_err(|error| (1, error.to_string())),
+        Command::Recover(options) => recover::recover(&options).map_err(|error| (1, error.to_string())),
         Command::Devices(options) => devices::show(&options).map_err(|error| (1, error.to_string())),
         Command::Stat(options) => stat::show(&options).map_err(|error| (1, error.to_string())),
         Command::Bench(options) => bench::bench(&options).map_err(|error| (1, error.to_string())),

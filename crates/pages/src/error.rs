@@ -27,10 +27,12 @@ pub enum PagesError {
         path: PathBuf,
     },
     /// Another process has the file.
-    #[error("{path} is in use: another server has it locked")]
+    #[error("{path} is in use: another server has it locked{}", in_brackets(holder))]
     InUse {
         /// The file.
         path: PathBuf,
+        /// The process, if the kernel tells.
+        holder: Option<String>,
     },
     /// The size is invalid or not possible.
     #[error("{path} cannot have {bytes} bytes: {reason}")]
@@ -52,6 +54,61 @@ pub enum PagesError {
         path: PathBuf,
         /// The pool.
         pool: PathBuf,
+    },
+    /// The pool with the newest bytes of the file is gone.
+    #[error(
+        "acknowledged writes to {path} that were not flushed are lost: {lock_file} names the pool {pool}, which has no pages \
+         of it any more, as after a restart of the system (or it is in another container: run the command there). All \
+         flushed bytes are in the file: to go on with it, start a server or remove {lock_file}"
+    )]
+    Lost {
+        /// The file.
+        path: PathBuf,
+        /// The pool.
+        pool: PathBuf,
+        /// The file that names the pool.
+        lock_file: PathBuf,
+    },
+    /// Pages of a pool cannot be written to their file.
+    #[error(
+        "cannot write {pages} pages of {path} back: {source}; nothing is lost, they stay in {pool}: correct the cause and \
+         run `terrace recover {path}` again"
+    )]
+    WriteBack {
+        /// The file.
+        path: PathBuf,
+        /// The pool.
+        pool: PathBuf,
+        /// Pages that are still to be written.
+        pages: u64,
+        /// The error.
+        source: io::Error,
+    },
+    /// The file that pages of a pool belong to is not where it was.
+    #[error(
+        "{pages} pages of {path} stay in {pool}: {reason}; run `terrace recover` with the path that the file has now, or \
+         remove the pool if the file is gone for good"
+    )]
+    Moved {
+        /// The file's path when its server ran.
+        path: PathBuf,
+        /// The pool.
+        pool: PathBuf,
+        /// Pages that are still to be written.
+        pages: u64,
+        /// The reason.
+        reason: String,
+    },
+    /// Another user could have put anything in the pool.
+    #[error(
+        "{path} belongs to user {uid}, and its pages are used by that user only: run the command as user {uid}, or remove \
+         the file"
+    )]
+    Owner {
+        /// The pool.
+        path: PathBuf,
+        /// Its owner.
+        uid: u32,
     },
     /// The pool was made by a build with another layout.
     #[error(
@@ -108,6 +165,11 @@ pub enum PagesError {
         /// The error.
         source: io::Error,
     },
+}
+
+/// For the end of a message.
+fn in_brackets(text: &Option<String>) -> String {
+    text.as_ref().map_or(String::new(), |text| format!(" ({text})"))
 }
 
 impl PagesError {

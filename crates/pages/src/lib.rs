@@ -94,6 +94,6 @@ pub use error::PagesError;
 pub use histogram::{Histogram, LatencyStats};
 pub use paged_region::{PagedRegion, TRANSFER_BYTES_MAX};
 pub use pages::Pages;
-pub use recover::{Recovered, recover};
+pub use recover::{RecoverProgress, Recovered, is_pool, recover, recover_pool};
 pub use stats::{MemoryStats, RegionStats};
 pub use store::BackingFile;

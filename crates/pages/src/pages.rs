@@ -102,23 +102,26 @@ impl Pages {
         if len / PAGE_BYTES >= PAGES_MAX {
             return Err(PagesError::Size { path, bytes: len, reason: "a page number has 36 bits".into() });
         }
-        recover::check_lock_file(&path, pool.path())?;
         let mut regions = self.regions.lock();
         let identity = backing.identity().map_err(PagesError::system("identify a region's file"))?;
         let (slot, is_known) = choose_slot(pool, identity)?;
+        lock_file::check(&path, pool.path(), has_slot(pool, identity))?;
         let region = Arc::new(Region::new(slot, identity, backing)?);
-        self.discard_other_parts(&region)?;
-        if let (Some(pool), true) = (pool.path(), region.files.is_file()) {
-            lock_file::write(&path, pool)
-                .map_err(PagesError::system("write a lock file beside a region's file"))?;
+        if !is_known {
+            // Before the lock file: a lock file that names a pool without the file says that the pool was lost.
+            pool.slot(slot).occupy(identity, &path);
+        }
+        if let Err(error) = self.discard_other_parts(&region).and_then(|()| write_lock_file(pool, &region)) {
+            if !is_known {
+                pool.slot(slot).vacate();
+            }
+            return Err(error);
         }
         for shard in engine.shards() {
             shard.lock().regions.insert(slot, region.clone());
         }
         if is_known {
             adopt::adopt(engine, &region);
-        } else {
-            pool.slot(slot).occupy(identity, &path);
         }
         let region = Arc::new(PagedRegion { engine: engine.clone(), region });
         regions.push(region.clone());
@@ -237,6 +240,18 @@ impl Pages {
     pub fn frame_count(&self) -> u64 {
         self.engine.pool.frame_count().into()
     }
+}
+
+/// Whether a pool has a slot of a file, or of a part of it.
+fn has_slot(pool: &Pool, identity: FileIdentity) -> bool {
+    Pool::slots().any(|slot| pool.slot(slot).identity().is_some_and(|found| found.is_same_file(identity)))
+}
+
+/// Notes beside the file of a region that its newest bytes may be in the pool.
+fn write_lock_file(pool: &Pool, region: &Region) -> Result<(), PagesError> {
+    let Some(pool_path) = pool.path().filter(|_| region.files.is_file()) else { return Ok(()) };
+    lock_file::write(&region.files.path, pool_path)
+        .map_err(PagesError::system("write a lock file beside a region's file"))
 }
 
 /// The slot that a region had before, and true, or a free one.

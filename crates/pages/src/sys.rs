@@ -146,10 +146,27 @@ pub(crate) fn lock_exclusively(file: &File, path: &Path, deadline: Instant) -> R
             Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            Err(Errno::WOULDBLOCK) => return Err(PagesError::InUse { path: path.to_owned() }),
+            Err(Errno::WOULDBLOCK) => {
+                return Err(PagesError::InUse { path: path.to_owned(), holder: lock_holder(file) });
+            }
             Err(errno) => return Err(PagesError::Open { path: path.to_owned(), source: errno.into() }),
         }
     }
+}
+
+/// The process that has locked a file, such as `process 4242, terrace`. `None` if the kernel does not list it here.
+fn lock_holder(file: &File) -> Option<String> {
+    let status = rustix::fs::fstat(file).ok()?;
+    let (major, minor) = (rustix::fs::major(status.st_dev), rustix::fs::minor(status.st_dev));
+    let identity = format!("{major:02x}:{minor:02x}:{}", status.st_ino);
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    // As in `1: FLOCK  ADVISORY  WRITE 4242 fe:00:12321282 0 EOF`.
+    let pid = locks.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        (fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&&*identity)).then(|| fields[4].to_owned())
+    })?;
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(format!("process {pid}, {}", name.trim_end()))
 }
 
 /// Marks the description of a file as one whose mappings the next owner of the file has to wait for. The mark lasts as

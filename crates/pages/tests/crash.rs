@@ -142,7 +142,7 @@ fn without_a_next_process_the_pages_are_recovered() {
         assert!(matches!(refused, Err(PagesError::Elsewhere { .. })));
         drop(other);
         std::fs::remove_file(pools().join(format!("terrace-pages-{pool}-other"))).unwrap();
-        let recovered = recover(&scratch.file(), Some(&pools())).unwrap();
+        let recovered = recover(&scratch.file(), Some(&pools()), &mut |_| {}).unwrap();
         assert!(recovered.pages_written > 0 && recovered.pools.len() == 1, "{recovered:?}");
         assert!(!recovered.pools[0].exists() && !scratch.0.join(".region.terrace-pages").exists());
         check_file(&scratch, &acknowledged, round);

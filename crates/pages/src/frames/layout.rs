@@ -1,6 +1,8 @@
 //! The offsets in the file of a pool, and its header.
 
+use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 
 use terrace_hostmem::PAGE_BYTES;
@@ -86,6 +88,12 @@ pub(super) fn read_header(mapping: &Mapping) -> Header {
         (MAGIC, other, _) => Header::Other(other),
         _ => Header::None,
     }
+}
+
+/// Whether a file begins as pools do.
+pub(super) fn has_magic(file: &File) -> bool {
+    let mut magic = [0; 8];
+    file.read_exact_at(&mut magic, 0).is_ok_and(|()| u64::from_le_bytes(magic) == MAGIC)
 }
 
 /// Writes the header. The file counts as a pool from then on.

@@ -47,7 +47,18 @@ pub(super) fn open(directory: Option<&Path>, name: &str, bytes: u64) -> Result<P
         return open_unnamed(bytes);
     };
     let file = open_locked(&path, true)?;
+    check_owner(&file, &path, None)?;
     Ok(PoolFile { file, path: Some(path) })
+}
+
+/// Refuses a file of another user: anybody can make files in the usual directories.
+///
+/// # Errors
+/// `Owner` unless root, this user or `also` owns it; `System`.
+pub(super) fn check_owner(file: &File, path: &Path, also: Option<u32>) -> Result<(), PagesError> {
+    let uid = file.metadata().map_err(PagesError::system("ask for the owner of a pool"))?.uid();
+    let is_trusted = uid == 0 || uid == rustix::process::geteuid().as_raw() || Some(uid) == also;
+    if is_trusted { Ok(()) } else { Err(PagesError::Owner { path: path.to_owned(), uid }) }
 }
 
 /// Opens a pool's file, or makes one, and locks it.
@@ -59,8 +70,9 @@ pub(super) fn open_locked(path: &Path, may_create: bool) -> Result<File, PagesEr
     let deadline = Instant::now() + LOCK_PATIENCE;
     loop {
         let mut options = OpenOptions::new();
-        // Mode 0600: the frames hold what the regions' files hold.
+        // Mode 0600: the frames hold what the regions' files hold. No symbolic links: another user may have made one.
         options.read(true).write(true).create(may_create).truncate(false).mode(0o600);
+        options.custom_flags(libc::O_NOFOLLOW);
         let file = options.open(path).map_err(error)?;
         lock_exclusively(&file, path, deadline)?;
         // The last owner may have removed the name before it released the lock.
@@ -92,10 +104,13 @@ pub(crate) fn find_pools() -> Vec<PathBuf> {
 pub(crate) fn pools_in(directory: &Path) -> Vec<PathBuf> {
     let entries = directory.read_dir().into_iter().flatten();
     let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
-    let is_pool = |path: &PathBuf| {
-        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PREFIX))
-    };
-    paths.filter(is_pool).collect()
+    paths.filter(|path| has_pool_name(path)).collect()
+}
+
+/// Whether a file has a name that pools have. The content alone does not tell: peers write what they like to a region's
+/// file.
+pub(super) fn has_pool_name(path: &Path) -> bool {
+    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PREFIX))
 }
 
 /// Mounts of hugetlbfs, then tmpfs.

@@ -68,14 +68,30 @@ impl Pool {
         }
     }
 
-    /// Opens an existing pool.
+    /// Opens an existing pool, whatever its number of frames.
     ///
     /// # Errors
-    /// As for [`Pool::open`]; `None` if the file is no pool.
-    pub(crate) fn open_existing(path: &Path) -> Result<Option<Pool>, PagesError> {
+    /// As for [`Pool::open`], but not `Owner`; `None` if the file is no pool.
+    pub(crate) fn open_existing(path: &Path) -> Result<Option<Opened>, PagesError> {
         let file = place::open_locked(path, false)?;
         let Some(layout) = read_layout(&file, Some(path))? else { return Ok(None) };
-        Pool::map(file, Some(path.to_owned()), layout).map(Some)
+        let is_unshared = sys::wait_until_unshared(&file);
+        let pool = Pool::map(file, Some(path.to_owned()), layout)?;
+        Ok(Some(if is_unshared { Opened::Ready(pool) } else { Opened::Mapped(pool) }))
+    }
+
+    /// Whether a file is a pool, by its name and its first bytes.
+    pub(crate) fn is_at(path: &Path) -> bool {
+        place::has_pool_name(path) && File::open(path).is_ok_and(|file| layout::has_magic(&file))
+    }
+
+    /// Refuses to use the pages of a pool of another user for a file of `uid`.
+    ///
+    /// # Errors
+    /// `Owner`, `System`.
+    pub(crate) fn check_owner(&self, uid: u32) -> Result<(), PagesError> {
+        let path = self.path().unwrap_or(Path::new("the pool"));
+        place::check_owner(&self.file, path, Some(uid))
     }
 
     /// Makes an empty pool of another number of frames in the same file. The pages of the old one are discarded.

@@ -43,6 +43,20 @@ impl BackingFile {
         Ok(BackingFile { path, file, len })
     }
 
+    /// Opens a file to write pages back, whatever its length: another program may have changed it.
+    ///
+    /// # Errors
+    /// `Open`, `Kind`, `InUse`.
+    pub(crate) fn open_to_recover(path: &Path) -> Result<BackingFile, PagesError> {
+        let path = std::path::absolute(path).unwrap_or(path.to_owned());
+        let file = open_file(&path, false).map_err(|error| match error {
+            PagesError::Missing { path } => PagesError::Open { path, source: Errno::NOENT.into() },
+            other => other,
+        })?;
+        sys::lock_exclusively(&file, &path, Instant::now() + sys::LOCK_PATIENCE)?;
+        Ok(BackingFile { path, file, len: 0 })
+    }
+
     /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
@@ -51,6 +65,11 @@ impl BackingFile {
     /// Length of the region in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len
+    }
+
+    /// For reads and writes through the page cache, and questions.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
     }
 
     /// Which file and which part of it this is.

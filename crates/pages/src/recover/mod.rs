@@ -1,0 +1,183 @@
+//! Writing pages back that a process has left in a pool, without serving them.
+//!
+//! | module | content |
+//! |---|---|
+//! | `region` | the pages of one region |
+
+mod region;
+
+use std::io::ErrorKind;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::PagesError;
+use crate::frames::{self, FileIdentity, Opened, Pool};
+use crate::lock_file;
+use crate::store::BackingFile;
+
+use region::Written;
+
+pub(crate) use region::{write_back_all, write_back_part, write_back_region};
+
+/// What was recovered of a file.
+#[derive(Debug, Default)]
+pub struct Recovered {
+    /// The file.
+    pub path: PathBuf,
+    /// The pools that had pages of the file. A pool is removed when it has no pages of other files.
+    pub pools: Vec<PathBuf>,
+    /// Pages that were written to the file.
+    pub pages_written: u64,
+    /// Another program had written to the file since its server did, and pages were written over that.
+    pub is_changed: bool,
+    /// Why pools could not be examined that the file's lock file does not name.
+    pub unexamined: Vec<PagesError>,
+}
+
+/// How much of a file's pages has been written.
+#[derive(Clone, Copy, Debug)]
+pub struct RecoverProgress<'a> {
+    /// The file.
+    pub path: &'a Path,
+    /// Bytes that are in the file and durable.
+    pub bytes_written: u64,
+    /// Bytes to be written in all.
+    pub bytes: u64,
+}
+
+/// Whether a path names a pool.
+pub fn is_pool(path: &Path) -> bool {
+    Pool::is_at(path)
+}
+
+/// Writes all pages of a file back that are in a pool, in the usual directories or in `directory`, and removes pools that
+/// have no other pages.
+///
+/// # Errors
+/// `InUse` while a server has the pool or the file; `Lost` when the pool is gone that the file's lock file names;
+/// `WriteBack` when a page cannot be written: it stays. `Open`, `Kind`, `Layout`, `Owner`; `System`.
+pub fn recover(
+    path: &Path,
+    directory: Option<&Path>,
+    progress: &mut dyn FnMut(RecoverProgress<'_>),
+) -> Result<Recovered, PagesError> {
+    let backing = BackingFile::open_to_recover(path)?;
+    let identity = backing.identity().map_err(PagesError::system("identify a file"))?;
+    let uid = owner_of(&backing)?;
+    let named = lock_file::read(backing.path());
+    let mut recovered = Recovered { path: backing.path().to_owned(), ..Recovered::default() };
+    let mut pools = directory.map_or_else(frames::find_pools, frames::pools_in);
+    pools.extend(named.clone().filter(|named| !pools.contains(named)));
+    for pool_path in pools {
+        let pool = match open_pool(&pool_path, Some(uid)) {
+            Ok(Some(pool)) => pool,
+            Ok(None) => continue,
+            Err(error) if named.as_ref() == Some(&pool_path) => return Err(error),
+            Err(error) => {
+                recovered.unexamined.push(error);
+                continue;
+            }
+        };
+        let slots: Vec<u8> = slots_of(&pool, identity).collect();
+        if slots.is_empty() {
+            continue;
+        }
+        for slot in slots {
+            let written = region::write_pages(&pool, slot, backing.path(), backing.file().as_fd(), progress)?;
+            region::free(&pool, slot, backing.path());
+            recovered.pages_written += written.pages;
+            recovered.is_changed |= written.is_changed;
+        }
+        remove_if_unused(&pool);
+        recovered.pools.push(pool_path);
+    }
+    match named.filter(|_| recovered.pools.is_empty()) {
+        Some(pool) => {
+            let path = recovered.path;
+            Err(PagesError::Lost { lock_file: lock_file::path_for(&path), path, pool })
+        }
+        None => Ok(recovered),
+    }
+}
+
+/// Writes the pages of all regions of a pool back, and removes the pool when all are written.
+///
+/// # Errors
+/// As for [`recover`], of the pool or of each region; `Moved`.
+pub fn recover_pool(
+    path: &Path,
+    progress: &mut dyn FnMut(RecoverProgress<'_>),
+) -> Result<Vec<Result<Recovered, PagesError>>, PagesError> {
+    let Some(pool) = open_pool(path, None)? else { return Ok(Vec::new()) };
+    let slots = Pool::slots().filter(|slot| pool.slot(*slot).is_in_use());
+    let outcomes = slots.map(|slot| recover_slot(&pool, slot, progress)).collect();
+    remove_if_unused(&pool);
+    Ok(outcomes)
+}
+
+/// Writes the pages of a region back to the file that is at its path.
+fn recover_slot(
+    pool: &Pool,
+    slot: u8,
+    progress: &mut dyn FnMut(RecoverProgress<'_>),
+) -> Result<Recovered, PagesError> {
+    let path = pool.slot(slot).path();
+    let written = if region::is_clean(pool, slot) {
+        // The file may be gone.
+        Written::default()
+    } else {
+        let backing = region::open_file(pool, slot)?;
+        pool.check_owner(owner_of(&backing)?)?;
+        region::write_pages(pool, slot, backing.path(), backing.file().as_fd(), progress)?
+    };
+    region::free(pool, slot, &path);
+    Ok(Recovered {
+        path,
+        pools: pool.path().map(Path::to_owned).into_iter().collect(),
+        pages_written: written.pages,
+        is_changed: written.is_changed,
+        unexamined: Vec::new(),
+    })
+}
+
+/// The slots that a file's regions have.
+fn slots_of(pool: &Pool, identity: FileIdentity) -> impl Iterator<Item = u8> {
+    let is_its =
+        move |slot: &u8| pool.slot(*slot).identity().is_some_and(|found| found.is_same_file(identity));
+    Pool::slots().filter(is_its)
+}
+
+/// A pool that no server has, and whose pages may be written to files of `uid`. `None` if there is no pool at the path.
+fn open_pool(path: &Path, uid: Option<u32>) -> Result<Option<Pool>, PagesError> {
+    let pool = match Pool::open_existing(path) {
+        Ok(Some(Opened::Mapped(pool))) => {
+            tracing::warn!(
+                ?path,
+                "a process of this host, which may be stopped, still has the pages of this pool mapped: what it writes to \
+                 them from now on is lost"
+            );
+            pool
+        }
+        Ok(Some(Opened::Ready(pool) | Opened::Other(pool))) => pool,
+        Ok(None) => return Ok(None),
+        Err(PagesError::Open { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if let Some(uid) = uid {
+        pool.check_owner(uid)?;
+    }
+    Ok(Some(pool))
+}
+
+/// Removes a pool without regions.
+fn remove_if_unused(pool: &Pool) {
+    if !Pool::slots().any(|slot| pool.slot(slot).is_in_use()) {
+        pool.remove_if_clean();
+    }
+}
+
+/// The owner of a region's file.
+fn owner_of(backing: &BackingFile) -> Result<u32, PagesError> {
+    Ok(backing.file().metadata().map_err(PagesError::system("ask for the owner of a file"))?.uid())
+}
