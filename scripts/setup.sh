@@ -126,7 +126,8 @@ interop)
     install_packages $compiler $verbs $guest
     fetch_kernel
     ;;
-bench) check_rust; install_packages $compiler $verbs $plots perftest linux-perf ;;
+# fio measures the limit of the disk; without it, the tables say so.
+bench) check_rust; install_packages $compiler $verbs $plots perftest linux-perf; install_if_possible fio ;;
 bench-peers) check_rust; install_packages $compiler $verbs $plots; install_if_possible $peers ;;
 sanitize) check_rust; install_packages $compiler $verbs valgrind ;;
 fuzz) check_rust; install_packages $compiler g++; install_cargo_tool cargo-fuzz 0.13.2 ;;

@@ -96,7 +96,7 @@ pub fn failures(rows: &[DemoRow]) -> String {
 }
 
 /// The title above the table.
-pub const TITLE: &str = "a 2 GiB region on a server with 512 MiB of memory: two client threads, half READs, half WRITEs of 4 KiB, \
+pub const TITLE: &str = "a 2 GiB region on a server with 512 MiB of memory: 64 accesses in flight, half READs, half WRITEs of 4 KiB, \
     Zipf 0.99, every byte READ verified (pin: memory for the whole region)";
 
 /// Measures all modes. A rehearsal uses a small region and a short time.

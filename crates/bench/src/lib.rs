@@ -9,6 +9,7 @@
 //! | `plan`, `ratios` | plans of figures, tables and promised ratios |
 //! | `test_harness`, `servers`, `runner`, `session` | servers, points, runs |
 //! | `cgroup`, `process`, `storage`, `preload` | the server's limits and process, the region's file, preloading |
+//! | `processors`, `costs`, `disk` | the processors of each end; what an access costs; the disk's own limit |
 //! | `results`, `report`, `plot`, `machine`, `progress` | results, plots, progress |
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -16,7 +17,9 @@
 pub mod bytes;
 pub mod cgroup;
 pub mod content;
+pub mod costs;
 pub mod demo;
+pub mod disk;
 pub mod keys;
 pub mod ledger;
 mod leftovers;
@@ -27,6 +30,7 @@ pub mod plan;
 pub mod plot;
 pub mod preload;
 pub mod process;
+pub mod processors;
 pub mod progress;
 pub mod ratios;
 pub mod report;

@@ -11,7 +11,7 @@ use serde::Serialize;
 pub struct Machine {
     /// The processor model.
     pub cpu: String,
-    /// Processors that this process may use.
+    /// Processors of the machine.
     pub cores: usize,
     /// Memory of the machine, in MiB.
     pub memory_mib: u64,
@@ -34,7 +34,8 @@ impl Machine {
         let memory = read("/proc/meminfo");
         Machine {
             cpu: field(&cpu, "model name").unwrap_or("?").to_owned(),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            // Not those that this thread may use: it may be pinned by now.
+            cores: cpu.lines().filter(|line| line.starts_with("processor")).count().max(1),
             memory_mib: (field(&memory, "MemTotal"))
                 .and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok())
                 .map_or(0, |kib| kib >> 10),

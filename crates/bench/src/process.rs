@@ -10,13 +10,15 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cgroup::Group;
+use crate::processors::Processors;
 
 /// The time from SIGTERM to SIGKILL.
 const TERM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Joins the groups (all arguments up to `--`), then executes the program. The program is killed when its parent dies.
-const JOIN: &str = "while [ \"$1\" != -- ]; do echo $$ > \"$1\" || exit 97; shift; done; shift; \
-    exec setpriv --pdeathsig KILL -- \"$@\"";
+/// Joins the groups (all arguments after the first one, up to `--`), then executes the program on the processors that the
+/// first argument lists. The program is killed when its parent dies.
+const JOIN: &str = "on=$1; shift; while [ \"$1\" != -- ]; do echo $$ > \"$1\" || exit 97; shift; done; shift; \
+    exec taskset --cpu-list \"$on\" setpriv --pdeathsig KILL -- \"$@\"";
 
 /// A running program, which is terminated when this is dropped.
 #[derive(Debug)]
@@ -25,14 +27,21 @@ pub struct Process {
     log: PathBuf,
     /// The group is the last field, so that the process has ended when the group is removed.
     group: Group,
+    processors: Processors,
 }
 
 impl Process {
-    /// Starts `program` in the group; its output goes to the file `log`.
-    pub fn start(program: &Path, arguments: &[OsString], group: Group, log: &Path) -> io::Result<Process> {
+    /// Starts `program` in the group, on the server's processors; its output goes to the file `log`.
+    pub fn start(
+        program: &Path,
+        arguments: &[OsString],
+        group: Group,
+        processors: &Processors,
+        log: &Path,
+    ) -> io::Result<Process> {
         let output = File::create(log)?;
         let child = Command::new("/bin/sh")
-            .args(["-c", JOIN, "sh"])
+            .args(["-c", JOIN, "sh", &processors.server()])
             .args(group.process_lists())
             .arg("--")
             .arg(program)
@@ -41,14 +50,14 @@ impl Process {
             .stdout(output.try_clone()?)
             .stderr(output)
             .spawn()?;
-        Ok(Process { child, log: log.to_owned(), group })
+        Ok(Process { child, log: log.to_owned(), group, processors: processors.clone() })
     }
 
     /// Runs another program in the same group, which is charged for its memory, and waits for it. With version 1 the program
     /// joins only the memory hierarchy, so that its I/O is not limited.
     pub fn run_beside(&self, program: &Path, arguments: &[OsString]) -> io::Result<()> {
         let output = Command::new("/bin/sh")
-            .args(["-c", JOIN, "sh"])
+            .args(["-c", JOIN, "sh", &self.processors.all()])
             .args(self.group.process_lists().take(1))
             .arg("--")
             .arg(program)
@@ -134,7 +143,7 @@ mod tests {
 
     fn start(script: &str, group: Group, log: &Path) -> Process {
         let arguments = ["-c", script].map(OsString::from);
-        Process::start(Path::new("/bin/sh"), &arguments, group, log).unwrap()
+        Process::start(Path::new("/bin/sh"), &arguments, group, &Processors::divide(), log).unwrap()
     }
 
     fn wait_until(mut is_true: impl FnMut() -> bool) {

@@ -23,8 +23,10 @@ fn text(document: &Document) -> String {
     }
     // Writing to a string cannot fail, so results of `writeln!` are ignored.
     let _ = writeln!(text, "Machine: {}. Load average before the run: {}.", machine.line(), machine.load);
-    text += "Server and clients share its cores. `bench/term/README.md` describes the measurements; all numbers are in the CSV\n\
-        files and in `results.json`.\n";
+    let _ = writeln!(text, "Processors: {}.", document.processors);
+    text += "`bench/term/README.md` describes the measurements; all numbers are in the CSV files and in `results.json`.\n\
+        Core-us are microseconds of processor time for an access, at the server and at the clients; IOs are pages of the\n\
+        region's file that were read or written for an access.\n";
     if !document.ratios.is_empty() {
         text += "\n## Promised ratios\n\n";
         text += &table(&ratios::HEADER, document.ratios.iter().map(ratios::Verdict::cells));
@@ -38,10 +40,30 @@ fn text(document: &Document) -> String {
 fn section(results: &FigureResults) -> String {
     let plan = &results.plan;
     let axis = plan.x.as_ref().map_or("", |x| x.label.as_str());
-    let header = ["mode", axis, "ops/s", "paper", "p50 us", "p99 us", "hit ratio"];
+    let header = [
+        "mode",
+        axis,
+        "ops/s",
+        "paper",
+        "p50 us",
+        "paper",
+        "p99 us",
+        "paper",
+        "hit ratio",
+        "core-us server",
+        "clients",
+        "IOs",
+        "of what the disk allows",
+    ];
     let mut text =
         format!("\n## {}: {}\n\n![{}]({}.svg)\n\n", plan.figure, plan.title, plan.title, plan.figure);
     text += &table(&header, results.rows.iter().map(cells));
+    let mut sources: Vec<&str> = results.rows.iter().map(|row| &*row.paper_source).collect();
+    sources.retain(|source| !source.is_empty());
+    sources.dedup();
+    if !sources.is_empty() {
+        let _ = writeln!(text, "\nThe paper's values: {}.", sources.join("; "));
+    }
     for row in results.rows.iter().filter(|row| !row.error.is_empty()) {
         let _ = writeln!(text, "\n{} {} FAILED: {}", row.mode, row.x, row.error);
     }
@@ -57,8 +79,14 @@ fn cells(row: &Row) -> Vec<String> {
         number(row.ops_per_s, 0),
         number(row.paper_ops_per_s, 0),
         number(row.p50_us, 1),
+        number(row.paper_p50_us, 1),
         number(row.p99_us, 1),
+        number(row.paper_p99_us, 1),
         row.hit_ratio.map_or(String::new(), |ratio| format!("{:.1} %", ratio * 100.0)),
+        number(row.server_core_us, 1),
+        number(row.client_core_us, 1),
+        number(row.ios_per_access, 2),
+        row.share_of_disk_text(),
     ]
 }
 

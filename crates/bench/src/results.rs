@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::disk::DiskLimit;
 use crate::machine::Machine;
 use crate::plan::{Metric, Plan, Point, Settings, Timing};
 use crate::ratios::Verdict;
@@ -68,8 +69,20 @@ pub struct Row {
     pub write_p50_us: Option<f64>,
     /// 99th percentile of WRITEs; empty without WRITEs.
     pub write_p99_us: Option<f64>,
-    /// The share of accesses to resident units; empty if the server does not count.
+    /// The share of pages that were resident when they were accessed; empty if the server does not count.
     pub hit_ratio: Option<f64>,
+    /// Processor time of the server for an access, in microseconds.
+    pub server_core_us: Option<f64>,
+    /// Processor time of the clients for an access, in microseconds.
+    pub client_core_us: Option<f64>,
+    /// Pages of the region's file that were read or written for an access; empty if the server does not count them.
+    pub ios_per_access: Option<f64>,
+    /// Random reads of 4 KiB per second that fio measured beside the point; empty if the disk does not limit it.
+    pub disk_iops: Option<f64>,
+    /// The throughput as a share of what the disk allows: its reads, of which each miss takes one.
+    pub share_of_disk: Option<f64>,
+    /// Why the disk was not measured.
+    pub disk_not_measured: String,
     /// The server's peak memory use, including page cache.
     pub server_peak_mib: Option<f64>,
     /// Data of READs that was verified.
@@ -131,12 +144,43 @@ impl Row {
             read_p99_us: micros(reads, 99.0),
             write_p50_us: micros(writes, 50.0),
             write_p99_us: micros(writes, 99.0),
-            hit_ratio: outcome.hit_ratio.map(|ratio| (ratio * 1e4).round() / 1e4),
+            hit_ratio: outcome.hit_ratio.map(share),
+            server_core_us: outcome.costs.server_us.map(round),
+            client_core_us: outcome.costs.client_us.map(round),
+            ios_per_access: outcome.costs.ios.map(share),
+            disk_iops: match outcome.disk {
+                Some(DiskLimit::Iops(iops)) => Some(round(iops)),
+                _ => None,
+            },
+            share_of_disk: outcome
+                .disk_allows_ops_per_s()
+                .map(|allowed| share(measured.ops_per_s() / allowed)),
+            disk_not_measured: match &outcome.disk {
+                Some(DiskLimit::NotMeasured(reason)) => reason.clone(),
+                _ => String::new(),
+            },
             server_peak_mib: outcome.peak_bytes.map(|bytes| (bytes >> 20) as f64),
             verified_mib: Some(round(measured.verified.granules as f64 * 64.0 / f64::from(1 << 20))),
             mixed_granules: Some(measured.verified.mixed),
             ..self
         }
+    }
+
+    /// The share of what the disk allows, for tables; empty if the disk does not limit the point.
+    pub fn share_of_disk_text(&self) -> String {
+        match (self.share_of_disk, &*self.disk_not_measured) {
+            (Some(share), _) => format!(
+                "{share:.2} of {:.0} IOPS / {:.1} %",
+                self.disk_iops.unwrap_or_default(),
+                self.miss_percent()
+            ),
+            (None, "") => String::new(),
+            (None, reason) => format!("not measured: {reason}"),
+        }
+    }
+
+    fn miss_percent(&self) -> f64 {
+        (1.0 - self.hit_ratio.unwrap_or(1.0)) * 100.0
     }
 
     /// The value of a metric.
@@ -153,6 +197,11 @@ impl Row {
 /// Rounds to hundredths, since further digits are noise.
 fn round(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
+}
+
+/// Rounds to a hundredth of a percent.
+fn share(ratio: f64) -> f64 {
+    (ratio * 1e4).round() / 1e4
 }
 
 /// The throughput of a point over time, for a second CSV file.
@@ -255,6 +304,8 @@ pub fn write_verdicts(dir: &Path, verdicts: &[Verdict]) -> Result<(), ResultsErr
 pub struct Document {
     /// The machine of the measurements.
     pub machine: Machine,
+    /// The processors of server and clients.
+    pub processors: String,
     /// `short` or `full`.
     pub length: &'static str,
     /// Whether this was a rehearsal, without meaningful numbers.

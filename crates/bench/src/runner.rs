@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use crate::costs::{Costs, Sample};
+use crate::disk::DiskLimit;
 use crate::measure::{SampleTime, measure};
-use crate::plan::{Mode, Point, Timing, seconds};
-use crate::test_harness::{ServerCounts, ServerSpec, TestHarness, TestServer};
+use crate::plan::{Mode, Point, Settings, Storage, Timing, seconds};
+use crate::test_harness::{ServerSpec, TestHarness, TestServer};
 use crate::workload::Measured;
 
 /// The result of a point.
@@ -14,12 +16,37 @@ pub struct Outcome {
     pub measured: Measured,
     /// The minimum and the maximum throughput of the repeats.
     pub range_ops_per_s: (f64, f64),
-    /// The share of accesses to resident units in that repeat.
+    /// The share of pages that were resident when they were accessed, in that repeat.
     pub hit_ratio: Option<f64>,
+    /// What an access cost in that repeat.
+    pub costs: Costs,
+    /// What the disk allows, measured after the repeats; only of points that it may limit.
+    pub disk: Option<DiskLimit>,
     /// The server's peak memory use.
     pub peak_bytes: Option<u64>,
     /// The number of repeats.
     pub repeats: u32,
+}
+
+impl Outcome {
+    /// The accesses per second that the disk allows: its reads per second, of which each miss takes one. `None` where it
+    /// was not measured, or where there are no misses.
+    pub fn disk_allows_ops_per_s(&self) -> Option<f64> {
+        match (&self.disk, self.hit_ratio) {
+            (Some(DiskLimit::Iops(iops)), Some(hit_ratio)) if hit_ratio < 1.0 => {
+                Some(iops / (1.0 - hit_ratio))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Whether the disk may limit a point, so that it is measured, too: the reads are uniform, and each miss takes one read of
+/// the disk.
+pub fn is_disk_bound(point: &Point) -> bool {
+    let Settings { theta, write_percent, size, storage, dram_percent, .. } = point.settings;
+    let is_read_per_miss = matches!(point.mode, Mode::Term | Mode::Wait) && size <= 4096;
+    is_read_per_miss && theta == 0.0 && write_percent == 0 && storage == Storage::Disk && dram_percent < 100
 }
 
 /// Measures points, and retains the server for the next point.
@@ -56,28 +83,38 @@ impl<'a> Runner<'a> {
             self.server = Some((spec, server));
         }
         let (_, server) = self.server.as_ref().expect("the server was started above");
-        let mut repeats: Vec<(Measured, Option<f64>)> = Vec::new();
+        let mut repeats: Vec<(Measured, Costs, Option<f64>)> = Vec::new();
         for repeat in 0..timing.repeats {
             let is_warm = is_same || repeat > 0;
             let warm_up = seconds(if is_warm { timing.rewarm_s } else { timing.warm_up_s });
             self.epoch = self.epoch.checked_add(1).ok_or("too many measurements in one run")?;
             let workload = point.settings.workload(warm_up, seconds(timing.measured_s));
-            let mut samples: [Option<ServerCounts>; 2] = [None; 2];
+            let mut samples = [Sample::default(); 2];
             let measured = measure(&workload, self.epoch, server.connect(), &mut |time| match time {
-                SampleTime::Begin => samples[0] = server.counts(),
-                SampleTime::End => samples[1] = server.counts(),
+                SampleTime::Begin => samples[0] = Sample::take(&**server),
+                SampleTime::End => samples[1] = Sample::take(&**server),
             })
             .map_err(|error| error.to_string())?;
             let accesses = measured.reads + measured.writes;
-            let hit_ratio =
-                samples[0].zip(samples[1]).and_then(|(before, after)| after.hit_ratio(before, accesses));
-            repeats.push((measured, hit_ratio));
+            let [before, after] = samples;
+            let hit_ratio = before
+                .counts
+                .zip(after.counts)
+                .and_then(|(before, after)| after.hit_ratio(before, accesses, point.settings.size));
+            repeats.push((measured, Costs::between(before, after, accesses), hit_ratio));
         }
-        repeats.sort_by(|(one, _), (other, _)| one.ops_per_s().total_cmp(&other.ops_per_s()));
+        repeats.sort_by(|(one, ..), (other, ..)| one.ops_per_s().total_cmp(&other.ops_per_s()));
         let range_ops_per_s = (repeats[0].0.ops_per_s(), repeats[repeats.len() - 1].0.ops_per_s());
-        let (measured, hit_ratio) = repeats.swap_remove(repeats.len() / 2);
+        let (measured, costs, hit_ratio) = repeats.swap_remove(repeats.len() / 2);
         let peak_bytes = server.peak_bytes();
-        Ok(Outcome { measured, range_ops_per_s, hit_ratio, peak_bytes, repeats: timing.repeats })
+        let in_flight = point.settings.threads * point.settings.depth;
+        let disk = is_disk_bound(point).then(|| self.harness.measure_disk(&spec, in_flight));
+        Ok(Outcome { measured, range_ops_per_s, hit_ratio, costs, disk, peak_bytes, repeats: timing.repeats })
+    }
+
+    /// Which processors the ends are on.
+    pub fn processors(&self) -> String {
+        self.harness.processors()
     }
 }
 
@@ -85,6 +122,9 @@ impl<'a> Runner<'a> {
 const START: Duration = Duration::from_millis(900);
 /// The estimated time to preload a GiB.
 const START_PER_GIB: Duration = Duration::from_millis(1500);
+
+/// The estimated time to measure the disk.
+const DISK: Duration = Duration::from_millis(2200);
 
 /// The estimated time of a server's start.
 fn start_estimate(spec: &ServerSpec) -> Duration {
@@ -110,7 +150,9 @@ pub fn estimates(points: &[(Point, Timing)]) -> Vec<Duration> {
             } else {
                 start_estimate(&spec) + seconds(timing.warm_up_s)
             };
+            let disk = if is_disk_bound(point) { DISK } else { Duration::ZERO };
             first
+                + disk
                 + seconds(timing.rewarm_s) * (timing.repeats - 1)
                 + seconds(timing.measured_s) * timing.repeats
         })
@@ -175,6 +217,14 @@ mod tests {
                 false => self.inner.start(spec),
             }
         }
+
+        fn measure_disk(&mut self, _: &ServerSpec, in_flight: usize) -> DiskLimit {
+            DiskLimit::Iops(in_flight as f64)
+        }
+
+        fn processors(&self) -> String {
+            self.inner.processors()
+        }
     }
 
     fn started_for(points: &[Point]) -> u32 {
@@ -196,6 +246,21 @@ mod tests {
         // In this mode the contents of memory depend on earlier accesses, so that other sizes need another server.
         let points = [point(Mode::Rpc, 4096), point(Mode::Rpc, 256), point(Mode::Rpc, 256)];
         assert_eq!(started_for(&points), 2);
+    }
+
+    #[test]
+    fn the_disk_is_measured_beside_points_that_it_may_limit() {
+        let mut uniform = point(Mode::Term, 4096);
+        (uniform.settings.theta, uniform.settings.write_percent) = (0.0, 0);
+        let mut harness = Counting::default();
+        let mut runner = Runner::new(&mut harness);
+        let mut outcome = runner.run(&uniform, &TIMING).unwrap();
+        // One thread with 64 accesses.
+        assert_eq!(outcome.disk, Some(DiskLimit::Iops(64.0)));
+        assert_eq!(outcome.disk_allows_ops_per_s(), None, "the rehearsal counts no misses");
+        outcome.hit_ratio = Some(0.75);
+        assert_eq!(outcome.disk_allows_ops_per_s(), Some(256.0));
+        assert_eq!(runner.run(&point(Mode::Term, 4096), &TIMING).unwrap().disk, None);
     }
 
     #[test]

@@ -10,9 +10,11 @@ use terrace_nic::{PathChoice, stat};
 use terrace_node::kernel_bytes;
 
 use crate::cgroup::Group;
+use crate::disk::{self, DiskLimit};
 use crate::leftovers;
 use crate::plan::{Mode, Storage};
 use crate::process::Process;
+use crate::processors::{Processors, processor_time};
 use crate::progress::ByteProgress;
 use crate::storage::RegionFile;
 use crate::target::{Connect, NodeRegion};
@@ -32,16 +34,21 @@ pub struct Servers {
     data: PathBuf,
     path: PathChoice,
     logs: tempfile::TempDir,
+    processors: Processors,
     files: Vec<((bool, u64), RegionFile)>,
     started: u32,
 }
 
 impl Servers {
-    /// Servers of the program at `program`, with files in the directory `data`. Clients use the transport `path`.
+    /// Servers of the program at `program`, with files in the directory `data`. Clients use the transport `path`, and
+    /// run on the processors that this moves the calling thread to.
     pub fn new(program: &Path, data: &Path, path: PathChoice) -> Result<Servers, TestHarnessError> {
         let logs = tempfile::tempdir()
             .map_err(|error| TestHarnessError(format!("no directory for logs: {error}")))?;
+        let processors = Processors::divide();
+        processors.move_to_clients();
         Ok(Servers {
+            processors,
             program: program.to_owned(),
             data: data.to_owned(),
             path,
@@ -90,7 +97,7 @@ impl TestHarness for Servers {
         self.started += 1;
         let name = leftovers::name(&self.started.to_string());
         let log = self.logs.path().join(format!("{}.log", self.started));
-        let (program, path) = (self.program.clone(), self.path);
+        let (program, path, processors) = (self.program.clone(), self.path, self.processors.clone());
         let file = self.region_file(spec.storage, spec.region)?;
         let budget = if spec.mode == Mode::Pin { spec.region } else { spec.dram };
         let throttle = match spec.storage {
@@ -99,7 +106,7 @@ impl TestHarness for Servers {
         };
         let limit = budget + kernel_bytes(budget) + HEADROOM_BYTES;
         let group = Group::new(&name, limit, throttle).map_err(to_harness_error)?;
-        let process = Process::start(&program, &arguments(spec, file.path()), group, &log)
+        let process = Process::start(&program, &arguments(spec, file.path()), group, &processors, &log)
             .map_err(|error| TestHarnessError(format!("cannot start {}: {error}", program.display())))?;
         let mut server = RunningServer { process, region: None, mode: spec.mode, path };
         server.wait_until_ready(spec.region)?;
@@ -110,6 +117,18 @@ impl TestHarness for Servers {
             done.map_err(|error| TestHarnessError(format!("cannot preload the server's memory: {error}")))?;
         }
         Ok(Box::new(server))
+    }
+
+    fn measure_disk(&mut self, spec: &ServerSpec, in_flight: usize) -> DiskLimit {
+        let key = (spec.storage == Storage::Tmpfs, spec.region);
+        match self.files.iter().find(|(of, _)| *of == key) {
+            Some((_, file)) => disk::measure(file.path(), in_flight, &self.processors),
+            None => DiskLimit::NotMeasured("there is no file yet".into()),
+        }
+    }
+
+    fn processors(&self) -> String {
+        self.processors.to_string()
     }
 }
 
@@ -179,6 +198,10 @@ impl TestServer for RunningServer {
         }
     }
 
+    fn processor_time(&self) -> Option<Duration> {
+        processor_time(self.process.id())
+    }
+
     fn peak_bytes(&self) -> Option<u64> {
         self.process.group().peak_bytes()
     }
@@ -192,12 +215,19 @@ impl TestServer for RunningServer {
 fn major_faults(stat: &str) -> Option<ServerCounts> {
     // The program's name, in parentheses, may contain spaces; the count is the tenth field after it.
     let (_, fields) = stat.rsplit_once(')')?;
-    Some(ServerCounts { misses: fields.split_whitespace().nth(9)?.parse().ok()? })
+    let misses = fields.split_whitespace().nth(9)?.parse().ok()?;
+    // The kernel reads more than one page at a time, in a number of reads that it does not tell.
+    Some(ServerCounts { misses, ios: None })
 }
 
-/// The misses in the server's report of its memory.
+/// The misses in the server's report of its memory, and the reads and writes of the file.
 fn counts(report: &serde_json::Value) -> Option<ServerCounts> {
-    Some(ServerCounts { misses: report.get("regions")?.get(0)?.get("misses")?.as_u64()? })
+    let region = report.get("regions")?.get(0)?;
+    let number = |name: &str| region.get(name)?.as_u64();
+    Some(ServerCounts {
+        misses: number("misses")?,
+        ios: Some(number("pages_read")? + number("pages_written")?),
+    })
 }
 
 #[cfg(test)]
@@ -229,7 +259,7 @@ mod tests {
     #[test]
     fn major_faults_are_the_tenth_field_after_the_name() {
         let stat = "42 (a ) b) S 1 42 42 0 -1 4194560 100 0 77 0 5 6 0 0 20 0 9 0";
-        assert_eq!(major_faults(stat), Some(ServerCounts { misses: 77 }));
+        assert_eq!(major_faults(stat), Some(ServerCounts { misses: 77, ios: None }));
         assert_eq!(major_faults("42"), None);
         let own = fs::read_to_string("/proc/self/stat").unwrap();
         assert!(major_faults(&own).is_some());
@@ -237,10 +267,11 @@ mod tests {
 
     #[test]
     fn misses_are_in_the_report() {
-        let region = RegionStats { misses: 114, ..RegionStats::default() };
+        let region =
+            RegionStats { misses: 114, pages_read: 100, pages_written: 11, ..RegionStats::default() };
         let report = MemoryStats { regions: vec![region], ..MemoryStats::default() };
         let report = serde_json::to_value(report).unwrap();
-        assert_eq!(counts(&report), Some(ServerCounts { misses: 114 }));
+        assert_eq!(counts(&report), Some(ServerCounts { misses: 114, ios: Some(111) }));
         assert_eq!(counts(&serde_json::json!({ "regions": [] })), None);
     }
 }

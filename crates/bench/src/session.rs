@@ -142,13 +142,15 @@ pub fn run(
     let length = if options.length == Length::Full { "full" } else { "short" };
     let document = Document {
         machine,
+        processors: harness.processors(),
         length,
         is_rehearsal: options.is_rehearsal,
         figures: Vec::new(),
         ratios: Vec::new(),
     };
     let progress = Progress::new(estimates(&points));
-    progress.print_line(&format!("{} points on {}", points.len(), document.machine.line()));
+    let (machine, processors) = (document.machine.line(), &document.processors);
+    progress.print_line(&format!("{} points on {machine}; {processors}", points.len()));
     let summary = Summary { document, dir, failed: 0, missed: 0 };
     let mut session = Session { runner: Runner::new(harness), progress, summary };
     for input in inputs {

@@ -1,11 +1,16 @@
 //! Test harnesses: environments of measurements, with servers or with memory of this process.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::disk::DiskLimit;
 use crate::plan::{Mode, Settings, Storage};
 use crate::target::{Connect, MemoryTarget, SharedBytes};
+
+/// The granularity in which servers count misses.
+const PAGE_BYTES: u64 = 4096;
 
 /// The parameters of a server. Points with equal parameters can share a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,16 +60,25 @@ impl ServerSpec {
 /// A server's counters since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ServerCounts {
-    /// Accesses to one unit each that were executed on the file: by mapping, buffered or direct I/O.
+    /// Accesses to one page each, or parts of them, that were not to resident memory.
     pub misses: u64,
+    /// Pages of the region's file that were read, and that were written; `None` if the server does not count them.
+    pub ios: Option<u64>,
 }
 
 impl ServerCounts {
-    /// The share of `accesses` since `before` that were not misses; `None` without accesses. The clients count the
-    /// accesses, because the server cannot count one-sided ones.
-    pub fn hit_ratio(&self, before: ServerCounts, accesses: u64) -> Option<f64> {
-        let misses = self.misses.saturating_sub(before.misses).min(accesses);
-        (accesses > 0).then(|| 1.0 - misses as f64 / accesses as f64)
+    /// The share of the pages of `accesses` accesses since `before` that were not misses; `None` without accesses. The
+    /// clients count the accesses, because the server cannot count one-sided ones. The share is below 0 if the server
+    /// counts more misses than there were pages: its counters are wrong then, or it counts what happened before.
+    pub fn hit_ratio(&self, before: ServerCounts, accesses: u64, access_bytes: u64) -> Option<f64> {
+        let pages = accesses * access_bytes.div_ceil(PAGE_BYTES);
+        let misses = self.misses as f64 - before.misses as f64;
+        (pages > 0).then(|| 1.0 - misses / pages as f64)
+    }
+
+    /// The pages read and written since `before`.
+    pub fn ios_since(&self, before: ServerCounts) -> Option<u64> {
+        Some(self.ios?.saturating_sub(before.ios?))
     }
 }
 
@@ -79,6 +93,8 @@ pub trait TestServer {
     fn connect(&self) -> &dyn Connect;
     /// The server's counters, if it has any.
     fn counts(&self) -> Option<ServerCounts>;
+    /// The processor time that the server has used, if known.
+    fn processor_time(&self) -> Option<Duration>;
     /// The server's peak memory use, if known.
     fn peak_bytes(&self) -> Option<u64>;
     /// The exit status as text, if the server has ended by itself.
@@ -89,6 +105,11 @@ pub trait TestServer {
 pub trait TestHarness {
     /// Starts a server. The previous one has been dropped.
     fn start(&mut self, spec: &ServerSpec) -> Result<Box<dyn TestServer>, TestHarnessError>;
+    /// Measures how many random reads of the server's file the disk allows, with `in_flight` of them in flight. The
+    /// server is idle meanwhile.
+    fn measure_disk(&mut self, spec: &ServerSpec, in_flight: usize) -> DiskLimit;
+    /// Which processors the ends are on.
+    fn processors(&self) -> String;
 }
 
 /// A harness over memory of this process, without meaningful numbers. It checks plans, files and plots.
@@ -111,6 +132,10 @@ impl TestServer for MemoryServer {
         None
     }
 
+    fn processor_time(&self) -> Option<Duration> {
+        None
+    }
+
     fn peak_bytes(&self) -> Option<u64> {
         None
     }
@@ -128,6 +153,14 @@ impl TestHarness for Rehearsal {
         self.region = Some(Arc::clone(&region));
         Ok(Box::new(MemoryServer(region)))
     }
+
+    fn measure_disk(&mut self, _: &ServerSpec, _: usize) -> DiskLimit {
+        DiskLimit::NotMeasured("a rehearsal has no disk".into())
+    }
+
+    fn processors(&self) -> String {
+        "a rehearsal, on any processor".into()
+    }
 }
 
 #[cfg(test)]
@@ -135,11 +168,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hit_ratio_is_of_accesses_between_two_samples() {
-        let (before, after) = (ServerCounts { misses: 10 }, ServerCounts { misses: 35 });
-        assert_eq!(after.hit_ratio(before, 100), Some(0.75));
-        assert_eq!(after.hit_ratio(before, 0), None);
-        // An access at the end of the measured time may be counted by the server only.
-        assert_eq!(after.hit_ratio(before, 24), Some(0.0));
+    fn the_hit_ratio_is_of_pages_between_two_samples() {
+        let counts = |misses, ios| ServerCounts { misses, ios };
+        let (before, after) = (counts(10, Some(5)), counts(35, Some(45)));
+        assert_eq!(after.hit_ratio(before, 100, 256), Some(0.75));
+        assert_eq!(after.hit_ratio(before, 25, 16384), Some(0.75));
+        assert_eq!(after.hit_ratio(before, 0, 4096), None);
+        assert_eq!(after.hit_ratio(before, 20, 4096), Some(-0.25), "what is wrong is shown");
+        assert_eq!((after.ios_since(before), after.ios_since(counts(0, None))), (Some(40), None));
     }
 }

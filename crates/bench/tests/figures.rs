@@ -116,6 +116,7 @@ fn the_document_has_the_machine() {
     let dir = tempfile::tempdir().unwrap();
     let machine = Machine::describe(dir.path());
     let document = Document {
+        processors: "any".into(),
         machine,
         length: "full",
         is_rehearsal: true,

@@ -193,7 +193,7 @@ fn show_demo(common: &Common) -> Result<(), BenchError> {
 
 /// A table for each figure, a table of the ratios, and the path of the results.
 fn text(summary: &Summary) -> String {
-    let mut text = String::new();
+    let mut text = format!("{}\n\n", summary.document.processors);
     for figure in &summary.document.figures {
         text += &figure_text(figure);
         text.push('\n');
@@ -222,12 +222,17 @@ fn figure_text(figure: &FigureResults) -> String {
                 number(row.p99_us),
                 number(row.paper_p99_us),
                 row.hit_ratio.map_or("-".to_owned(), |ratio| format!("{:.1} %", ratio * 100.0)),
+                number(row.server_core_us),
+                number(row.client_core_us),
+                row.ios_per_access.map_or("-".to_owned(), |ios| format!("{ios:.2}")),
+                row.share_of_disk_text(),
                 row.error.clone(),
             ]
         })
         .collect();
     let axis = figure.plan.x.as_ref().map_or("", |x| x.label.as_str());
-    let header = ["mode", axis, "ops/s", "paper", "p50 us", "paper", "p99 us", "paper", "hit ratio", ""];
+    let mut header = vec!["mode", axis, "ops/s", "paper", "p50 us", "paper", "p99 us", "paper", "hit ratio"];
+    header.extend(["core-us server", "clients", "IOs", "of what the disk allows", ""]);
     format!("{}: {}\n{}", figure.plan.figure, figure.plan.title, table::render(&header, &rows))
 }
 

@@ -126,8 +126,10 @@ impl Default for Settings {
             write_percent: 0,
             distribution: Distribution::Zipf,
             theta: 0.99,
-            threads: 2,
-            depth: 16,
+            // As many in flight as in the paper. A second thread on the clients' processor would take the first one's place
+            // for milliseconds at a time.
+            threads: 1,
+            depth: 64,
             server_threads: 1,
             storage: Storage::Disk,
             preload: true,

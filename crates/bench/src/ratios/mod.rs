@@ -1,5 +1,6 @@
 //! Promised ratios between modes, which are measured alternately in one run, and limits for a switch of the hotspot.
 
+mod disk;
 mod plan;
 
 use serde::Serialize;
@@ -7,7 +8,7 @@ use serde::Serialize;
 use crate::runner::Outcome;
 use crate::workload::STEP;
 
-pub use plan::{NamedPoint, Ratio, RatioPlan, Switch};
+pub use plan::{DiskShare, NamedPoint, Ratio, RatioPlan, Switch};
 
 /// The verdict on one promise.
 #[derive(Clone, Debug, Serialize)]
@@ -90,7 +91,8 @@ pub fn judge(plan: &RatioPlan, rounds: &[Rounds]) -> Vec<Verdict> {
             .unwrap_or(50);
         judge_switch(switch, of(&switch.point), percent)
     });
-    ratios.chain(switches).collect()
+    let disks = plan.disks.iter().map(|disk| disk::judge(disk, of(&disk.point)));
+    ratios.chain(disks).chain(switches).collect()
 }
 
 fn throughputs(rounds: &Rounds) -> Result<Vec<f64>, String> {
@@ -117,6 +119,7 @@ fn judge_ratio(ratio: &Ratio, of: &Rounds, to: &Rounds) -> Verdict {
         target: ratio.target,
         note: String::new(),
     };
+    let costs = costs_text(of);
     match (throughputs(of), throughputs(to)) {
         (Ok(of), Ok(to)) if !of.is_empty() && to.iter().all(|&value| value > 0.0) => {
             // Each round measures numerator and denominator in succession.
@@ -127,13 +130,26 @@ fn judge_ratio(ratio: &Ratio, of: &Rounds, to: &Rounds) -> Verdict {
             Verdict {
                 value: Some(median(&each)),
                 range: Some((least, most)),
-                note: format!("{:.0} / {:.0} ops/s", median(&of), median(&to)),
+                note: format!("{:.0} / {:.0} ops/s{costs}", median(&of), median(&to)),
                 ..verdict
             }
         }
         (Err(error), _) | (_, Err(error)) => Verdict { note: error, ..verdict },
         _ => Verdict { note: "no round was measured".to_owned(), ..verdict },
     }
+}
+
+/// The costs of an access in the last round that was measured, such as `; 94.6 % hits, 5.1 + 4.9 core-us, 0.05 IOs`.
+fn costs_text(rounds: &Rounds) -> String {
+    let Some(outcome) = rounds.iter().rev().find_map(|outcome| outcome.as_ref().ok()) else {
+        return String::new();
+    };
+    let hits = outcome.hit_ratio.map(|ratio| format!("{:.1} % hits", ratio * 100.0));
+    let times = outcome.costs.server_us.zip(outcome.costs.client_us);
+    let times = times.map(|(server, client)| format!("{server:.1} + {client:.1} core-us"));
+    let ios = outcome.costs.ios.map(|ios| format!("{ios:.2} IOs"));
+    let parts: Vec<String> = [hits, times, ios].into_iter().flatten().collect();
+    if parts.is_empty() { String::new() } else { format!("; {}", parts.join(", ")) }
 }
 
 /// The steps of a moving average of throughput: half a second.
@@ -218,12 +234,13 @@ fn judge_switch(switch: &Switch, rounds: &Rounds, percent: u32) -> [Verdict; 2] 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::costs::Costs;
     use crate::plan::Length;
     use crate::workload::Measured;
     use std::path::Path;
     use std::time::Duration;
 
-    const PLAN: &str = r#"
+    pub(super) const PLAN: &str = r#"
         title = "ratios"
         settings = { region = "1G" }
         short = { warm-up-s = 0.0, rewarm-s = 0.0, measured-s = 1.0, repeats = 3 }
@@ -250,13 +267,21 @@ mod tests {
         recovery-s-max = 2.0
     "#;
 
-    fn outcome(ops: u64, timeline: Vec<u64>) -> Result<Outcome, String> {
+    pub(super) fn outcome(ops: u64, timeline: Vec<u64>) -> Result<Outcome, String> {
         let mut measured = Measured::empty(Duration::from_secs(1));
         (measured.reads, measured.timeline) = (ops, timeline);
-        Ok(Outcome { measured, range_ops_per_s: (0.0, 0.0), hit_ratio: None, peak_bytes: None, repeats: 1 })
+        Ok(Outcome {
+            measured,
+            range_ops_per_s: (0.0, 0.0),
+            hit_ratio: None,
+            costs: Costs { server_us: Some(5.0), client_us: Some(4.0), ios: None },
+            disk: None,
+            peak_bytes: None,
+            repeats: 1,
+        })
     }
 
-    fn parse(text: &str) -> Result<RatioPlan, String> {
+    pub(super) fn parse(text: &str) -> Result<RatioPlan, String> {
         RatioPlan::parse(text, Path::new("ratios.toml")).map_err(|error| error.to_string())
     }
 

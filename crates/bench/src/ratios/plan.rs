@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{Length, Mode, PlanError, Point, Settings, Timing};
+use crate::runner::is_disk_bound;
 
 /// A plan of points and of promises about them.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -25,6 +26,9 @@ pub struct RatioPlan {
     /// Promised ratios between two points.
     #[serde(rename = "ratio", default)]
     pub ratios: Vec<Ratio>,
+    /// Promised shares of what the disk allows.
+    #[serde(rename = "disk", default)]
+    pub disks: Vec<DiskShare>,
     /// Limits around a switch of the hotspot.
     #[serde(rename = "switch", default)]
     pub switches: Vec<Switch>,
@@ -67,6 +71,18 @@ pub struct Ratio {
     pub target: Option<f64>,
 }
 
+/// The throughput of a point divided by what the disk allows: its reads, of which each miss takes one.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct DiskShare {
+    /// The name in the table.
+    pub name: String,
+    /// The point.
+    pub point: String,
+    /// The threshold of the share.
+    pub threshold: f64,
+}
+
 /// Limits for a point whose hotspot switches.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -105,9 +121,16 @@ impl RatioPlan {
             }
         }
         let used = self.ratios.iter().flat_map(|ratio| [&ratio.of, &ratio.to]);
+        let used = used.chain(self.disks.iter().map(|disk| &disk.point));
         for name in used.chain(self.switches.iter().map(|switch| &switch.point)) {
             if !self.points.iter().any(|named| named.name == *name) {
                 return Err(format!("no point is named '{name}'"));
+            }
+        }
+        for disk in &self.disks {
+            let named = self.points.iter().find(|named| named.name == disk.point);
+            if !named.is_some_and(|named| self.point(named).is_ok_and(|point| is_disk_bound(&point))) {
+                return Err(format!("the disk does not limit '{}'", disk.point));
             }
         }
         for switch in &self.switches {
