@@ -41,6 +41,7 @@ struct Tally {
     committed: usize,
     in_flight: usize,
     killed_starting: usize,
+    recovered: usize,
 }
 
 /// Kills and restarts a node `rounds` times, and checks the region each time.
@@ -87,6 +88,12 @@ fn kill_nodes(storage: Storage, rounds: u64) {
             starting.kill();
             tally.killed_starting += 1;
         }
+        if random.random_range(0..3) == 0 {
+            // As if no node should run again.
+            node::recover(&disk.region(), &frames);
+            verify(model.check(&disk.direct_image()), "by direct IO, recovered");
+            tally.recovered += 1;
+        }
         node = Node::start(&disk.region(), &frames);
         let image = Load::new(&[node.connect(), node.connect()], 0).read_all();
         verify(model.check(&image), "by READ");
@@ -95,7 +102,7 @@ fn kill_nodes(storage: Storage, rounds: u64) {
     println!("{storage:?}: {tally:?}");
     // Some rounds end before the first access; the number of accesses of the others depends on the disk.
     assert!(tally.acknowledged > rounds as usize && tally.in_flight > rounds as usize, "{tally:?}");
-    assert!(tally.committed > 0, "{tally:?}");
+    assert!(tally.committed > 0 && tally.recovered > 0, "{tally:?}");
     const { assert!(DRAM_BYTES < REGION_BYTES as u64) };
 }
 

@@ -30,6 +30,14 @@ impl Frames {
     }
 }
 
+/// Runs `terrace recover` for a region whose node was killed.
+pub fn recover(path: &Path, frames: &Frames) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
+    command.arg("recover").arg("--frames").arg(frames.0.path()).arg(path);
+    let output = command.output().expect("terrace starts");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
 /// A loopback address that no concurrent test run uses.
 pub fn address() -> IpAddr {
     let pid = std::process::id();
