@@ -16,16 +16,19 @@ Examples:
   terrace recover /dev/shm/terrace-pages-NAME    # of all files whose pages are in this pool
   terrace recover /data/*.bin --json
 
-A server keeps pages of its regions' files in a pool, a file in memory (terrace-pages-NAME, in /dev/shm or on
-hugetlbfs). When the server is killed, the pool stays, and has acknowledged writes that the files lack. The next
-server of the same pool takes them over. Where no server shall run again, this command writes them to the files
-and removes the pool. Afterwards the files have every acknowledged write, on the device.
+A server keeps pages of its regions' files in a pool, a file in memory (terrace-pages-NAME, in
+/dev/shm or on hugetlbfs). When the server is killed, the pool stays, and has acknowledged writes
+that the files lack. The next server of the same pool takes them over. Where no server shall run
+again, this command writes them to the files and removes the pool. Afterwards the files have every
+acknowledged write, on the device.
 
-While a file may lack bytes, .FILE.terrace-pages beside it names the pool. After a restart of the system the pool
-is gone: what was flushed is in the file, other acknowledged writes are lost, and the command says so.
+While a file may lack bytes, .FILE.terrace-pages beside it names the pool. After a restart of the
+system the pool is gone: what was flushed is in the file, other acknowledged writes are lost, and
+the command says so.
 
-A page that cannot be written, such as when the disk is full, stays in the pool; the command can be repeated, and
-goes on where it stopped. The exit status is 0 if every file has all of its bytes, and 1 otherwise.";
+A page that cannot be written, such as when the disk is full, stays in the pool; the command can be
+repeated, and goes on where it stopped. The exit status is 0 if every file has all of its bytes,
+and 1 otherwise.";
 
 /// Options of `terrace recover`.
 #[derive(Args)]

@@ -20,25 +20,27 @@ Examples:
   terrace serve --region a=/data/a.bin --region b=/dev/sdb --dram 8G --listen 192.0.2.7
   terrace stat \"$(pidof terrace)\" --watch
 
-A region is a file, created sparse if it is missing and a size is given, or a block device. All regions
-share the memory budget of --dram bytes, which contains their hottest pages of 4 KiB. Other pages are
-only in the files. An acknowledged write survives the end of this process, in memory (a file in /dev/shm, or in
-hugetlbfs if huge pages are set aside); flushed bytes (`commit`) survive a power failure. The next server of the same
-files takes that memory over, and `terrace recover` writes it to the files without one. An orderly end writes all pages
-to the files, and frees the memory unless --keep-frames is given.
+A region is a file, created sparse if it is missing and a size is given, or a block device. All
+regions share the memory budget of --dram bytes, which contains their hottest pages of 4 KiB. Other
+pages are only in the files. An acknowledged write survives the end of this process, in memory (a
+file in /dev/shm, or in hugetlbfs if huge pages are set aside); flushed bytes (`commit`) survive a
+power failure. The next server of the same files takes that memory over, and `terrace recover`
+writes it to the files without one. An orderly end writes all pages to the files, and frees the
+memory unless --keep-frames is given.
 
 Clients use Terrace's Rust library (crate terrace-node), and open regions by name.
 
-The mode is the method of access to pages that are not in memory. `term` is recommended; `wait` is its equivalent
-for clients that do not implement Terrace. The others are for comparison: pin, odp, rpc, rpc-buffer,
-rpc-direct, rpc-tiering, rpc-tiering-promote. In odp the latency of a page fault is modelled: at least 570 us.
+The mode is the method of access to pages that are not in memory. `term` is recommended; `wait` is
+its equivalent for clients that do not implement Terrace. The others are for comparison: pin, odp,
+rpc, rpc-buffer, rpc-direct, rpc-tiering, rpc-tiering-promote. In odp the latency of a page fault
+is modelled: at least 570 us.
 
---threads applies to mode rpc, which copies from the mapping with page faults: with one thread all requests wait for each
-fault, with N threads up to N faults are served concurrently. The other modes submit requests to the disk asynchronously.
-One thread serves the network in all modes.
+--threads applies to mode rpc, which copies from the mapping with page faults: with one thread all
+requests wait for each fault, with N threads up to N faults are served concurrently. The other
+modes submit requests to the disk asynchronously. One thread serves the network in all modes.
 
---fault-plan is for testing clients; `terrace run --help` describes the file. Faults of storage apply to IO without page
-faults, in all modes except pin, odp and rpc.";
+--fault-plan is for testing clients; `terrace run --help` describes the file. Faults of storage
+apply to IO without page faults, in all modes except pin, odp and rpc.";
 
 /// Options of `terrace serve`.
 #[derive(Args)]
