@@ -36,6 +36,14 @@ const SIGNAL_EVERY: u32 = 64;
 /// The `wr_id` of work requests whose completion is ignored.
 const UNTRACKED: u64 = u64::MAX;
 
+/// The place of a work request in the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BatchPlace {
+    pub index: usize,
+    /// The bytes of data of the batch up to its end.
+    pub end_bytes: u64,
+}
+
 /// One end of a control queue pair.
 pub(crate) struct Control {
     qp: Arc<QueuePair>,
@@ -45,6 +53,8 @@ pub(crate) struct Control {
     backlog: VecDeque<SendWr>,
     /// Work requests for the next [`Control::post`].
     batch: Vec<SendWr>,
+    /// The bytes of data of the batch.
+    batch_bytes: u64,
     /// The buffer in which messages are encoded.
     scratch: Vec<u8>,
     unsignaled: u32,
@@ -63,7 +73,8 @@ impl Control {
         let receives = Buffer::new(pd, usize::from(RECEIVE_COUNT) * MESSAGE_BYTES_MAX, LOCAL_WRITE)?;
         let (qp, endpoint) = new_pair(pd, cq, cap)?;
         let (backlog, batch, scratch) = (VecDeque::new(), Vec::new(), vec![0; MESSAGE_BYTES_MAX]);
-        let control = Control { qp, endpoint, receives, backlog, batch, scratch, unsignaled: 0 };
+        let control =
+            Control { qp, endpoint, receives, backlog, batch, batch_bytes: 0, scratch, unsignaled: 0 };
         if let Err(error) = control.post_receives() {
             control.close();
             return Err(error);
@@ -124,12 +135,13 @@ impl Control {
         }
     }
 
-    /// Appends an operation to the batch, and returns its index there; with a `wr_id` its completion is reported.
-    pub fn push(&mut self, op: SendOp, payload: Payload, wr_id: Option<u64>) -> usize {
+    /// Appends an operation to the batch, and returns its place there; with a `wr_id` its completion is reported.
+    pub fn push(&mut self, op: SendOp, payload: Payload, wr_id: Option<u64>) -> BatchPlace {
         self.unsignaled = if wr_id.is_some() { 0 } else { (self.unsignaled + 1) % SIGNAL_EVERY };
         let flags = if self.unsignaled == 0 { SendFlags::SIGNALED } else { SendFlags::empty() };
+        self.batch_bytes += payload.len();
         self.batch.push(SendWr { wr_id: wr_id.unwrap_or(UNTRACKED), op, payload, flags, target: None });
-        self.batch.len() - 1
+        BatchPlace { index: self.batch.len() - 1, end_bytes: self.batch_bytes }
     }
 
     /// Adds an immediate to a WRITE of the batch.
@@ -154,6 +166,7 @@ impl Control {
     /// If the queue pair refuses work requests.
     pub fn post(&mut self) -> Result<(), Error> {
         self.backlog.extend(self.batch.drain(..));
+        self.batch_bytes = 0;
         if self.backlog.is_empty() {
             return Ok(());
         }

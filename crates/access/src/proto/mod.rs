@@ -56,16 +56,17 @@
 //! | 9 | `Pair` | client | qpn u32, first psn u32, path mtu u16 (bytes) | `Paired` |
 //! | 10 | `Paired` | server | the same | |
 //!
-//! `Read`: the message has one request or more, each with its own answer. The id of the first is that of the message, and
-//! the ids of the others follow in succession. A request that the server refuses does not affect the others. Page 0 of the bitmap is the page of the region's grid ([`Layout`](crate::layout::Layout)) that contains `va`.
-//! The server writes the bytes of the wanted pages within `va..va + length`, each at its offset from `va` in the
-//! destination, and sends `Done` after the data on the same queue pair. The page offset is that of `va` in its page;
-//! a request of a client whose grid is stale is refused with `Invalid`. A page count of 0 means the whole range; a
-//! client that does not know the region's grid sends 0.
+//! `Read`: the message has one request or more, each with its own outcome. The id of the first is that of the message;
+//! the ids of the others follow in succession. A request that the server refuses does not affect the others. Page 0 of
+//! the bitmap is the page of the region's grid ([`Layout`](crate::layout::Layout)) that contains `va`. The server writes
+//! the bytes of the wanted pages within `va..va + length`, each at its offset from `va` in the destination, and sends
+//! `Done` after the data on the same queue pair. The page offset is that of `va` in its page; a request of a client whose
+//! grid is stale is refused with `Invalid`. A page count of 0 means the whole range; a client that does not know the
+//! region's grid sends 0.
 //!
 //! `Done` is the outcome of as many requests as it says, whose ids begin with that of the message, follow in succession
-//! and have one upper half. If they succeeded, and data is sent with the outcome, and the ids permit it ([`immediate_of`]), the immediate of the
-//! last WRITE replaces `Done`.
+//! and have one upper half. If they succeeded, and data is sent with the outcome, and the ids permit it
+//! ([`immediate_of`]), the immediate of the last WRITE replaces `Done`.
 //!
 //! `Magic` contains the region id of the registration whose signature page the client knows, so that a server can
 //! refuse stale knowledge.

@@ -2,13 +2,18 @@
 
 use terrace_access::proto::{Done, IMMEDIATE_REQUESTS_MAX, Status, immediate_of};
 
+use crate::control::BatchPlace;
+
+/// The most data behind the last WRITE of a request that an answer waits for: more would delay the client.
+const DELAY_BYTES_MAX: u64 = 64 << 10;
+
 /// The answer to a finished request.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     id: u64,
     status: Status,
     /// The WRITE of its last data in the batch, if any.
-    write: Option<usize>,
+    write: Option<BatchPlace>,
 }
 
 /// How the client learns of answers.
@@ -24,9 +29,19 @@ pub(super) enum Report {
 #[derive(Debug, Default)]
 pub(super) struct Answers(Vec<Answer>);
 
+/// Successive requests with one status.
+#[derive(Debug)]
+struct Run {
+    first_id: u64,
+    status: Status,
+    count: u32,
+    /// The first and the last WRITE that end the data of a request.
+    writes: Option<(BatchPlace, BatchPlace)>,
+}
+
 impl Answers {
-    /// Adds the answer to a request, whose last data is in the WRITE with this index in the batch.
-    pub fn add(&mut self, id: u64, status: Status, write: Option<usize>) {
+    /// Adds the answer to a request, whose last data is in this WRITE of the batch.
+    pub fn add(&mut self, id: u64, status: Status, write: Option<BatchPlace>) {
         self.0.push(Answer { id, status, write });
     }
 
@@ -34,26 +49,54 @@ impl Answers {
     /// arrived before it.
     pub fn take(&mut self) -> Vec<Report> {
         self.0.sort_by_key(|answer| answer.id);
-        // The upper half of an id is that of its session at the client.
-        let follows = |one: &Answer, next: &Answer| {
-            let is_next = one.id.checked_add(1) == Some(next.id) && one.id >> 32 == next.id >> 32;
-            is_next && one.status == next.status
-        };
-        let runs = self.0.chunk_by(follows);
-        let reports = runs.flat_map(|run| run.chunks(IMMEDIATE_REQUESTS_MAX as usize)).map(report).collect();
-        self.0.clear();
+        let mut reports = Vec::new();
+        let mut run: Option<Run> = None;
+        for answer in self.0.drain(..) {
+            if !run.as_mut().is_some_and(|run| run.add(&answer)) {
+                reports.extend(run.replace(Run::new(&answer)).as_ref().map(Run::report));
+            }
+        }
+        reports.extend(run.as_ref().map(Run::report));
         reports
     }
 }
 
-/// The report of successive requests with one status.
-fn report(run: &[Answer]) -> Report {
-    let (id, status, count) = (run[0].id, run[0].status, run.len() as u32);
-    let last_write = run.iter().filter_map(|answer| answer.write).max();
-    let immediate = immediate_of(id..id.saturating_add(count.into())).filter(|_| status == Status::Ok);
-    match (last_write, immediate) {
-        (Some(write), Some(immediate)) => Report::Immediate { write, immediate },
-        _ => Report::Message { id, done: Done { status, count } },
+impl Run {
+    fn new(answer: &Answer) -> Run {
+        let writes = answer.write.map(|write| (write, write));
+        Run { first_id: answer.id, status: answer.status, count: 1, writes }
+    }
+
+    /// Adds an answer. False if it does not fit.
+    fn add(&mut self, answer: &Answer) -> bool {
+        let next_id = self.first_id.checked_add(self.count.into());
+        let writes = match (self.writes, answer.write) {
+            (Some((first, last)), Some(write)) => Some((
+                if write.index < first.index { write } else { first },
+                if write.index > last.index { write } else { last },
+            )),
+            (writes, write) => writes.or(write.map(|write| (write, write))),
+        };
+        let delay_bytes = writes.map_or(0, |(first, last)| last.end_bytes - first.end_bytes);
+        // The upper half of an id is that of its session at the client.
+        let fits = next_id == Some(answer.id)
+            && answer.id >> 32 == self.first_id >> 32
+            && answer.status == self.status
+            && self.count < IMMEDIATE_REQUESTS_MAX
+            && delay_bytes <= DELAY_BYTES_MAX;
+        if fits {
+            (self.count, self.writes) = (self.count + 1, writes);
+        }
+        fits
+    }
+
+    fn report(&self) -> Report {
+        let (id, status, count) = (self.first_id, self.status, self.count);
+        let immediate = immediate_of(id..id.saturating_add(count.into())).filter(|_| status == Status::Ok);
+        match (self.writes, immediate) {
+            (Some((_, last)), Some(immediate)) => Report::Immediate { write: last.index, immediate },
+            _ => Report::Message { id, done: Done { status, count } },
+        }
     }
 }
 
@@ -61,9 +104,13 @@ fn report(run: &[Answer]) -> Report {
 mod tests {
     use super::*;
 
+    const PAGE: u64 = 4096;
+
+    /// The reports of answers whose last data is in these WRITEs of a page each.
     fn reports(answers: &[(u64, Status, Option<usize>)]) -> Vec<Report> {
+        let place = |index: usize| BatchPlace { index, end_bytes: (index as u64 + 1) * PAGE };
         let mut all = Answers::default();
-        answers.iter().for_each(|&(id, status, write)| all.add(id, status, write));
+        answers.iter().for_each(|&(id, status, write)| all.add(id, status, write.map(place)));
         let reports = all.take();
         assert_eq!(all.take(), []);
         reports
@@ -99,8 +146,16 @@ mod tests {
     }
 
     #[test]
+    fn no_answer_waits_for_much_data_of_others() {
+        let finished: Vec<_> = (0..40).map(|index| (index, Status::Ok, Some(index as usize))).collect();
+        assert_eq!(reports(&finished), [immediate(16, 0, 17), immediate(33, 17, 17), immediate(39, 34, 6)]);
+        let apart = [(1, Status::Ok, Some(30)), (2, Status::Ok, Some(0)), (3, Status::Ok, Some(1))];
+        assert_eq!(reports(&apart), [immediate(30, 1, 1), immediate(1, 2, 2)]);
+    }
+
+    #[test]
     fn long_runs_have_several_reports() {
-        let finished: Vec<_> = (0..100).map(|index| (index, Status::Ok, Some(index as usize))).collect();
-        assert_eq!(reports(&finished), [immediate(63, 0, 64), immediate(99, 64, 36)]);
+        let finished: Vec<_> = (0..100).map(|index| (index, Status::Busy, None)).collect();
+        assert_eq!(reports(&finished), [message(0, Status::Busy, 64), message(64, Status::Busy, 36)]);
     }
 }

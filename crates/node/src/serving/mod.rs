@@ -21,7 +21,7 @@ use terrace_access::proto::{
 use terrace_memory::Waker;
 use terrace_nic::{Absence, Cq, Device, Error, Path, Pd, QpState, QueuePair, Time, port_of};
 
-use crate::control::{self, Control, RECEIVE_COUNT};
+use crate::control::{self, BatchPlace, Control, RECEIVE_COUNT};
 use crate::exports::{Export, Exports};
 use crate::quota::{QuotaUnit, Quotas};
 use answers::{Answers, Report};
@@ -48,8 +48,8 @@ enum Progress {
     Waiting,
     /// The job is finished; the client gets this status.
     Done(Status),
-    /// The job succeeded. Its last data is in the WRITE with this index in the batch.
-    Written(usize),
+    /// The job succeeded. Its last data is in the WRITE at this place in the batch.
+    Written(BatchPlace),
 }
 
 enum Job {

@@ -9,7 +9,7 @@ use terrace_nic::{ByteSource, Payload, Provided, SendOp};
 
 use super::Progress;
 use super::fetch::{Chunk, Fetch, FetchedData};
-use crate::control::Control;
+use crate::control::{BatchPlace, Control};
 use crate::credits::Credits;
 use crate::exports::{Export, REMOTE_READ};
 
@@ -57,8 +57,8 @@ impl ReadJob {
         }
     }
 
-    /// Appends a WRITE of a chunk to the batch, and returns its index there.
-    fn send(&self, control: &mut Control, chunk: Chunk, data: FetchedData) -> usize {
+    /// Appends a WRITE of a chunk to the batch, and returns its place there.
+    fn send(&self, control: &mut Control, chunk: Chunk, data: FetchedData) -> BatchPlace {
         let (va, rkey) = (self.dest_va.wrapping_add(chunk.offset), self.dest_rkey);
         let source = Arc::new(FetchedSource(data));
         let payload = Payload::Provided(Box::new(Provided { source, offset: 0, len: chunk.len as u32 }));
