@@ -2,7 +2,9 @@
 change or are shared, and impossible budgets."""
 
 import contextlib
+import ctypes
 import fcntl
+import mmap
 import os
 import pathlib
 import shutil
@@ -23,7 +25,7 @@ OWN_FAILURE = 125
 
 
 class Paged(NegativeTest):
-    """A server with a budget of two units of memory, and a client with a connection to it."""
+    """A server with a budget of a quarter of the region, and a client with a connection to it."""
 
     options = ("--dram", "2M")
 
@@ -229,6 +231,70 @@ class Sharing(Paged):
         self.assertEqual(self.tiered_regions(), {region["addr"]: BYTES})
 
 
+class Memory(NegativeTest):
+    """The page cache of a server in a control group of its budget and 80 MiB."""
+
+    DRAM_MIB = 32
+
+    def setUp(self):
+        directory = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.path = directory / "data"
+        try:
+            limit = (self.DRAM_MIB + 80) * MIB
+            self.group = self.enterContext(cgroup.memory_group(f"terrace-negative-{os.getpid()}", limit))
+        except cgroup.Unavailable as unavailable:
+            self.skipTest(str(unavailable))
+        self.client = self.start()
+        self.server = self.start(None, "--dram", f"{self.DRAM_MIB}M", wrapper=self.group.argv([]))
+        self.client.mr("m", "anon", MIB)
+        connect(self.client, "q", self.server, "q")
+
+    def check(self, region, offset, size, seed):
+        self.client("post", "q", "read", 1, "m", 0, size, region["addr"] + offset, region["rkey"])
+        self.assertEqual(self.client.status("q"), SUCCESS)
+        self.assertEqual(self.client("check", "m", 0, size, seed, f"from={offset}")["differ"], 0)
+
+    def shown(self):
+        (region,) = self.server.stat()["memory"]["regions"]
+        return region
+
+    def test_a_program_that_fills_its_mapping_before_it_registers_it(self):
+        size = 256 * MIB
+        self.server.mr("plain", "file", size, ALL, self.path)
+        self.server("fill", "plain", 0, size, 7)
+        region = self.server("submr", "r", "plain", 0, size, ALL | ON_DEMAND)
+        for offset in range(0, size, 3 * MIB):
+            self.check(region, offset, 2 * PAGE, 7)
+        self.eventually(lambda: cached_bytes(self.path) <= self.DRAM_MIB * MIB, "the budget is kept", 30)
+        self.assertLessEqual(self.shown()["resident_bytes"], self.DRAM_MIB * MIB)
+        self.check(region, size - PAGE, PAGE, 7)
+
+    def test_a_mapping_of_64_gib(self):
+        size = 64 << 30
+        region = self.server.mr("r", "file", size, ALL | ON_DEMAND, self.path)
+        for number in range(300):
+            offset = number * (size // 301) // PAGE * PAGE
+            self.client("fill", "m", 0, PAGE, number, f"from={offset}")
+            self.client("post", "q", "write", 1, "m", 0, PAGE, region["addr"] + offset, region["rkey"])
+            self.assertEqual(self.client.status("q"), SUCCESS)
+            self.check(region, offset, PAGE, number)
+        mappings = pathlib.Path(f"/proc/{self.server.pid}/maps").read_text().count(str(self.path))
+        self.assertEqual(mappings, 1, "hot pages cut the mapping")
+
+
+def cached_bytes(path):
+    """The bytes of a file in the page cache, by mincore(2)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(path, "rb+") as file, mmap.mmap(file.fileno(), 0) as memory:
+        page_count = len(memory) // PAGE
+        pages = (ctypes.c_ubyte * page_count)()
+        anchor = ctypes.c_ubyte.from_buffer(memory)
+        result = libc.mincore(ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(len(memory)), pages)
+        del anchor
+        assert result == 0, os.strerror(ctypes.get_errno())
+        return sum(page & 1 for page in pages) * PAGE
+
+
 class Permissions(Paged):
     def test_a_read_only_mapping(self):
         self.path.write_bytes(bytes(BYTES))
@@ -314,9 +380,11 @@ class Budgets(NegativeTest):
     def test_more_than_the_memlock_limit(self):
         wrapper = ("prlimit", "--memlock=8388608:8388608", "setpriv", "--bounding-set=-ipc_lock,-sys_resource",
                    "--inh-caps=-ipc_lock,-sys_resource")
-        self.refused("ulimit -l", "--dram", "64M", wrapper=wrapper)
-        outcome = self.terrace("--dram", "4M", "--", "true", wrapper=wrapper)
-        self.assertEqual(outcome.returncode, 0, outcome.stderr)
+        self.refused("ulimit -l", "--dram", "64M", "--mode", "pin", wrapper=wrapper)
+        # Pages are not locked.
+        for options in (("--dram", "64M"), ("--dram", "4M", "--mode", "pin")):
+            outcome = self.terrace(*options, "--", "true", wrapper=wrapper)
+            self.assertEqual(outcome.returncode, 0, outcome.stderr)
 
     def test_more_than_the_control_group_allows(self):
         try:

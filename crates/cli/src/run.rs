@@ -12,6 +12,7 @@ use std::process::Command;
 use terrace_fabric::udp::{OpenError, UdpConfig, UdpPort};
 use terrace_faults::{FaultPlan, FaultPlanError};
 use terrace_nic::PathChoice;
+use terrace_pages::cached::CachedConfig;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -25,12 +26,13 @@ Examples:
   terrace run --dram 512M -- ./my_server         # regions larger than memory; see below
 
 Regions larger than memory: with --dram, a region that the program registers with
-IBV_ACCESS_ON_DEMAND over a shared mapping of a file (or of a block device) is tiered to the file.
-Terrace keeps its hottest units within that budget of memory and reads and writes the others in the
-file. Neither peers nor the NIC wait for page faults. The program's own loads and stores work as
-before. Other regions use no memory of the budget. `terrace stat PID` shows hits, misses, promotions
-and demotions. For comparison, --mode odp behaves as hardware with on-demand paging, and --mode pin
-locks the whole regions in memory.
+IBV_ACCESS_ON_DEMAND over a shared mapping of a file (or of a block device) is paged to the file.
+Terrace keeps its hottest pages in the kernel's page cache, within that budget, and has the others
+leave. An access to a page that is not there reads it, while the NIC goes on. The program's own loads
+and stores work as before; the pages that they bring into memory count, too. Other regions use no
+memory of the budget. `terrace stat PID` shows hits, misses, and pages that came and left. For
+comparison, --mode odp behaves as hardware with on-demand paging, and --mode pin locks the whole
+regions in memory.
 
 A fault plan is a TOML file that tests a program's behaviour under faults; every key is optional:
   seed = 7             # the same seed draws the same faults for the same packets
@@ -91,7 +93,7 @@ pub struct Options {
 /// The access mode of on-demand regions over file mappings.
 #[derive(Clone, Copy, ValueEnum)]
 enum PagingMode {
-    /// Hot units in memory, others in the file; only accesses to absent units wait for the file
+    /// Hot pages in memory, others in the file; only accesses to absent pages wait for the file
     Wait,
     /// As hardware with on-demand paging: the queue pair is stalled while absent pages are faulted in
     Odp,
@@ -215,8 +217,15 @@ fn paging_variables(options: &Options) -> Result<Vec<(&'static str, OsString)>, 
         return if options.mode.is_some() { Err(RunError::ModeWithoutDram) } else { Ok(Vec::new()) };
     };
     let dram_bytes = terrace_tier::size::parse(dram)?;
-    terrace_tier::check_budget(&terrace_tier::TierConfig::new(dram_bytes))?;
     let mode = options.mode.unwrap_or(PagingMode::Wait);
+    match mode {
+        PagingMode::Wait => {
+            CachedConfig::new(dram_bytes).check().map_err(terrace_tier::TierError::from)?;
+        }
+        PagingMode::Odp | PagingMode::Pin => {
+            terrace_tier::check_budget(&terrace_tier::TierConfig::new(dram_bytes))?;
+        }
+    }
     let name = mode.to_possible_value().expect("no mode is hidden").get_name().to_owned();
     Ok(vec![("TERRACE_DRAM", dram_bytes.to_string().into()), ("TERRACE_MODE", name.into())])
 }

@@ -24,7 +24,7 @@ A process with --fault-plan also shows the faults that the plan has injected.
 A process with --dram has a table of its regions larger than memory: MiB resident; accesses to
 resident memory (hits) and to absent memory (misses), by page; pages read from the file, placed
 without a read because they were written whole, evicted, written to the file, and taken over from
-an earlier server; failed accesses; and latencies of misses. What same-host peers access by
+an earlier server or from what the program has brought into memory; failed accesses; and latencies of misses. What same-host peers access by
 themselves is not counted.
 
 `terrace serve` adds a table of its clients: the requests that the NIC has executed (one-sided;

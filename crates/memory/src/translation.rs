@@ -1,5 +1,5 @@
-//! Where the bytes of a paged region are: by units of the program's own memory that are present or absent, or by pages
-//! in frames elsewhere.
+//! Where the bytes of a paged region are: by units or pages of the program's own memory that are present or absent, or
+//! by pages in frames elsewhere.
 
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
@@ -19,6 +19,16 @@ pub enum PeerTables<'a> {
         bitmap: BorrowedFd<'a>,
         /// The counters of hits, which they add to.
         hits: BorrowedFd<'a>,
+    },
+    /// The bytes are those of the file behind the region, as far as the page table shows pages mapped
+    /// ([`Cached::new`](terrace_shm::Cached::new)).
+    Cached {
+        /// The page table, which they read.
+        entries: BorrowedFd<'a>,
+        /// The counters of accesses, which they add to.
+        counters: BorrowedFd<'a>,
+        /// The number of counters.
+        count: u32,
     },
     /// The bytes are in frames, as the page table says ([`Framed::new`](terrace_shm::Framed::new)).
     Frames {

@@ -157,6 +157,9 @@ pub enum PagesError {
     /// The pool has no place for another region.
     #[error("a pool has at most {0} regions")]
     Regions(usize),
+    /// A mapping cannot be a region.
+    #[error("a mapping cannot be a region: {0}")]
+    Source(&'static str),
     /// Another system call failed.
     #[error("cannot {what}: {source}")]
     System {

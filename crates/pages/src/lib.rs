@@ -64,6 +64,7 @@
 mod access;
 mod adopt;
 mod budget;
+pub mod cached;
 mod config;
 mod engine;
 mod error;

@@ -23,6 +23,7 @@
 //! | `reader_slots` | reader epochs, and the wait for them |
 //! | `reader_line` | the words of a reader slot, and the orders of loads and stores |
 //! | `reader_list` | the readers that grace periods wait for |
+//! | `cached` | a region whose pages are in the page cache, as a peer accesses it |
 //! | `framed` | a region whose pages are in frames, as a peer accesses it |
 //! | `source` | how the bytes of another process's region are copied |
 //! | `process` | copies by the kernel |
@@ -39,6 +40,7 @@
 
 #![warn(missing_docs)]
 
+mod cached;
 mod direct_access;
 mod framed;
 mod handshake;
@@ -60,6 +62,7 @@ mod shared_registry;
 mod source;
 mod sync;
 
+pub use cached::Cached;
 pub use direct_access::{DirectAccess, LocalMemory, PeerMemory, Refusal};
 pub use framed::{Framed, Frames};
 pub use keys::{KEY_INDEX_BITS, KeyMemo, KeyOrder};

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use terrace_hostmem::{HostRange, PAGE_BYTES, UNIT_BYTES, fault};
 
+use crate::cached::Cached;
 use crate::framed::Framed;
 use crate::process;
 use crate::residency::{ResidencyView, unit_count};
@@ -30,6 +31,8 @@ pub enum Source {
     /// They are in memory at times. They are read and written through the page cache, and not mapped: a page that a
     /// process has mapped could not leave memory.
     Paged(Paged),
+    /// Their pages are in the page cache at times: as [`Source::Paged`], by pages.
+    Cached(Cached),
     /// Their pages are in memory at times, in frames that are mapped here, too.
     Framed(Framed),
     /// The kernel copies between the processes.
@@ -128,8 +131,18 @@ impl Mapped {
         Ok(self.addr + offset)
     }
 
+    /// Gives the kernel advice on the pages of a range of the other process's addresses. The advice must not change what
+    /// the memory holds.
+    pub(crate) fn advise(&self, range: HostRange, advice: libc::c_int) {
+        let Ok(here) = self.place(range.addr, range.len) else { return };
+        let before = here % PAGE_BYTES;
+        // SAFETY: pages of our own mapping of a shared file, whose bytes the kernel keeps. A mapping that was given up
+        // has none.
+        let _ = unsafe { libc::madvise((here - before) as *mut _, (before + range.len) as usize, advice) };
+    }
+
     #[inline(always)]
-    fn copy(&self, direction: Direction, host: u64, local: HostRange) -> Result<(), Missing> {
+    pub(crate) fn copy(&self, direction: Direction, host: u64, local: HostRange) -> Result<(), Missing> {
         let theirs = self.place(host, local.len)?;
         let (to, from) = match direction {
             Direction::Read => (local.addr, theirs),
@@ -147,6 +160,7 @@ impl Source {
         match self {
             Source::Mapped(mapped) => mapped.give_up(),
             Source::Framed(framed) => framed.give_up(),
+            Source::Cached(cached) => cached.give_up(),
             Source::Paged(_) | Source::Process | Source::Packets => {}
         }
     }
@@ -156,7 +170,7 @@ impl Source {
         match self {
             Source::Mapped(mapped) => mapped.place(host, 8),
             Source::Framed(framed) => framed.place_of_atomic(host),
-            Source::Paged(_) | Source::Process | Source::Packets => Err(Missing),
+            Source::Paged(_) | Source::Cached(_) | Source::Process | Source::Packets => Err(Missing),
         }
     }
 }
@@ -203,14 +217,21 @@ impl Paged {
         if !self.residency.are_resident(units.clone()) {
             return Err(Missing);
         }
-        self.transfer(direction, self.backed.offset + offset, local)?;
+        self.backed.transfer(direction, self.backed.offset + offset, local)?;
         self.residency.count_hit(units);
         Ok(())
     }
+}
 
-    /// Through the page cache, which holds a resident unit's memory.
-    fn transfer(&self, direction: Direction, offset: u64, local: HostRange) -> Result<(), Missing> {
-        let file = self.backed.file.as_raw_fd();
+impl BackedBy {
+    /// Copies from or to the file, through the page cache.
+    pub(crate) fn transfer(
+        &self,
+        direction: Direction,
+        offset: u64,
+        local: HostRange,
+    ) -> Result<(), Missing> {
+        let file = self.file.as_raw_fd();
         let (parts, count) = process::local_parts(direction, local);
         let count = count as libc::c_int;
         // SAFETY: the local range is registered, or borrowed for this call; the kernel says EFAULT if it is not there.
@@ -242,6 +263,7 @@ impl Source {
         match self {
             Source::Mapped(mapped) => mapped.copy(direction, host, local),
             Source::Paged(paged) => paged.copy(direction, host, local),
+            Source::Cached(cached) => cached.copy(direction, host, local),
             Source::Framed(framed) => framed.copy(direction, host, local),
             Source::Process => process::copy(direction, pid, host, local),
             Source::Packets => Err(Missing),

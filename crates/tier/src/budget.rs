@@ -17,7 +17,7 @@ pub fn kernel_bytes(resident_bytes: u64) -> u64 {
     resident_bytes / 32
 }
 
-/// Checks a budget, and raises the soft memlock limit as far as needed and permitted.
+/// Checks a budget of locked memory, and raises the soft memlock limit as far as needed and permitted.
 ///
 /// # Errors
 /// `Memory`, `MemlockLimit`.
@@ -25,9 +25,8 @@ pub fn check(config: &TierConfig) -> Result<(), TierError> {
     if config.dram_bytes == 0 {
         return Ok(());
     }
-    let proc = Path::new("/proc");
     check_memory(config.dram_bytes, config.pool_bytes() + kernel_bytes(config.dram_bytes))?;
-    check_memlock(proc, config.dram_bytes)
+    check_memlock(Path::new("/proc"), config.dram_bytes)
 }
 
 fn check_memlock(proc: &Path, budget: u64) -> Result<(), TierError> {

@@ -1,20 +1,11 @@
-//! Memory churn, for tests: with `TERRACE_CHURN`, units are migrated at random and at the maximum rate, unlike in any
+//! Memory churn, for tests: with `TERRACE_CHURN`, pages are evicted at random and at the maximum rate, unlike in any
 //! workload.
 
-use std::sync::Arc;
+use terrace_pages::cached::{CachedFiles, CachedRegion};
 
-use terrace_memory::UnitPager;
-use terrace_tier::{Tier, TierRegion};
-
-/// Migrates one of the region's units, chosen by `number`: evicts it if it is present, otherwise fetches it.
-pub fn step(tier: &Tier, region: &Arc<TierRegion>, number: u64) {
-    let unit = (number % region.presence().unit_count() as u64) as usize;
-    let moved = match region.presence().is_present(unit) {
-        true => tier.demote(region, unit),
-        false => tier.promote(region, unit),
-    };
-    // Half of the attempts fail for lack of memory; other errors were logged.
-    let _ = moved;
+/// Evicts pages of the region, chosen by `number`. Accesses fetch them again.
+pub fn step(files: &CachedFiles, region: &CachedRegion, number: u64) {
+    files.evict_group(region, number % region.page_count());
 }
 
 /// An endless pseudorandom sequence (splitmix64).

@@ -1,10 +1,11 @@
 //! Regions larger than memory, for unmodified programs: with `TERRACE_DRAM`, a region that is registered for on-demand
-//! paging over a shared file mapping is tiered to that file.
+//! paging over a shared file mapping is paged to that file (`terrace_pages::cached`; the modes of comparison use
+//! `terrace_tier`).
 //!
 //! ```text
-//!   ibv_reg_mr ──> mod: tiered? ──> maps: the mapping ──> backing: the file behind it
+//!   ibv_reg_mr ──> mod: paged? ──> maps: the mapping ──> backing: the file behind it
 //!                        │
-//!                        └──> table: one region of the tier per mapping ──> pager: the NIC's requests
+//!                        └──> table: one region of the budget per mapping ──> pager: the NIC's requests
 //! ```
 
 pub mod backing;
@@ -19,13 +20,14 @@ use std::sync::OnceLock;
 
 pub use table::{ForkHold, Lease, before_change, hold_for_fork};
 use terrace_hostmem::HostRange;
-use terrace_tier::TierConfig;
+use terrace_pages::cached::CachedConfig;
+use terrace_tier::{TierConfig, TierError};
 
 use crate::abi::IBV_ACCESS_ON_DEMAND;
 use crate::errno::{EINVAL, Result};
 use crate::log::write_line;
 use crate::once::once;
-use settings::Settings;
+use settings::{Mode, Settings};
 
 /// The settings in the environment, or the problem with them. The settings are read under the lock of [`once`] when a
 /// device is opened, and do not change afterwards.
@@ -42,9 +44,13 @@ pub fn check_environment() -> Result<()> {
     let _once = once();
     let problem = match settings() {
         Ok(None) => return Ok(()),
-        Ok(Some(settings)) => terrace_tier::check_budget(&TierConfig::new(settings.dram_bytes))
-            .err()
-            .map(|error| error.to_string()),
+        Ok(Some(settings)) => {
+            let checked = match settings.mode {
+                Mode::Wait => CachedConfig::new(settings.dram_bytes).check().map_err(TierError::from),
+                Mode::Odp | Mode::Pin => terrace_tier::check_budget(&TierConfig::new(settings.dram_bytes)),
+            };
+            checked.err().map(|error| error.to_string())
+        }
         Err(problem) => Some(problem.clone()),
     };
     match problem {
@@ -56,7 +62,7 @@ pub fn check_environment() -> Result<()> {
     }
 }
 
-/// A lease of the mapping below a range that is about to be registered, if the mapping is tiered to a file.
+/// A lease of the mapping below a range that is about to be registered, if the mapping is paged to a file.
 ///
 /// # Errors
 /// ENOMEM if the budget exceeds the available memory, after a line for the user.

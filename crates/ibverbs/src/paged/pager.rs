@@ -1,8 +1,8 @@
-//! The pager between the NIC and a tier's region: the program may remove the mapping at any time.
+//! The pager between the NIC and a paged mapping: the program may remove the mapping at any time.
 //!
-//! While the mapping is unchanged since the registration, all requests go to the tier's pager. Before the program
-//! unmaps, moves or protects any part of it, the region becomes ordinary memory permanently: the tier releases it and
-//! every unit is marked present. The NIC then copies from and to the mapped memory, and gets a fault where no memory is
+//! While the mapping is unchanged since the registration, all requests go to the mapping's pager. Before the program
+//! unmaps, moves or protects any part of it, the region becomes ordinary memory permanently: the pager releases it and
+//! all of it counts as present. The NIC then copies from and to the mapped memory, and gets a fault where no memory is
 //! mapped.
 
 use std::sync::Arc;
@@ -11,15 +11,55 @@ use std::time::Duration;
 
 use terrace_hostmem::{AtomicOp, HostRange};
 use terrace_memory::{AccessError, Pager, Transfer, Translation, UnitPager, Waker, sync_mapping};
+use terrace_pages::cached::CachedRegion;
+use terrace_shm::GracePeriod;
 use terrace_sync::{Mutex, RwLock};
 
 /// The timeout of a program that changes a mapping, for readers of other processes to leave it.
 const READERS_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The pager of a mapping.
+#[derive(Clone, Debug)]
+pub enum Inner {
+    /// By pages in the page cache.
+    Cached(Arc<CachedRegion>),
+    /// By units, for comparison.
+    Units(Arc<dyn UnitPager>),
+}
+
+impl Inner {
+    fn pager(&self) -> &dyn Pager {
+        match self {
+            Inner::Cached(region) => &**region,
+            Inner::Units(pager) => &**pager,
+        }
+    }
+
+    /// Withdraws the tables from same-host peers for good. Accesses that they have begun end with the grace period.
+    fn withdraw(&self) -> GracePeriod {
+        match self {
+            Inner::Cached(region) => region.withdraw(),
+            Inner::Units(pager) => pager.presence().withdraw(),
+        }
+    }
+
+    /// Makes all of a region present that has been released.
+    fn make_all_present(&self) {
+        match self {
+            Inner::Cached(region) => region.make_ordinary(),
+            Inner::Units(pager) => {
+                let presence = pager.presence();
+                let absent = (0..presence.unit_count()).filter(|&unit| !presence.is_present(unit));
+                absent.for_each(|unit| presence.admit(unit));
+            }
+        }
+    }
+}
+
 /// A pager that can be disabled.
 #[derive(Debug)]
 pub struct MappingPager {
-    inner: Arc<dyn UnitPager>,
+    inner: Inner,
     /// Locked for reading during a request to the pager, for writing while it is disabled.
     is_paged: RwLock<bool>,
     is_ordinary: AtomicBool,
@@ -38,7 +78,7 @@ impl std::fmt::Debug for Waiting {
 
 impl MappingPager {
     /// Passes all requests to `inner`.
-    pub fn new(inner: Arc<dyn UnitPager>) -> MappingPager {
+    pub fn new(inner: Inner) -> MappingPager {
         MappingPager {
             inner,
             is_paged: RwLock::new(true),
@@ -56,15 +96,13 @@ impl MappingPager {
     pub fn make_ordinary(&self, release: impl FnOnce()) {
         let mut is_paged = self.is_paged.write();
         if *is_paged {
-            let presence = self.inner.presence();
-            // For same-host peers a present unit would mean that the bytes are the file's. A reader that is preempted
-            // in the middle of an access accesses the file, as before.
-            if let Err(reached) = presence.withdraw().wait(READERS_TIMEOUT) {
+            // For same-host peers, what is present would be the file's bytes. A reader that is preempted in the middle of
+            // an access accesses the file, as before.
+            if let Err(reached) = self.inner.withdraw().wait(READERS_TIMEOUT) {
                 tracing::warn!("{reached}, while its mapping is changed");
             }
             release();
-            let absent = (0..presence.unit_count()).filter(|&unit| !presence.is_present(unit));
-            absent.for_each(|unit| presence.admit(unit));
+            self.inner.make_all_present();
             *is_paged = false;
             self.is_ordinary.store(true, Ordering::SeqCst);
         }
@@ -72,7 +110,7 @@ impl MappingPager {
         self.wake();
     }
 
-    /// Passes a request to the pager. Once the pager is disabled, the requester has to retry: all units are present
+    /// Passes a request to the pager. Once the pager is disabled, the requester has to retry: everything is present
     /// then.
     fn forward<T>(
         &self,
@@ -82,7 +120,7 @@ impl MappingPager {
         if let Some(is_paged) = self.is_paged.try_read()
             && *is_paged
         {
-            return ask(&*self.inner);
+            return ask(self.inner.pager());
         }
         self.waiting.lock().0.push(waker.clone());
         if self.is_ordinary() {
@@ -99,7 +137,7 @@ impl MappingPager {
 
 impl Pager for MappingPager {
     fn translation(&self) -> &dyn Translation {
-        self.inner.translation()
+        self.inner.pager().translation()
     }
 
     fn read(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
@@ -181,13 +219,14 @@ mod tests {
 
     #[test]
     fn requests_during_the_switch_are_woken_and_find_all_units_present() {
-        let pager = Arc::new(MappingPager::new(Arc::new(Refusing(Presence::new(RANGE)))));
+        let inner = Arc::new(Refusing(Presence::new(RANGE)));
+        let pager = Arc::new(MappingPager::new(Inner::Units(inner.clone())));
         let woken = Arc::new(AtomicU32::new(0));
         let count = woken.clone();
         let waker: Waker = Arc::new(move || {
             count.fetch_add(1, Ordering::SeqCst);
         });
-        pager.inner.presence().admit(1);
+        inner.presence().admit(1);
         assert_eq!(pager.read(RANGE, &waker).unwrap_err(), AccessError::Permission);
         pager.make_ordinary(|| {
             assert_eq!(pager.read(RANGE, &waker).unwrap_err(), AccessError::NotReady);

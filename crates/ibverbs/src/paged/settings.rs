@@ -1,13 +1,11 @@
 //! The settings in the environment: `TERRACE_DRAM` and the other variables.
 
-use std::time::Duration;
-
 use terrace_tier::size;
 
 /// The treatment of an on-demand region over a file mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// The region is tiered to the file: an access to absent memory waits for the fetch.
+    /// The region is paged to the file: an access to an absent page waits for the fetch.
     Wait,
     /// On-demand paging as in hardware, for comparison.
     Odp,
@@ -22,9 +20,7 @@ pub struct Settings {
     pub dram_bytes: u64,
     /// The treatment of regions.
     pub mode: Mode,
-    /// The interval at which the hottest units are determined; `None` for the default.
-    pub period: Option<Duration>,
-    /// Whether units are also migrated at random.
+    /// Whether pages are also evicted at random.
     pub churn: bool,
 }
 
@@ -50,13 +46,7 @@ impl Settings {
             Some("pin") => Mode::Pin,
             Some(other) => return Err(format!("TERRACE_MODE: {other}: choose wait, odp or pin")),
         };
-        let period = given("TERRACE_PERIOD_MS")
-            .map(|text| match text.parse() {
-                Ok(ms @ 1..=60_000) => Ok(Duration::from_millis(ms)),
-                _ => Err(format!("TERRACE_PERIOD_MS: {text}: not a number of milliseconds from 1 to 60000")),
-            })
-            .transpose()?;
-        Ok(Some(Settings { dram_bytes, mode, period, churn: given("TERRACE_CHURN").is_some() }))
+        Ok(Some(Settings { dram_bytes, mode, churn: given("TERRACE_CHURN").is_some() }))
     }
 }
 
@@ -78,17 +68,16 @@ mod tests {
 
     #[test]
     fn budget_and_mode_are_parsed() {
-        let wanted = Settings { dram_bytes: 512 << 20, mode: Mode::Wait, period: None, churn: false };
+        let wanted = Settings { dram_bytes: 512 << 20, mode: Mode::Wait, churn: false };
         assert_eq!(settings(&[("TERRACE_DRAM", "512M")]), Ok(Some(wanted)));
-        let variables = [("TERRACE_DRAM", "536870912"), ("TERRACE_MODE", "pin"), ("TERRACE_PERIOD_MS", "10")];
-        let wanted = Settings { mode: Mode::Pin, period: Some(Duration::from_millis(10)), ..wanted };
+        let variables = [("TERRACE_DRAM", "536870912"), ("TERRACE_MODE", "pin"), ("TERRACE_CHURN", "1")];
+        let wanted = Settings { mode: Mode::Pin, churn: true, ..wanted };
         assert_eq!(settings(&variables), Ok(Some(wanted)));
     }
 
     #[test]
     fn invalid_settings_are_named() {
-        for (name, value) in [("TERRACE_DRAM", "much"), ("TERRACE_MODE", "term"), ("TERRACE_PERIOD_MS", "0")]
-        {
+        for (name, value) in [("TERRACE_DRAM", "much"), ("TERRACE_MODE", "term")] {
             let error = settings(&[(name, value), ("TERRACE_DRAM", "1M")]).unwrap_err();
             assert!(error.starts_with(name) && error.contains(value), "{error}");
         }

@@ -1,73 +1,90 @@
-//! The tiered mappings of this process. Each is one region of the tier, which all registrations in the mapping share.
+//! The paged mappings of this process. Each is one region of the pager, which all registrations in the mapping share.
 //!
 //! The region is shared because accesses by different keys to the same bytes have to take effect in order, and because
-//! memory locks do not nest: each of two regions would release the other's locks.
+//! a page has one place in the budget.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use terrace_faults::Faults;
 use terrace_hostmem::{HostRange, PAGE_BYTES};
-use terrace_memory::{RegionPolicy, UnitPager};
+use terrace_memory::RegionPolicy;
 use terrace_nic::{Paging, ProgressCallback};
 use terrace_pages::MemoryStats;
-use terrace_tier::{FaultModel, FaultPager, IoMethod, Source, Tier, TierConfig, TierError, TierRegion};
+use terrace_pages::cached::{CachedConfig, CachedFiles, CachedRegion, CachedSource};
+use terrace_tier::{FaultModel, FaultPager, IoMethod, Source, Tier, TierConfig, TierRegion};
 
 use super::backing::{self, Purpose};
 use super::maps::Run;
-use super::pager::MappingPager;
+use super::pager::{Inner, MappingPager};
 use super::settings::{Mode, Settings};
 use super::{churn, ranges};
 use crate::errno::{ENOMEM, Errno, Result};
 use crate::log::write_line;
 use crate::shim::signals::without_signals;
 
-/// A tiered mapping.
-pub struct TieredMapping {
+/// A paged mapping.
+pub struct PagedMapping {
     run: Run,
-    tier: Arc<Tier>,
-    region: Arc<TierRegion>,
-    /// The pager of the ODP mode, for comparison.
-    faults: Option<Arc<FaultPager>>,
+    region: Region,
     pager: Arc<MappingPager>,
 }
 
-/// Drives the tier, as a device's progress callback.
-struct TierProgress {
-    tier: Arc<Tier>,
+/// The region of a mapping.
+enum Region {
+    Cached(Arc<CachedFiles>, Arc<CachedRegion>),
+    /// With the pager of the ODP mode. Both modes are for comparison.
+    Tier(Arc<Tier>, Arc<TierRegion>, Option<Arc<FaultPager>>),
 }
 
-impl ProgressCallback for TierProgress {
+/// What pages the mappings, as a device's progress callback.
+#[derive(Clone)]
+enum Budget {
+    Cached(Arc<CachedFiles>),
+    Tier(Arc<Tier>),
+}
+
+impl ProgressCallback for Budget {
     fn advance(&self) -> bool {
-        self.tier.advance()
+        match self {
+            Budget::Cached(files) => files.advance(),
+            Budget::Tier(tier) => tier.advance(),
+        }
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.tier.descriptor())
+        Some(match self {
+            Budget::Cached(files) => files.descriptor(),
+            Budget::Tier(tier) => tier.descriptor(),
+        })
     }
 
     fn report(&self) -> Option<(String, serde_json::Value)> {
-        Some(("memory".into(), serde_json::to_value(MemoryStats::from(self.tier.stats())).ok()?))
+        let stats = match self {
+            Budget::Cached(files) => files.stats(),
+            Budget::Tier(tier) => MemoryStats::from(tier.stats()),
+        };
+        Some(("memory".into(), serde_json::to_value(stats).ok()?))
     }
 }
 
-/// The tiered mappings of this process.
+/// The paged mappings of this process.
 #[derive(Default)]
 struct Table {
     /// Opened for the first mapping.
-    tier: Option<Arc<Tier>>,
+    budget: Option<Budget>,
     entries: Vec<Entry>,
 }
 
 struct Entry {
-    mapping: Arc<TieredMapping>,
+    mapping: Arc<PagedMapping>,
     users: usize,
 }
 
 /// Locked while a mapping is added or removed, and across `fork`.
-static TABLE: Mutex<Table> = Mutex::new(Table { tier: None, entries: Vec::new() });
+static TABLE: Mutex<Table> = Mutex::new(Table { budget: None, entries: Vec::new() });
 
 /// The number of forks that led to this process. A lease of another generation must not be used.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
@@ -82,9 +99,9 @@ fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// A registered region's reference to a tiered mapping.
+/// A registered region's reference to a paged mapping.
 pub struct Lease {
-    mapping: Option<Arc<TieredMapping>>,
+    mapping: Option<Arc<PagedMapping>>,
     generation: u32,
 }
 
@@ -94,9 +111,12 @@ impl Lease {
         self.generation
     }
 
-    /// The callback that drives the tier from the device.
+    /// The callback that drives the pager from the device.
     pub fn callback(&self) -> Arc<dyn ProgressCallback> {
-        Arc::new(TierProgress { tier: self.mapping().tier.clone() })
+        Arc::new(match &self.mapping().region {
+            Region::Cached(files, _) => Budget::Cached(files.clone()),
+            Region::Tier(tier, ..) => Budget::Tier(tier.clone()),
+        })
     }
 
     /// The paging of a registration.
@@ -104,11 +124,14 @@ impl Lease {
         let mapping = self.mapping();
         // Peers get the signature page from a server, and this process has none.
         let pattern = Arc::new([0; PAGE_BYTES as usize]);
-        let policy = if mapping.faults.is_some() { RegionPolicy::Fault } else { RegionPolicy::Wait };
+        let policy = match &mapping.region {
+            Region::Tier(_, _, Some(_)) => RegionPolicy::Fault,
+            Region::Cached(..) | Region::Tier(..) => RegionPolicy::Wait,
+        };
         Paging { pager: mapping.pager.clone(), pattern, policy }
     }
 
-    fn mapping(&self) -> &TieredMapping {
+    fn mapping(&self) -> &PagedMapping {
         self.mapping.as_ref().expect("taken only by drop")
     }
 }
@@ -132,14 +155,14 @@ impl Drop for Lease {
     }
 }
 
-/// The reason why a mapping is not tiered, for the log.
+/// The reason why a mapping is not paged, for the log.
 pub type Refusal = String;
 
 /// Takes a lease of the mapping `run`, which contains the range. Adds the mapping if it is new.
 ///
 /// # Errors
 /// ENOMEM if the budget exceeds the available memory, after a line for the user. The inner error is for a mapping that
-/// cannot be tiered.
+/// cannot be paged.
 pub fn lease(range: HostRange, run: Run, settings: &Settings) -> Result<std::result::Result<Lease, Refusal>> {
     let mut table = table();
     let overlaps = |entry: &&mut Entry| entry.mapping.run.overlaps(run.range);
@@ -151,7 +174,7 @@ pub fn lease(range: HostRange, run: Run, settings: &Settings) -> Result<std::res
             }
             Some(_) => {
                 return Ok(Err(
-                    "a part of the mapping is tiered already, and the mapping has changed since".into()
+                    "a part of the mapping is paged already, and the mapping has changed since".into()
                 ));
             }
             None => match table.add_mapping(range, run, settings)? {
@@ -169,9 +192,10 @@ fn churn() {
         // The lock is held, so that the region is not dropped meanwhile.
         let index = (number >> 16) as usize % table.entries.len().max(1);
         if let Some(Entry { mapping, .. }) = table.entries.get(index)
+            && let Region::Cached(files, region) = &mapping.region
             && !mapping.pager.is_ordinary()
         {
-            churn::step(&mapping.tier, &mapping.region, number);
+            churn::step(files, region, number);
         }
         drop(table);
         // Another thread may wait for the lock.
@@ -185,7 +209,7 @@ impl Table {
         range: HostRange,
         run: Run,
         settings: &Settings,
-    ) -> Result<std::result::Result<Arc<TieredMapping>, Refusal>> {
+    ) -> Result<std::result::Result<Arc<PagedMapping>, Refusal>> {
         let (file, file_len) = match backing::open(&run, Purpose::Paging) {
             Ok(found) => found,
             Err(error) => return Ok(Err(error.to_string())),
@@ -194,61 +218,86 @@ impl Table {
         if !run.covers(range, &run) {
             return Ok(Err("the range exceeds the file".into()));
         }
-        let tier = self.tier(settings)?;
-        let source = Source {
-            file,
-            file_offset: run.file_offset,
-            map: run.range,
-            exclusive: false,
-            writable: run.writable,
+        let region = match self.budget(settings)? {
+            Budget::Cached(files) => add_cached(files, file, &run),
+            Budget::Tier(tier) => add_to_tier(tier, file, &run, settings)?,
         };
-        let region = match tier.add(source) {
+        let region = match region {
             Ok(region) => region,
-            Err(error) => return Ok(Err(error.to_string())),
+            Err(refusal) => return Ok(Err(refusal)),
         };
-        if settings.mode == Mode::Pin {
-            tier.pin(&region).map_err(|error| {
-                tier.remove(&region);
-                out_of_memory(&error)
-            })?;
-        }
-        let faults = match settings.mode {
-            Mode::Odp => Some(fault_pager(&tier, &region, settings)?),
-            Mode::Pin | Mode::Wait => None,
-        };
-        let inner: Arc<dyn UnitPager> = match &faults {
-            Some(faults) => faults.clone(),
-            None => region.clone(),
+        let inner = match &region {
+            Region::Cached(_, region) => Inner::Cached(region.clone()),
+            Region::Tier(_, _, Some(faults)) => Inner::Units(faults.clone()),
+            Region::Tier(_, region, None) => Inner::Units(region.clone()),
         };
         let pager = Arc::new(MappingPager::new(inner));
-        let mapping = Arc::new(TieredMapping { run, tier, region, faults, pager });
+        let mapping = Arc::new(PagedMapping { run, region, pager });
         self.entries.push(Entry { mapping: mapping.clone(), users: 1 });
         ranges::add(mapping.run.range);
         Ok(Ok(mapping))
     }
 
-    fn tier(&mut self, settings: &Settings) -> Result<Arc<Tier>> {
-        if let Some(tier) = &self.tier {
-            return Ok(tier.clone());
+    fn budget(&mut self, settings: &Settings) -> Result<Budget> {
+        if let Some(budget) = &self.budget {
+            return Ok(budget.clone());
         }
-        let mut config = TierConfig::new(settings.dram_bytes);
-        // The settings of the device: a device is open when a region is registered.
-        config.faults = Faults::all_of_process().pop();
-        config.period = settings.period.unwrap_or(config.period);
-        if settings.mode == Mode::Odp {
-            (config.io, config.promote) = (IoMethod::Mapping, false);
-        }
-        let tier = without_signals(|| {
-            let tier = Tier::open(config);
-            if tier.is_ok() && settings.churn {
-                std::thread::spawn(churn);
-            }
-            tier
-        });
-        let tier = tier.map_err(|error| out_of_memory(&error))?;
-        self.tier = Some(tier.clone());
-        Ok(tier)
+        let budget = without_signals(|| open_budget(settings))?;
+        self.budget = Some(budget.clone());
+        Ok(budget)
     }
+}
+
+/// Opens what the mode needs.
+fn open_budget(settings: &Settings) -> Result<Budget> {
+    // The settings of the device: a device is open when a region is registered.
+    let faults = Faults::all_of_process().pop();
+    if settings.mode == Mode::Wait {
+        let config = CachedConfig { faults, ..CachedConfig::new(settings.dram_bytes) };
+        let files = CachedFiles::open(config).map_err(|error| out_of_memory(&error))?;
+        if settings.churn {
+            std::thread::spawn(churn);
+        }
+        return Ok(Budget::Cached(files));
+    }
+    let mut config = TierConfig::new(settings.dram_bytes);
+    (config.faults, config.promote) = (faults, false);
+    if settings.mode == Mode::Odp {
+        config.io = IoMethod::Mapping;
+    }
+    Ok(Budget::Tier(Tier::open(config).map_err(|error| out_of_memory(&error))?))
+}
+
+fn add_cached(files: Arc<CachedFiles>, file: OwnedFd, run: &Run) -> std::result::Result<Region, Refusal> {
+    let source =
+        CachedSource { file, file_offset: run.file_offset, map: run.range, is_writable: run.writable };
+    let region = files.add(source).map_err(|error| error.to_string())?;
+    Ok(Region::Cached(files, region))
+}
+
+/// Adds a mapping for a mode of comparison.
+fn add_to_tier(
+    tier: Arc<Tier>,
+    file: OwnedFd,
+    run: &Run,
+    settings: &Settings,
+) -> Result<std::result::Result<Region, Refusal>> {
+    let (map, file_offset, writable) = (run.range, run.file_offset, run.writable);
+    let region = match tier.add(Source { file, file_offset, map, exclusive: false, writable }) {
+        Ok(region) => region,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let faults = match settings.mode {
+        Mode::Odp => Some(fault_pager(&tier, &region, settings)?),
+        Mode::Pin | Mode::Wait => None,
+    };
+    if settings.mode == Mode::Pin {
+        tier.pin(&region).map_err(|error| {
+            tier.remove(&region);
+            out_of_memory(&error)
+        })?;
+    }
+    Ok(Ok(Region::Tier(tier, region, faults)))
 }
 
 /// A pager that models the paging of hardware, for comparison. Each mapping has the whole budget.
@@ -262,19 +311,24 @@ fn fault_pager(tier: &Tier, region: &Arc<TierRegion>, settings: &Settings) -> Re
 }
 
 /// Writes a line for the user, who otherwise gets only an errno.
-fn out_of_memory(error: &TierError) -> Errno {
+fn out_of_memory(error: &impl std::fmt::Display) -> Errno {
     write_line(error);
     ENOMEM
 }
 
-impl TieredMapping {
-    /// Releases the mapping from the tier.
+impl PagedMapping {
+    /// Releases the mapping from its budget.
     fn release(&self) {
         ranges::remove(self.run.range);
-        if let Some(faults) = &self.faults {
-            faults.stop();
+        match &self.region {
+            Region::Cached(files, region) => files.remove(region),
+            Region::Tier(tier, region, faults) => {
+                if let Some(faults) = faults {
+                    faults.stop();
+                }
+                tier.remove(region);
+            }
         }
-        self.tier.remove(&self.region);
     }
 
     /// Removes the mapping after its last lease was dropped.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 /// The version of messages and segments together.
-pub(super) const LAYOUT: u32 = 10;
+pub(super) const LAYOUT: u32 = 11;
 /// Longest message in bytes.
 const MESSAGE_BYTES_MAX: usize = 512;
 /// Most descriptors with one message.
@@ -41,6 +41,8 @@ pub(super) enum RegionPath {
     Mapped { offset: u64, addr: u64, len: u64 },
     /// By the page cache of the attached file, as far as the two attached tables permit.
     Paged { offset: u64, addr: u64, len: u64 },
+    /// By the attached file, as far as the attached page table permits. The third file has `count` counters.
+    Cached { offset: u64, count: u32, addr: u64, len: u64 },
     /// By the attached page table and counters, in the frames of the attached file: `count` of them, from `offset` on.
     Framed { offset: u64, count: u32, addr: u64, len: u64 },
     /// By the kernel.

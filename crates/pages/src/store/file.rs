@@ -150,7 +150,7 @@ impl Files {
         let BackingFile { path, file, .. } = backing;
         let is_file = file.metadata()?.file_type().is_file();
         // Device nodes are on a memory file system; the devices are not.
-        let is_memory = is_file && MEMORY_FILE_SYSTEMS.contains(&(rustix::fs::fstatfs(&file)?.f_type as u64));
+        let is_memory = is_file && is_memory(&file)?;
         let direct = if is_memory { None } else { open_direct(&file) };
         // Advisory. Readahead would read pages that are not asked for.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::Random);
@@ -189,6 +189,11 @@ impl Files {
     pub(crate) fn is_file(&self) -> bool {
         self.is_file
     }
+}
+
+/// Whether a regular file is on a memory file system.
+pub(crate) fn is_memory(file: &impl AsFd) -> io::Result<bool> {
+    Ok(MEMORY_FILE_SYSTEMS.contains(&(rustix::fs::fstatfs(file)?.f_type as u64)))
 }
 
 fn open_direct(file: &impl AsFd) -> Option<OwnedFd> {

@@ -15,17 +15,29 @@ use crate::key::PageKey;
 /// The most frames of a run.
 pub(crate) const RUN_FRAMES_MAX: usize = 64;
 
+/// The memory that reads fill and writes empty.
+pub(crate) trait FrameMemory: Send + Sync + Debug {
+    /// Where a frame is.
+    fn addr(&self, frame: u32) -> u64;
+}
+
+impl FrameMemory for Pool {
+    fn addr(&self, frame: u32) -> u64 {
+        Pool::addr(self, frame)
+    }
+}
+
 /// Frames for consecutive pages of a file.
 #[derive(Clone, Debug)]
 pub struct FrameRun {
-    pool: Arc<Pool>,
+    memory: Arc<dyn FrameMemory>,
     pub(crate) frames: SmallVec<[u32; 8]>,
 }
 
 impl FrameRun {
-    /// The frames must be of the pool. Nothing else writes to them while they are read into.
-    pub(crate) fn new(pool: Arc<Pool>, frames: impl IntoIterator<Item = u32>) -> FrameRun {
-        FrameRun { pool, frames: frames.into_iter().collect() }
+    /// The frames must be of that memory. Nothing else that anybody needs is written to them while they are read into.
+    pub(crate) fn new(memory: Arc<dyn FrameMemory>, frames: impl IntoIterator<Item = u32>) -> FrameRun {
+        FrameRun { memory, frames: frames.into_iter().collect() }
     }
 
     /// The number of bytes.
@@ -36,7 +48,7 @@ impl FrameRun {
     /// The memory, for the kernel.
     pub(super) fn iovecs(&self) -> SmallVec<[libc::iovec; 8]> {
         let iovec = |frame: &u32| libc::iovec {
-            iov_base: self.pool.addr(*frame) as *mut libc::c_void,
+            iov_base: self.memory.addr(*frame) as *mut libc::c_void,
             iov_len: PAGE_BYTES as usize,
         };
         self.frames.iter().map(iovec).collect()

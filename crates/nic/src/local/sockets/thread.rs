@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use terrace_hostmem::HostRange;
 use terrace_memory::{PeerTables, RegionMemory};
 use terrace_shm::{
-    BackedBy, Framed, Frames, Mapped, Paged, PeerMemory, PeerReaders, ReaderSlots, RingFile, RxRing, Source,
-    TxRing, Version,
+    BackedBy, Cached, Framed, Frames, Mapped, Paged, PeerMemory, PeerReaders, ReaderSlots, RingFile, RxRing,
+    Source, TxRing, Version,
 };
 
 use super::{Peer, PeerSocket, Sockets, Unsent};
@@ -295,6 +295,14 @@ impl PeerSocket {
                         let path = RegionPath::Paged { offset, addr, len };
                         message::send(&self.socket, &answer(path), &[backed.file.as_fd(), bitmap, hits])?;
                     }
+                    (Some(_), Some(PeerTables::Cached { entries, counters, count })) => {
+                        let path = RegionPath::Cached { offset, count, addr, len };
+                        message::send(
+                            &self.socket,
+                            &answer(path),
+                            &[backed.file.as_fd(), entries, counters],
+                        )?;
+                    }
                     (Some(_), _) => return message::send(&self.socket, &answer(RegionPath::Packets), &[]),
                 }
                 self.may_map.insert((key, version));
@@ -370,6 +378,11 @@ impl Peer {
                 let backed = backed(offset, addr, len)?;
                 let (bitmap, hits) = (files.next()?, files.next()?);
                 Paged::new(backed, bitmap, hits).map(Source::Paged)
+            }
+            RegionPath::Cached { offset, count, addr, len } => {
+                let backed = backed(offset, addr, len)?;
+                let (entries, counters) = (files.next()?, files.next()?);
+                Cached::new(backed, entries, counters, count).map(Source::Cached)
             }
         };
         Some(source.unwrap_or_else(|error| {

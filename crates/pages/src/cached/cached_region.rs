@@ -1,0 +1,255 @@
+//! The accesses of the NIC: hits in the mapping without a lock, and accesses that may have to wait for pages.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use terrace_hostmem::fault::Fault;
+use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
+use terrace_memory::{AccessError, Pager, PeerTables, Transfer, Translation, Waker};
+use terrace_shm::GracePeriod;
+
+use super::engine::{Engine, Work};
+use super::region::Region;
+use crate::access::{Access, Kind, Part, Task};
+use crate::key::GROUP_PAGES;
+use crate::paged_region::TRANSFER_BYTES_MAX;
+use crate::stats::add;
+use crate::sys;
+
+/// The most pages that an access counts for: a peer may announce an access of gigabytes.
+const COUNTED_MAX: usize = 256;
+
+/// A shared mapping of a file, of which some pages are present.
+///
+/// Accesses that wait make progress in [`CachedFiles::advance`](crate::cached::CachedFiles::advance).
+#[derive(Debug)]
+pub struct CachedRegion {
+    pub(super) engine: Arc<Engine>,
+    pub(super) region: Arc<Region>,
+}
+
+/// The bytes of a range that lie in one page.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    page: u64,
+    /// The offset in the page.
+    offset: usize,
+    /// The offset in the range.
+    base: usize,
+    len: usize,
+}
+
+impl CachedRegion {
+    /// Number of pages.
+    pub fn page_count(&self) -> u64 {
+        self.region.table.page_count()
+    }
+
+    /// Withdraws the tables from other processes for good. Accesses that they have begun end with the returned grace
+    /// period.
+    pub fn withdraw(&self) -> GracePeriod {
+        self.region.table.entries().withdraw();
+        GracePeriod::of_pages(self.region.map)
+    }
+
+    /// Makes the region ordinary memory, whose pages all count as present. It has been removed from its budget.
+    pub fn make_ordinary(&self) {
+        self.region.is_ordinary.store(true, Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn is_page_present(&self, page: u64) -> bool {
+        self.region.table.entry(page).is_readable() || self.region.is_ordinary.load(Ordering::Acquire)
+    }
+
+    /// Splits a range, which lies within the region, at page boundaries.
+    fn pieces(&self, range: HostRange) -> impl Iterator<Item = Piece> + use<> {
+        let start = range.addr - self.region.map.addr;
+        let end = start + range.len;
+        let pages = if range.len == 0 { 0..0 } else { start / PAGE_BYTES..end.div_ceil(PAGE_BYTES) };
+        pages.map(move |page| {
+            let (from, to) = ((page * PAGE_BYTES).max(start), ((page + 1) * PAGE_BYTES).min(end));
+            Piece {
+                page,
+                offset: (from % PAGE_BYTES) as usize,
+                base: (from - start) as usize,
+                len: (to - from) as usize,
+            }
+        })
+    }
+
+    /// What a failed copy means: that of the last page, which a file that is too short lacks.
+    #[cold]
+    fn error_of(&self, part: HostRange, is_write: bool) -> AccessError {
+        let last = (part.addr + part.len.max(1) - 1 - self.region.map.addr) / PAGE_BYTES;
+        self.region.error_of(last, is_write)
+    }
+
+    /// Begins an access: its parts on pages that are present are carried out at once.
+    fn begin(
+        &self,
+        kind: Kind,
+        range: HostRange,
+        waker: &Waker,
+        task_of: impl Fn(&Piece) -> Task,
+    ) -> Result<Arc<dyn Transfer>, AccessError> {
+        if range.len > TRANSFER_BYTES_MAX || !self.region.map.covers(range) {
+            return Err(AccessError::OutOfRange);
+        }
+        let charge = self.engine.quota.take(range.len as usize, waker).ok_or(AccessError::NotReady)?;
+        let access = Access::new(kind, range.len as usize, &self.region.counters, waker, Some(charge));
+        let mut work = Work::default();
+        let pieces: Vec<Piece> = self.pieces(range).collect();
+        let mut result = Ok(());
+        for group in pieces.chunk_by(|before, next| before.page / GROUP_PAGES == next.page / GROUP_PAGES) {
+            let mut shard = self.engine.lock(self.region.key(group[0].page));
+            if self.region.is_closing() {
+                result = Err(AccessError::Fault);
+                break;
+            }
+            for piece in group {
+                access.add_part();
+                let part = Part { access: access.clone(), offset: piece.offset, task: task_of(piece) };
+                self.engine.begin_part(&mut shard, &self.region, piece.page, part, &mut work);
+            }
+        }
+        self.engine.end_access_part(self.region.slot, &access, result, &mut work);
+        self.engine.settle(work);
+        Ok(access)
+    }
+
+    /// Has a flush wait for the parts of its pages that are under way.
+    fn add_barriers(&self, access: &Arc<Access>, pages: std::ops::Range<u64>) {
+        let barrier = || {
+            access.add_part();
+            Part { access: access.clone(), offset: 0, task: Task::Barrier }
+        };
+        for shard in self.engine.shards() {
+            let mut shard = shard.lock();
+            for (key, fill) in &mut shard.fills {
+                if key.slot == self.region.slot && pages.contains(&key.page) {
+                    fill.waiting.push(barrier());
+                }
+            }
+            let mut starved: Vec<_> = shard.starved.iter().map(|(key, _)| *key).collect();
+            starved.retain(|key| key.slot == self.region.slot && pages.contains(&key.page));
+            starved.sort_unstable();
+            starved.dedup();
+            shard.starved.extend(starved.into_iter().map(|key| (key, barrier())));
+        }
+    }
+}
+
+impl Translation for CachedRegion {
+    fn range(&self) -> HostRange {
+        self.region.map
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        PAGE_BYTES
+    }
+
+    fn is_present(&self, part: HostRange) -> bool {
+        self.pieces(part).all(|piece| self.is_page_present(piece.page))
+    }
+
+    fn read(&self, part: HostRange, out: &mut [u8]) -> Option<Result<(), AccessError>> {
+        self.is_present(part)
+            .then(|| sys::copy_out(part.addr, out).map_err(|Fault| self.error_of(part, false)))
+    }
+
+    fn write(&self, addr: u64, data: &[u8]) -> Option<Result<(), AccessError>> {
+        let part = HostRange { addr, len: data.len() as u64 };
+        self.is_present(part).then(|| sys::copy_in(addr, data).map_err(|Fault| self.error_of(part, true)))
+    }
+
+    fn atomic(&self, addr: u64, op: AtomicOp) -> Option<Result<u64, AccessError>> {
+        let part = HostRange { addr, len: 8 };
+        self.is_present(part).then(|| sys::atomic(addr, op).map_err(|Fault| self.error_of(part, true)))
+    }
+
+    /// Each page counts for itself, whatever the whole access found; of a long access, the first [`COUNTED_MAX`].
+    fn count(&self, part: HostRange, _is_hit: bool) {
+        let (mut hits, mut misses) = (0, 0);
+        for piece in self.pieces(part).take(COUNTED_MAX) {
+            let entry = self.region.table.entry(piece.page);
+            if entry.is_readable() {
+                self.engine.counters.count(entry.frame() as usize);
+                hits += 1;
+            } else {
+                misses += 1;
+            }
+        }
+        add(&self.region.counters.hits, hits);
+        add(&self.region.counters.misses, misses);
+    }
+
+    /// Empty: only regions that a server exports are read by clients.
+    fn bitmap(&self) -> &[AtomicU64] {
+        &[]
+    }
+
+    /// The page table itself: the version is in the upper bits of an entry.
+    fn versions(&self) -> HostRange {
+        let entries = &**self.region.table.entries();
+        HostRange { addr: entries.as_ptr() as u64, len: size_of_val(entries) as u64 }
+    }
+
+    fn peer_tables(&self) -> Option<PeerTables<'_>> {
+        Some(PeerTables::Cached {
+            entries: self.region.table.entries().file()?,
+            counters: self.engine.counters.file(),
+            count: self.engine.counters.len() as u32,
+        })
+    }
+
+    /// Nobody waits for copies.
+    fn forget_copies(&self) {}
+}
+
+impl Pager for CachedRegion {
+    fn translation(&self) -> &dyn Translation {
+        self
+    }
+
+    fn read(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        self.begin(Kind::Read, range, waker, |piece| Task::Read(piece.base..piece.base + piece.len))
+    }
+
+    fn write(&self, addr: u64, data: &[u8], waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        if !self.region.is_writable {
+            return Err(AccessError::Fault);
+        }
+        let range = HostRange { addr, len: data.len() as u64 };
+        self.begin(Kind::Write, range, waker, |piece| {
+            Task::Write(data[piece.base..piece.base + piece.len].into())
+        })
+    }
+
+    fn atomic(&self, addr: u64, op: AtomicOp, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        if !addr.is_multiple_of(8) {
+            return Err(AccessError::Misaligned);
+        }
+        if !self.region.is_writable {
+            return Err(AccessError::Fault);
+        }
+        self.begin(Kind::Atomic, HostRange { addr, len: 8 }, waker, |_| Task::Atomic(op))
+    }
+
+    fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        if !self.region.map.covers(range) {
+            return Err(AccessError::OutOfRange);
+        }
+        if self.region.is_closing() {
+            return Err(AccessError::Fault);
+        }
+        let first = (range.addr - self.region.map.addr) / PAGE_BYTES;
+        let end = (range.addr - self.region.map.addr + range.len).div_ceil(PAGE_BYTES);
+        let access = Access::new(Kind::Flush { first, end }, 0, &self.region.counters, waker, None);
+        self.add_barriers(&access, first..end);
+        let mut work = Work::default();
+        self.engine.end_access_part(self.region.slot, &access, Ok(()), &mut work);
+        self.engine.settle(work);
+        Ok(access)
+    }
+}

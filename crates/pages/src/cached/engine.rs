@@ -1,0 +1,329 @@
+//! Parts of accesses find their pages, or bring them.
+
+use std::collections::hash_map::Entry;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+
+use terrace_faults::{Faults, StorageOperation};
+use terrace_hostmem::PAGE_BYTES;
+use terrace_hostmem::fault::Fault;
+use terrace_memory::{AccessError, Waker};
+use terrace_shm::{AccessCounters, PageState};
+use terrace_sync::{Mutex, MutexGuard, RwLock};
+
+use super::config::CachedConfig;
+use super::flush_queue::FlushQueue;
+use super::reclaim_signal::ReclaimSignal;
+use super::region::Region;
+use super::shard::{Fill, Shard};
+use super::sink::Sink;
+use crate::access::{Access, Part, PartEnd, Task};
+use crate::error::PagesError;
+use crate::key::PageKey;
+use crate::quota::Quota;
+use crate::shard::shard_count;
+use crate::stats::add;
+use crate::store::ReadDevice;
+use crate::sys;
+
+/// Reads submitted at a time.
+const DEPTH: u32 = 512;
+/// Regions at a time.
+pub(super) const REGIONS_MAX: usize = 1 << u8::BITS;
+
+/// What is done after the locks are released.
+#[derive(Default)]
+pub(super) struct Work {
+    wakers: Vec<Waker>,
+    /// Flushes that can begin, with the slots of their regions.
+    flushes: Vec<(u8, Arc<Access>)>,
+    /// Slots are missing, or soon will be.
+    is_short: bool,
+    /// Accesses of which a part has ended. Dropping the last reference to one calls the wakers of requesters that wait
+    /// for memory.
+    ended: Vec<Arc<Access>>,
+}
+
+/// The state that all threads share.
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub(super) shards: Box<[Mutex<Shard>]>,
+    pub(super) counters: AccessCounters,
+    regions: RwLock<Vec<Option<Arc<Region>>>>,
+    /// A bit for each shard with reads to be submitted.
+    pub(super) with_reads: AtomicU64,
+    /// Reads queued or submitted.
+    pub(super) in_flight: AtomicUsize,
+    pub(super) reads: Mutex<Box<dyn ReadDevice>>,
+    /// The descriptor of `reads`.
+    pub(super) descriptor: OwnedFd,
+    pub(super) sink: Arc<Sink>,
+    pub(super) quota: Arc<Quota>,
+    pub(super) flushes: FlushQueue,
+    pub(super) reclaim: ReclaimSignal,
+    faults: Option<Arc<Faults>>,
+}
+
+impl Engine {
+    pub(super) fn open(config: &CachedConfig) -> Result<Engine, PagesError> {
+        let slot_count = config.slot_count();
+        let sink = Arc::new(Sink::new().map_err(PagesError::system("map memory"))?);
+        let store = config.store().open(DEPTH, sink.file.as_fd());
+        let reads = store.map_err(PagesError::system("set up io_uring"))?.reads;
+        let descriptor = reads.descriptor().try_clone_to_owned();
+        let count = shard_count(slot_count);
+        let border = |index: u32| (u64::from(slot_count) * u64::from(index) / u64::from(count)) as u32;
+        let shards = (0..count).map(|index| Mutex::new(Shard::new(border(index)..border(index + 1))));
+        let counters = AccessCounters::new(slot_count as usize);
+        Ok(Engine {
+            shards: shards.collect(),
+            counters: counters.map_err(PagesError::system("make counters"))?,
+            regions: RwLock::default(),
+            with_reads: AtomicU64::new(0),
+            in_flight: AtomicUsize::new(0),
+            reads: Mutex::new(reads),
+            descriptor: descriptor.map_err(PagesError::system("duplicate a descriptor"))?,
+            sink,
+            quota: Quota::new(config.quota_bytes()),
+            flushes: FlushQueue::default(),
+            reclaim: ReclaimSignal::default(),
+            faults: config.faults.clone().filter(|faults| faults.plan().has_storage_faults()),
+        })
+    }
+
+    pub(super) fn shards(&self) -> &[Mutex<Shard>] {
+        &self.shards
+    }
+
+    pub(super) fn shard_index(&self, key: PageKey) -> usize {
+        key.shard(self.shards.len())
+    }
+
+    pub(super) fn lock(&self, key: PageKey) -> MutexGuard<'_, Shard> {
+        self.shards[self.shard_index(key)].lock()
+    }
+
+    /// Adds the region that `make` makes with a slot.
+    ///
+    /// # Errors
+    /// `Regions` when there are [`REGIONS_MAX`]; those of `make`.
+    pub(super) fn add_region(
+        &self,
+        make: impl FnOnce(u8) -> Result<Region, PagesError>,
+    ) -> Result<Arc<Region>, PagesError> {
+        let mut regions = self.regions.write();
+        let free = regions.iter().position(Option::is_none).unwrap_or(regions.len());
+        let slot = u8::try_from(free).map_err(|_| PagesError::Regions(REGIONS_MAX))?;
+        let region = Arc::new(make(slot)?);
+        if free == regions.len() {
+            regions.push(None);
+        }
+        regions[free] = Some(region.clone());
+        Ok(region)
+    }
+
+    pub(super) fn remove_region(&self, region: &Region) {
+        self.regions.write()[usize::from(region.slot)] = None;
+    }
+
+    pub(super) fn regions(&self) -> Vec<Arc<Region>> {
+        self.regions.read().iter().flatten().cloned().collect()
+    }
+
+    /// The region of a page that has a slot, or is asked for.
+    pub(super) fn region(&self, key: PageKey) -> Arc<Region> {
+        let region = self.regions.read()[usize::from(key.slot)].clone();
+        region.expect("a region with pages in use is there")
+    }
+
+    /// Applies the fault plan to an operation: sleeps for the plan's delay, then returns its error.
+    ///
+    /// # Errors
+    /// The error that the plan gives.
+    pub(super) fn suffer(&self, operation: StorageOperation) -> std::io::Result<()> {
+        let Some(faults) = &self.faults else { return Ok(()) };
+        let fate = faults.storage(operation);
+        std::thread::sleep(fate.delay);
+        fate.error.map_or(Ok(()), |error| Err(std::io::Error::from_raw_os_error(error)))
+    }
+
+    /// Begins a part of an access; the caller has the page's shard locked.
+    pub(super) fn begin_part(
+        &self,
+        shard: &mut Shard,
+        region: &Region,
+        page: u64,
+        part: Part,
+        work: &mut Work,
+    ) {
+        let key = region.key(page);
+        match region.table.entry(page).state() {
+            PageState::Clean | PageState::Dirty => {
+                let result = carry_out(region, page, &part);
+                self.end_part(region, &part, result, work);
+            }
+            PageState::Filling => match shard.fills.entry(key) {
+                Entry::Occupied(mut fill) => fill.get_mut().waiting.push(part),
+                Entry::Vacant(_) => unreachable!("a page that is being read has a fill"),
+            },
+            PageState::Leaving => {
+                // It may be out of memory already.
+                let slot = shard.take_back(region, page);
+                let stamp = Some(shard.fresh_stamp());
+                self.begin_fill(shard, region, page, Fill { slot, stamp, waiting: vec![part] });
+            }
+            PageState::Absent | PageState::Ghost => {
+                // A slot goes to the part that has waited for longest.
+                let is_first = shard.starved.is_empty();
+                shard.starved.push_back((key, part));
+                if is_first {
+                    self.feed_starved(shard, work);
+                }
+            }
+        }
+    }
+
+    /// Gives slots to the parts that wait for them, as long as there are any.
+    pub(super) fn feed_starved(&self, shard: &mut Shard, work: &mut Work) {
+        while let Some(&(key, _)) = shard.starved.front() {
+            let region = self.region(key);
+            if let Some((_, Part { task: Task::Barrier, .. })) = shard.starved.front() {
+                // Nothing before it waits.
+                if let Some((_, part)) = shard.starved.pop_front() {
+                    self.end_part(&region, &part, Ok(()), work);
+                }
+                continue;
+            }
+            let Some(slot) = shard.take_slot(key) else { break };
+            let waiting = shard.take_starved(key);
+            let entry = region.table.entry(key.page);
+            let stamp = (entry.state() == PageState::Ghost).then_some(entry.frame());
+            self.begin_fill(shard, &region, key.page, Fill { slot, stamp, waiting });
+        }
+        work.is_short |= shard.is_short() || !shard.starved.is_empty();
+    }
+
+    fn begin_fill(&self, shard: &mut Shard, region: &Region, page: u64, fill: Fill) {
+        region.change(page, PageState::Filling, fill.slot);
+        self.queue_read(shard, region, page, fill.slot);
+        shard.fills.insert(region.key(page), fill);
+    }
+
+    /// Ends the fill of a page, which is in the page cache now, or cannot be. Carries the waiting parts out in order.
+    pub(super) fn end_fill(
+        &self,
+        shard: &mut Shard,
+        key: PageKey,
+        read: Result<(), AccessError>,
+        work: &mut Work,
+    ) {
+        let Some(Fill { slot, stamp, waiting }) = shard.fills.remove(&key) else { return };
+        let region = self.region(key);
+        let access_count = waiting.iter().filter(|part| !matches!(part.task, Task::Barrier)).count();
+        for part in waiting {
+            let result = read.and_then(|()| carry_out(&region, key.page, &part));
+            self.end_part(&region, &part, result, work);
+        }
+        if read.is_err() {
+            region.change(key.page, PageState::Absent, 0);
+            return shard.free_slot(slot);
+        }
+        region.change(key.page, PageState::Clean, slot);
+        let count = access_count.saturating_sub(1).min(usize::from(AccessCounters::MAX));
+        self.counters.set(slot as usize, count as u8);
+        shard.insert(slot, stamp);
+        // Perhaps no page could leave until now.
+        work.is_short |= !shard.starved.is_empty();
+    }
+
+    /// Gives a slot to a page that somebody else has brought into the page cache. False if there is none.
+    pub(super) fn adopt(&self, region: &Region, page: u64) -> bool {
+        let key = region.key(page);
+        let mut shard = self.lock(key);
+        let entry = region.table.entry(page);
+        if !matches!(entry.state(), PageState::Absent | PageState::Ghost) {
+            return true;
+        }
+        let Some(slot) = shard.take_slot(key) else { return false };
+        let stamp = (entry.state() == PageState::Ghost).then_some(entry.frame());
+        region.change(page, PageState::Filling, slot);
+        region.change(page, PageState::Clean, slot);
+        self.counters.set(slot as usize, 0);
+        shard.insert(slot, stamp);
+        add(&region.counters.pages_adopted, 1);
+        true
+    }
+
+    fn end_part(&self, region: &Region, part: &Part, result: Result<(), AccessError>, work: &mut Work) {
+        if result.is_err() {
+            add(&region.counters.errors, 1);
+        }
+        self.end_access_part(region.slot, &part.access, result, work);
+    }
+
+    /// Records the end of a part, or of the beginning of an access.
+    pub(super) fn end_access_part(
+        &self,
+        slot: u8,
+        access: &Arc<Access>,
+        result: Result<(), AccessError>,
+        work: &mut Work,
+    ) {
+        match access.end_part(result) {
+            PartEnd::More => {}
+            PartEnd::Wake(waker) => work.wakers.push(waker),
+            PartEnd::Flush => work.flushes.push((slot, access.clone())),
+        }
+        work.ended.push(access.clone());
+    }
+
+    /// Fails the parts that wait for slots of a shard and are for one of these regions.
+    pub(super) fn fail_starved(&self, shard: &Mutex<Shard>, is_one: impl Fn(u8) -> bool, error: AccessError) {
+        let mut work = Work::default();
+        let mut shard = shard.lock();
+        let keys: Vec<PageKey> =
+            shard.starved.iter().map(|(key, _)| *key).filter(|key| is_one(key.slot)).collect();
+        for key in keys {
+            let region = self.region(key);
+            for part in shard.take_starved(key) {
+                self.end_part(&region, &part, Err(error), &mut work);
+            }
+        }
+        drop(shard);
+        self.settle(work);
+    }
+
+    /// Does what is to be done without locks.
+    pub(super) fn settle(&self, work: Work) {
+        let Work { wakers, flushes, is_short, ended } = work;
+        if is_short {
+            self.reclaim.ask();
+        }
+        self.flushes.add(flushes);
+        drop(ended);
+        for waker in wakers {
+            waker();
+        }
+    }
+
+    /// The descriptor of the device.
+    pub(super) fn device_descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// Carries a part out in the mapping: the page is in the page cache.
+///
+/// # Errors
+/// [`Region::error_of`].
+fn carry_out(region: &Region, page: u64, part: &Part) -> Result<(), AccessError> {
+    let addr = region.map.addr + page * PAGE_BYTES + part.offset as u64;
+    let copied = match &part.task {
+        Task::Read(bytes) => part.access.store_read(bytes.clone(), |out| sys::copy_out(addr, out)),
+        Task::Write(data) => sys::copy_in(addr, data),
+        Task::Atomic(op) => sys::atomic(addr, *op).map(|before| part.access.store_before(before)),
+        Task::Barrier => Ok(()),
+    };
+    copied.map_err(|Fault| region.error_of(page, part.is_write()))
+}

@@ -1,0 +1,37 @@
+//! FLUSH: making a range durable.
+
+use terrace_faults::StorageOperation;
+use terrace_hostmem::HostRange;
+use terrace_memory::{AccessError, sync_mapping};
+
+use super::engine::Engine;
+use super::region::Region;
+use crate::access::Kind;
+use crate::stats::add;
+
+/// The main loop of the thread.
+pub(super) fn run(engine: &Engine) {
+    while let Some((slot, access)) = engine.flushes.next() {
+        let Kind::Flush { first, end } = access.kind else { unreachable!("only flushes are queued") };
+        let region = engine.regions().into_iter().find(|region| region.slot == slot);
+        let used = region.as_ref().and_then(|region| Some((region.begin_use()?, region)));
+        let result = match used {
+            Some((_used, region)) => engine.flush(region, region.range_of(first, end - first)),
+            None => Err(AccessError::Fault),
+        };
+        access.end(result)();
+    }
+}
+
+impl Engine {
+    /// Writes a range with `msync`, which writes no other pages of the file.
+    fn flush(&self, region: &Region, range: HostRange) -> Result<(), AccessError> {
+        add(&region.counters.flushes, 1);
+        let synced = self.suffer(StorageOperation::Sync).map_err(|_| AccessError::Flush);
+        let synced = synced.and_then(|()| sync_mapping(range));
+        if synced == Err(AccessError::Flush) {
+            region.note_loss(&"msync failed");
+        }
+        synced.and(if region.losses.are_there() { Err(AccessError::Flush) } else { Ok(()) })
+    }
+}

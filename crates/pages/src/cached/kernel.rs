@@ -1,0 +1,101 @@
+//! System calls on shared file mappings and their files.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use terrace_hostmem::{HostRange, PAGE_BYTES};
+
+/// Pages that one call of `mincore` tells of.
+pub(super) const WINDOW_PAGES: u64 = 1024;
+
+/// The advice has no effect on what the memory holds, for a shared mapping of a file.
+fn advise(range: HostRange, advice: libc::c_int) -> io::Result<()> {
+    // SAFETY: the range is a shared mapping of a file, as `CachedSource` demands: the kernel keeps its bytes with each
+    // advice that this module gives, and checks the range.
+    let result = unsafe { libc::madvise(range.addr as *mut _, range.len as usize, advice) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Has page faults read the page that they need and no others: also in folios of one page, which leave alone.
+pub(super) fn expect_random(range: HostRange) -> io::Result<()> {
+    advise(range, libc::MADV_RANDOM)
+}
+
+/// Undoes [`expect_random`].
+pub(super) fn expect_nothing(range: HostRange) {
+    // Fails if the mapping is gone.
+    let _ = advise(range, libc::MADV_NORMAL);
+}
+
+/// Drops clean pages from the page tables and from the page cache. Returns which ones stay, because they are in use.
+///
+/// `MADV_PAGEOUT` splits large folios, but only finds pages by the page table of this process, and splitting a folio
+/// empties the entries of its other pages. `fadvise` finds them in the page cache, but splits no folio. So a page is
+/// dropped by both, or mapped and then dropped by both.
+pub(super) fn drop_pages(file: BorrowedFd<'_>, offset: u64, range: HostRange) -> Vec<bool> {
+    // All of these are advice: what they left is found by `cached`.
+    let _ = advise(range, libc::MADV_PAGEOUT);
+    drop_unmapped(file, offset, range.len);
+    let left = cached(range).unwrap_or_default();
+    if !left.contains(&true) {
+        return left;
+    }
+    for index in (0..left.len()).filter(|index| left[*index]) {
+        let before = index as u64 * PAGE_BYTES;
+        let page = HostRange { addr: range.addr + before, len: PAGE_BYTES.min(range.len - before) };
+        let _ = advise(page, libc::MADV_POPULATE_READ);
+        let _ = advise(page, libc::MADV_PAGEOUT);
+        let _ = advise(page, libc::MADV_DONTNEED);
+        drop_unmapped(file, offset + before, page.len);
+    }
+    cached(range).unwrap_or_default()
+}
+
+/// Drops clean pages that no process has mapped from the page cache.
+fn drop_unmapped(file: BorrowedFd<'_>, offset: u64, len: u64) {
+    let len = std::num::NonZero::new(len.next_multiple_of(PAGE_BYTES));
+    let _ = rustix::fs::fadvise(file, offset, len, rustix::fs::Advice::DontNeed);
+}
+
+/// Begins to write the dirty pages of a part of a file.
+pub(super) fn begin_write_back(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
+    sync_range(file, offset, len, libc::SYNC_FILE_RANGE_WRITE)
+}
+
+/// Waits until no page of a part of a file is being written.
+///
+/// # Errors
+/// That of any write of this file since the last call for this description.
+pub(super) fn end_write_back(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
+    sync_range(file, offset, len, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
+}
+
+fn sync_range(file: BorrowedFd<'_>, offset: u64, len: u64, flags: libc::c_uint) -> io::Result<()> {
+    // SAFETY: takes a descriptor and numbers.
+    let result = unsafe { libc::sync_file_range(file.as_raw_fd(), offset as i64, len as i64, flags) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Which pages of a range of at most [`WINDOW_PAGES`] are in the page cache. `None` when the kernel does not tell.
+pub(super) fn cached(range: HostRange) -> Option<Vec<bool>> {
+    let mut pages = vec![0u8; range.len.div_ceil(PAGE_BYTES) as usize];
+    assert!(pages.len() as u64 <= WINDOW_PAGES);
+    // SAFETY: the kernel checks the range, and writes one byte for each of its pages; there is room for them.
+    let result =
+        unsafe { libc::mincore(range.addr as *mut _, range.len as usize, pages.as_mut_ptr().cast()) };
+    (result == 0).then(|| pages.into_iter().map(|page| page & 1 != 0).collect())
+}
+
+/// How many pages of a part of a file are in the page cache. The cost depends on that number and not on the length.
+/// `None` before Linux 6.5.
+pub(super) fn cached_count(file: BorrowedFd<'_>, offset: u64, len: u64) -> Option<u64> {
+    /// The number of `cachestat`, the same on all architectures.
+    const CACHESTAT: libc::c_long = 451;
+    let range = [offset, len];
+    // Pages in the cache, dirty ones, ones being written, evicted ones, ones evicted recently.
+    let mut counts = [0u64; 5];
+    // SAFETY: the structures of `cachestat` are two and five numbers of 64 bits.
+    let result =
+        unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), counts.as_mut_ptr(), 0) };
+    (result == 0).then_some(counts[0])
+}

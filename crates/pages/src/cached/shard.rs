@@ -1,0 +1,230 @@
+//! A shard: some of the slots, and the pages that may have them. All changes of these pages' states are made with the
+//! shard locked. The lock is never held while a thread waits.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+
+use terrace_shm::{AccessCounters, PageState};
+
+use super::region::Region;
+use crate::access::Part;
+use crate::key::PageKey;
+use crate::replacement::S3Fifo;
+use crate::stats::add;
+use crate::store::ReadRequest;
+
+/// A page that is being read.
+#[derive(Debug)]
+pub(super) struct Fill {
+    pub(super) slot: u32,
+    /// The page's stamp, if it was a ghost.
+    pub(super) stamp: Option<u32>,
+    /// In the order of the requests.
+    pub(super) waiting: Vec<Part>,
+}
+
+/// A page that leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Leaver {
+    pub(super) key: PageKey,
+    pub(super) slot: u32,
+    stamp: Option<u32>,
+}
+
+#[derive(Debug)]
+pub(super) struct Shard {
+    slots: Range<u32>,
+    policy: S3Fifo,
+    /// The page of each slot.
+    owners: Box<[Option<PageKey>]>,
+    free_count: usize,
+    leaving_count: usize,
+    pub(super) fills: HashMap<PageKey, Fill>,
+    /// Parts for which there was no slot, in the order of the requests.
+    pub(super) starved: VecDeque<(PageKey, Part)>,
+    /// Reads to be submitted.
+    pub(super) to_read: Vec<ReadRequest>,
+}
+
+impl Shard {
+    pub(super) fn new(slots: Range<u32>) -> Shard {
+        let mut policy = S3Fifo::new(slots.len());
+        (0..slots.len() as u32).for_each(|index| policy.free(index));
+        Shard {
+            policy,
+            owners: vec![None; slots.len()].into(),
+            free_count: slots.len(),
+            leaving_count: 0,
+            fills: HashMap::new(),
+            starved: VecDeque::new(),
+            to_read: Vec::new(),
+            slots,
+        }
+    }
+
+    /// Slots are freed ahead of need below this many, up to twice as many.
+    fn reserve(&self) -> usize {
+        (self.slots.len() / 64).clamp(4, 256)
+    }
+
+    /// Whether slots have to be freed.
+    pub(super) fn is_short(&self) -> bool {
+        self.free_count + self.leaving_count < self.reserve()
+    }
+
+    fn index(&self, slot: u32) -> u32 {
+        slot - self.slots.start
+    }
+
+    /// The page of a slot.
+    pub(super) fn owner(&self, slot: u32) -> Option<PageKey> {
+        self.owners[self.index(slot) as usize]
+    }
+
+    /// A slot for a page, unless all are in use.
+    pub(super) fn take_slot(&mut self, key: PageKey) -> Option<u32> {
+        let index = self.policy.take_free()?;
+        self.free_count -= 1;
+        self.owners[index as usize] = Some(key);
+        Some(self.slots.start + index)
+    }
+
+    pub(super) fn free_slot(&mut self, slot: u32) {
+        let index = self.index(slot);
+        self.owners[index as usize] = None;
+        self.policy.free(index);
+        self.free_count += 1;
+    }
+
+    /// A page is present now.
+    pub(super) fn insert(&mut self, slot: u32, stamp: Option<u32>) {
+        let index = self.index(slot);
+        self.policy.insert(index, stamp);
+    }
+
+    /// Chooses pages that leave until there are enough free slots, and marks them. `region_of` gives the region of a
+    /// page that may leave.
+    pub(super) fn choose<'a>(
+        &mut self,
+        counters: &AccessCounters,
+        region_of: impl Fn(PageKey) -> Option<&'a Region>,
+    ) -> Vec<Leaver> {
+        let wanted = (2 * self.reserve()).saturating_sub(self.free_count + self.leaving_count);
+        let mut leavers = Vec::new();
+        // Pages that may not leave go round again.
+        for _ in 0..2 * self.reserve() {
+            if leavers.len() >= wanted {
+                break;
+            }
+            let Some(victim) = self.policy.evict(counters, self.slots.start as usize) else { break };
+            let slot = self.slots.start + victim.slot;
+            let Some(key) = self.owner(slot) else { continue };
+            match region_of(key) {
+                Some(region) => leavers.push(self.begin_leaving(region, key, slot, victim.stamp)),
+                None => self.policy.insert_main(victim.slot),
+            }
+        }
+        leavers
+    }
+
+    /// Marks the present ones of some pages of a region as leaving, whatever the policy says.
+    pub(super) fn choose_pages(&mut self, region: &Region, pages: Range<u64>) -> Vec<Leaver> {
+        let present: Vec<(u64, u32)> = pages
+            .map(|page| (page, region.table.entry(page)))
+            .filter(|(_, entry)| entry.is_readable())
+            .map(|(page, entry)| (page, entry.frame()))
+            .collect();
+        let indexes: Vec<u32> = present.iter().map(|(_, slot)| self.index(*slot)).collect();
+        self.policy.remove(|index| indexes.contains(&index));
+        present
+            .into_iter()
+            .map(|(page, slot)| self.begin_leaving(region, region.key(page), slot, None))
+            .collect()
+    }
+
+    fn begin_leaving(&mut self, region: &Region, key: PageKey, slot: u32, stamp: Option<u32>) -> Leaver {
+        region.change(key.page, PageState::Leaving, slot);
+        self.leaving_count += 1;
+        Leaver { key, slot, stamp }
+    }
+
+    /// Whether a page is still leaving, and has not been asked for meanwhile.
+    fn is_leaving(&self, region: &Region, leaver: &Leaver) -> bool {
+        let entry = region.table.entry(leaver.key.page);
+        entry.state() == PageState::Leaving && entry.frame() == leaver.slot
+    }
+
+    /// A page has left. Without `is_ghost`, it is not remembered: somebody else keeps it in memory.
+    pub(super) fn end_leaving(&mut self, region: &Region, leaver: &Leaver, is_ghost: bool) {
+        if !self.is_leaving(region, leaver) {
+            return;
+        }
+        self.leaving_count -= 1;
+        match leaver.stamp.filter(|_| is_ghost) {
+            Some(stamp) => region.change(leaver.key.page, PageState::Ghost, stamp),
+            None => region.change(leaver.key.page, PageState::Absent, 0),
+        }
+        self.free_slot(leaver.slot);
+        add(&region.counters.evictions, 1);
+    }
+
+    /// A page cannot leave now: it is present again.
+    pub(super) fn keep(&mut self, region: &Region, leaver: &Leaver) {
+        if !self.is_leaving(region, leaver) {
+            return;
+        }
+        self.leaving_count -= 1;
+        region.change(leaver.key.page, PageState::Clean, leaver.slot);
+        let index = self.index(leaver.slot);
+        self.policy.insert_main(index);
+    }
+
+    /// Takes the slot of a page that was leaving and is needed again.
+    pub(super) fn take_back(&mut self, region: &Region, page: u64) -> u32 {
+        let slot = region.table.entry(page).frame();
+        self.leaving_count -= 1;
+        region.change(page, PageState::Absent, 0);
+        slot
+    }
+
+    /// The stamp with which a page enters the main queue.
+    pub(super) fn fresh_stamp(&mut self) -> u32 {
+        self.policy.next_stamp()
+    }
+
+    /// Forgets a page that the kernel has dropped.
+    pub(super) fn forget(&mut self, region: &Region, page: u64) {
+        for leaver in self.choose_pages(region, page..page + 1) {
+            self.end_leaving(region, &leaver, false);
+        }
+    }
+
+    /// Takes the waiting parts of a page out of the queue for slots.
+    pub(super) fn take_starved(&mut self, key: PageKey) -> Vec<Part> {
+        let all = std::mem::take(&mut self.starved);
+        let (same, others): (VecDeque<_>, _) = all.into_iter().partition(|(other, _)| *other == key);
+        self.starved = others;
+        same.into_iter().map(|(_, part)| part).collect()
+    }
+
+    /// Whether an access to a region is under way.
+    pub(super) fn is_in_use(&self, region: u8) -> bool {
+        let is_its = |key: &PageKey| key.slot == region;
+        self.fills.keys().any(is_its) || self.starved.iter().any(|(key, _)| is_its(key))
+    }
+
+    /// Frees the slots of a region that is in no use, and none of whose pages is leaving.
+    pub(super) fn discard(&mut self, region: &Region) {
+        let (first, owners) = (self.slots.start, &self.owners);
+        let is_its = |index: u32| owners[index as usize].is_some_and(|key| key.slot == region.slot);
+        self.policy.remove(is_its);
+        let slots: Vec<u32> =
+            (0..owners.len() as u32).filter(|index| is_its(*index)).map(|index| first + index).collect();
+        for slot in slots {
+            let Some(key) = self.owner(slot) else { continue };
+            region.change(key.page, PageState::Leaving, slot);
+            region.change(key.page, PageState::Absent, 0);
+            self.free_slot(slot);
+        }
+    }
+}
