@@ -50,8 +50,7 @@ impl Paged {
     fn new(node: &Node, files: &Files) -> Paged {
         let name = tempfile::NamedTempFile::new_in("/var/tmp").expect("a name");
         let file = BackingFile::open(name.path(), Some(UNITS * UNIT_BYTES), true).expect("a file");
-        let tier = Tier::open(TierConfig { promote: false, ..TierConfig::new(UNITS / 2 * UNIT_BYTES) })
-            .expect("a tier");
+        let tier = Tier::open(TierConfig::new(UNITS / 2 * UNIT_BYTES)).expect("a tier");
         let region = tier.add(file.source().expect("a source")).expect("a region");
         let map = file.map();
         files.add(file);

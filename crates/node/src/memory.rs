@@ -66,7 +66,6 @@ impl Memory {
                 let mut tier_config = TierConfig::new(config.dram_bytes);
                 tier_config.io = io;
                 tier_config.threads = config.threads;
-                tier_config.promote = false;
                 tier_config.faults = faults;
                 Kind::Tier { tier: Tier::open(tier_config)?, files: Arc::default() }
             }

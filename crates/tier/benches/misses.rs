@@ -105,7 +105,7 @@ fn misses(tier: &Tier, pager: &dyn Pager, depth: usize, count: u64) -> Duration 
 fn compare(criterion: &mut Criterion) {
     let scratch = Scratch::new();
     let direct = File::options().read(true).custom_flags(libc::O_DIRECT).open(&scratch.0).unwrap();
-    let tier = Tier::open(TierConfig { promote: false, ..TierConfig::new(64 << 20) }).unwrap();
+    let tier = Tier::open(TierConfig::new(64 << 20)).unwrap();
     let backing = BackingFile::open(&scratch.0, None, true).unwrap();
     let region = tier.add(backing.source().unwrap()).unwrap();
     let mut ring = IoUring::new(64).unwrap();

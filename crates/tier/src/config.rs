@@ -32,10 +32,8 @@ pub struct TierConfig {
     /// requests an access makes its copies. With more, this many threads do, and the requesting thread does not wait.
     /// All other methods do not wait.
     pub threads: usize,
-    /// The interval at which the hottest units are determined.
+    /// The interval between two cleanings, and between two counts of accesses.
     pub period: Duration,
-    /// Whether hot units are promoted.
-    pub promote: bool,
     /// Opens the device that reads and writes the files.
     pub device: Arc<dyn DeviceFactory>,
     /// A fault plan that delays reads and writes of the files, or fails them.
@@ -50,7 +48,6 @@ impl TierConfig {
             io: IoMethod::Tiering,
             threads: 1,
             period: Duration::from_millis(125),
-            promote: true,
             device: Arc::new(Best),
             faults: None,
         }

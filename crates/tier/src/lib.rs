@@ -1,13 +1,14 @@
-//! Memory regions larger than memory, extended with an SSD.
+//! The regions that `pages` is compared with: pinned ones, on-demand paging as in hardware, and accesses by RPC over each
+//! kind of IO.
 //!
-//! A region is a shared mapping of a file. Its hot units (1 MiB) are locked into memory within a budget, and only those
-//! are present to the NIC, which accesses them by itself. Accesses to all other units read and write the file: through
-//! the page cache for bytes that it contains, else bypassing it. Threads that serve peers take no page faults for them.
+//! A region is a shared mapping of a file. Units (1 MiB) can be locked into memory within a budget, and only those are
+//! present to the NIC, which accesses them by itself. Accesses to all other units read and write the file: through the
+//! page cache for bytes that it contains, else bypassing it. Threads that serve peers take no page faults for them.
 //!
 //! ```text
 //!   TierRegion (Pager)      Tier::advance             thread "terrace-tier"
-//!     read, write,            submits, reaps,           counts, promotes,
-//!     atomic, flush           calls wakers              demotes, cleans
+//!     read, write,            submits, reaps,           counts, cleans
+//!     atomic, flush           calls wakers                  |
 //!         |                       |                         |
 //!         +-------> core: accesses under way, page queues, unit states
 //!                         |                   |
@@ -29,7 +30,7 @@
 //! | `residency` | promoting, demoting, cleaning a unit |
 //! | `checks` | which unit is checked for readahead next |
 //! | `write_back`, `losses` | failed write-backs are recorded, and the pages written again |
-//! | `promoter`, `heat` | the thread that moves units; which units are hot |
+//! | `cleaner` | the thread that writes back what buffered access left in the page cache, and counts |
 //! | `fault_pager` | a baseline: on-demand paging as in hardware |
 //! | `device` | io_uring, threads, a faulty one for tests, one for fault plans |
 //! | `pool` | bounce buffers |
@@ -40,6 +41,7 @@
 
 mod budget;
 mod checks;
+mod cleaner;
 mod config;
 mod core;
 pub mod device;
@@ -47,13 +49,11 @@ mod engine;
 mod error;
 mod fault_pager;
 mod file;
-mod heat;
 mod job;
 mod losses;
 mod order;
 mod part;
 mod pool;
-mod promoter;
 mod region;
 mod regions;
 mod residency;

@@ -1,6 +1,6 @@
 //! The regions that exist, by identifiers that are never reused.
 //!
-//! The promoter, clients' accesses and callers hold a region for longer than it is served. A mere index could then name
+//! The cleaner, clients' accesses and callers hold a region for longer than it is served. A mere index could then name
 //! another region.
 
 use std::ops::{Index, IndexMut};

@@ -10,12 +10,12 @@ use terrace_hostmem::{PAGE_BYTES, fault};
 use terrace_sync::Mutex;
 
 use crate::budget;
+use crate::cleaner::{self, Shared};
 use crate::config::{IoMethod, TierConfig};
 use crate::core::RegionState;
 use crate::engine::Engine;
 use crate::error::TierError;
 use crate::file::{Source, Ways};
-use crate::promoter::{self, Shared};
 use crate::region::Region;
 use crate::stats::TierStats;
 use crate::sys;
@@ -45,8 +45,8 @@ impl Tier {
         // If a thread cannot be started, dropping this stops the others.
         let tier =
             Arc::new(Tier { shared: shared.clone(), config: config.clone(), threads: Mutex::default() });
-        let promoter = shared.clone();
-        tier.spawn("terrace-tier", move || promoter::run(&promoter, &config))?;
+        let cleaner = shared.clone();
+        tier.spawn("terrace-tier", move || cleaner::run(&cleaner, &config))?;
         if tier.config.threads > 1 {
             shared.engine.workers.open();
             for _ in 0..tier.config.threads {

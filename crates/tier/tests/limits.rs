@@ -14,7 +14,7 @@ const CHILD: &str = "TERRACE_TIER_LIMITS_CHILD";
 #[test]
 fn child() {
     let Ok(budget) = std::env::var(CHILD) else { return };
-    match Tier::open(TierConfig { promote: false, ..TierConfig::new(budget.parse().unwrap()) }) {
+    match Tier::open(TierConfig::new(budget.parse().unwrap())) {
         Ok(_) => println!("opened"),
         Err(error) => println!("refused: {error}"),
     }

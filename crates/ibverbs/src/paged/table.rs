@@ -261,7 +261,7 @@ fn open_budget(settings: &Settings) -> Result<Budget> {
         return Ok(Budget::Cached(files));
     }
     let mut config = TierConfig::new(settings.dram_bytes);
-    (config.faults, config.promote) = (faults, false);
+    config.faults = faults;
     if settings.mode == Mode::Odp {
         config.io = IoMethod::Mapping;
     }

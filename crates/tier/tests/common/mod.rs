@@ -196,5 +196,5 @@ pub fn sleep_until_readable(tier: &Tier, longest: Duration) {
 
 /// A configuration without promotions by the tier's thread.
 pub fn still(dram_bytes: u64) -> TierConfig {
-    TierConfig { promote: false, ..TierConfig::new(dram_bytes) }
+    TierConfig::new(dram_bytes)
 }
