@@ -110,6 +110,10 @@ impl TestHarness for Servers {
             .map_err(|error| TestHarnessError(format!("cannot start {}: {error}", program.display())))?;
         let mut server = RunningServer { process, region: None, mode: spec.mode, path };
         server.wait_until_ready(spec.region)?;
+        if spec.dram >= spec.region && spec.mode.has_frames() {
+            let read = server.region.as_ref().map_or(Ok(()), NodeRegion::read_all);
+            read.map_err(|error| TestHarnessError(format!("cannot read all of the region: {error}")))?;
+        }
         if let Some(preload) = spec.preload {
             let mut arguments: Vec<OsString> = vec!["bench".into(), "preload".into(), file.path().into()];
             arguments.extend([preload.access_bytes, budget].map(|number| number.to_string().into()));

@@ -34,6 +34,14 @@ pub enum Mode {
     Wait,
 }
 
+impl Mode {
+    /// Whether the server keeps pages in frames. Then a region for which there is memory is read whole before it is
+    /// measured.
+    pub fn has_frames(self) -> bool {
+        matches!(self, Mode::Term | Mode::Wait | Mode::RpcTieringPromote)
+    }
+}
+
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -7,6 +7,10 @@ use terrace_node::{Client, ClientConfig, ClientError, Region};
 
 use super::{Body, Completion, Connect, Target, TargetError};
 
+/// READs in flight of a scan of a region, and the bytes of each.
+const SCAN_DEPTH: usize = 8;
+const SCAN_BYTES: usize = 1 << 20;
+
 /// A region of a server. Each client thread has its own connection and port, as separate processes have.
 #[derive(Clone, Debug)]
 pub struct NodeRegion {
@@ -26,6 +30,32 @@ impl NodeRegion {
         let client = Client::connect(&self.config(1))?;
         let region = client.open(&self.name)?;
         Ok(region.len())
+    }
+
+    /// Reads the whole region, so that a server that has memory for it has it in memory.
+    pub fn read_all(&self) -> Result<(), TargetError> {
+        let client = Client::connect(&self.config(SCAN_DEPTH)).map_err(failed)?;
+        let region = client.open(&self.name).map_err(failed)?;
+        let buffer = client.buffer(SCAN_DEPTH * SCAN_BYTES).map_err(failed)?;
+        let mut idle: Vec<usize> = (0..SCAN_DEPTH).collect();
+        let (mut next, mut done) = (0, Vec::new());
+        while next < region.len() || idle.len() < SCAN_DEPTH {
+            while next < region.len()
+                && let Some(slot) = idle.pop()
+            {
+                let len = (region.len() - next).min(SCAN_BYTES as u64);
+                region.read(next, &buffer, slot * SCAN_BYTES, len as u32, slot as u64).map_err(failed)?;
+                next += len;
+            }
+            client.poll(&mut done).map_err(failed)?;
+            for completion in done.drain(..) {
+                if completion.status != WcStatus::Success {
+                    return Err(TargetError(format!("completion status {:?}", completion.status)));
+                }
+                idle.push(completion.tag as usize);
+            }
+        }
+        Ok(())
     }
 
     fn config(&self, depth: usize) -> ClientConfig {
