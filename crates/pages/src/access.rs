@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use terrace_hostmem::{AtomicOp, PAGE_BYTES};
+use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
 use terrace_memory::{AccessError, Transfer, Waker};
 use terrace_sync::Mutex;
 
@@ -147,6 +147,33 @@ impl Transfer for Access {
         out.copy_from_slice(data.get(start..end).ok_or(AccessError::OutOfRange)?);
         Ok(())
     }
+}
+
+/// The bytes of a range that lie in one page.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) page: u64,
+    /// The offset in the page.
+    pub(crate) offset: usize,
+    /// The offset in the range.
+    pub(crate) base: usize,
+    pub(crate) len: usize,
+}
+
+/// Splits a range, which lies within a region that begins at `base`, at page boundaries.
+pub(crate) fn pieces(base: u64, range: HostRange) -> impl Iterator<Item = Piece> + use<> {
+    let start = range.addr - base;
+    let end = start + range.len;
+    let pages = if range.len == 0 { 0..0 } else { start / PAGE_BYTES..end.div_ceil(PAGE_BYTES) };
+    pages.map(move |page| {
+        let (from, to) = ((page * PAGE_BYTES).max(start), ((page + 1) * PAGE_BYTES).min(end));
+        Piece {
+            page,
+            offset: (from % PAGE_BYTES) as usize,
+            base: (from - start) as usize,
+            len: (to - from) as usize,
+        }
+    })
 }
 
 /// What a part does with its page.

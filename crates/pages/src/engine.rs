@@ -1,9 +1,7 @@
 //! Parts of accesses find their pages, or bring them; what waited for a page goes on.
 
 use std::collections::hash_map::Entry;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use terrace_hostmem::PAGE_BYTES;
 use terrace_hostmem::fault::Fault;
@@ -16,10 +14,11 @@ use crate::error::PagesError;
 use crate::frames::{Pool, Record};
 use crate::key::PageKey;
 use crate::quota::Quota;
+use crate::read_queue::ReadQueue;
 use crate::region::Region;
 use crate::shard::{Fill, LOST_FRAME, Shard, failed_until_overwritten, shard_count};
 use crate::stats::add;
-use crate::store::{ReadDevice, StoreFactory, WriteDevice};
+use crate::store::{StoreFactory, WriteDevice};
 use crate::sys;
 use crate::write_queue::WriteQueue;
 
@@ -46,14 +45,8 @@ pub(crate) struct Work {
 pub(crate) struct Engine {
     pub(crate) pool: Arc<Pool>,
     shards: Box<[Mutex<Shard>]>,
-    /// A bit for each shard with reads to be submitted.
-    pub(crate) with_reads: AtomicU64,
-    /// Reads queued or submitted.
-    pub(crate) in_flight: AtomicUsize,
-    pub(crate) reads: Mutex<Box<dyn ReadDevice>>,
+    pub(crate) reads: ReadQueue,
     pub(crate) writes: Arc<dyn WriteDevice>,
-    /// The descriptor of `reads`.
-    pub(crate) descriptor: OwnedFd,
     pub(crate) quota: Arc<Quota>,
     /// Flushes that have not begun, and whether dirty pages have to be written back.
     pub(crate) to_write: WriteQueue,
@@ -67,7 +60,6 @@ impl Engine {
     ) -> Result<Engine, PagesError> {
         let pool = Arc::new(pool);
         let store = store.open(DEPTH, pool.file()).map_err(PagesError::system("set up io_uring"))?;
-        let descriptor = store.reads.descriptor().try_clone_to_owned();
         let count = shard_count(pool.frame_count());
         let border =
             |index: u32| (u64::from(pool.frame_count()) * u64::from(index) / u64::from(count)) as u32;
@@ -76,11 +68,8 @@ impl Engine {
         Ok(Engine {
             shards: shards.collect(),
             pool,
-            with_reads: AtomicU64::new(0),
-            in_flight: AtomicUsize::new(0),
-            reads: Mutex::new(store.reads),
+            reads: ReadQueue::new(store.reads)?,
             writes: store.writes,
-            descriptor: descriptor.map_err(PagesError::system("duplicate a descriptor"))?,
             quota: Quota::new(quota_bytes),
             to_write: WriteQueue::default(),
         })
@@ -128,7 +117,7 @@ impl Engine {
             PageState::Absent | PageState::Ghost => {
                 // A frame goes to the part that has waited for longest.
                 let is_first = shard.starved.is_empty();
-                shard.starved.push_back((key, part));
+                shard.starved.push(key, part);
                 if is_first {
                     self.feed_starved(shard, work);
                 }
@@ -138,19 +127,16 @@ impl Engine {
 
     /// Gives frames to the parts that wait for them, as long as there are any.
     pub(crate) fn feed_starved(&self, shard: &mut Shard, work: &mut Work) {
-        while let Some(&(key, _)) = shard.starved.front() {
-            if matches!(shard.starved.front(), Some((_, Part { task: Task::Barrier, .. }))) {
-                // Nothing before it waits.
-                if let Some((_, part)) = shard.starved.pop_front() {
-                    self.end_part(&shard.region(key), &part, Ok(()), work);
-                }
+        while let Some(key) = shard.starved.first() {
+            if let Some(part) = shard.starved.pop_barrier() {
+                self.end_part(&shard.region(key), &part, Ok(()), work);
                 continue;
             }
             let Some(frame) = shard.take_frame() else {
                 work.is_starved = true;
                 return;
             };
-            let parts = shard.take_starved(key);
+            let parts = shard.starved.take(key);
             self.begin_fill(shard, key, frame, parts, work);
         }
         work.is_starved |= shard.policy.laundry_len() > 0;
@@ -291,11 +277,10 @@ impl Engine {
         let mut work = Work::default();
         for shard in self.shards() {
             let mut shard = shard.lock();
-            let keys: Vec<PageKey> = shard.starved.iter().map(|(key, _)| *key).filter(&is_one).collect();
             let error = error(&shard);
-            for key in keys {
+            for key in shard.starved.keys(&is_one) {
                 let region = shard.region(key);
-                for part in shard.take_starved(key) {
+                for part in shard.starved.take(key) {
                     self.end_part(&region, &part, Err(error), &mut work);
                 }
             }

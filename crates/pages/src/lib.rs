@@ -20,8 +20,8 @@
 //! | `pages`, `config`, `budget` | opening a pool, adding and removing regions; the limits of memory |
 //! | `paged_region` | the accesses of the NIC: hits, and the pager |
 //! | `access`, `quota` | an access that waits: its parts, its caller's side; the memory that accesses take |
-//! | `engine`, `reading` | parts find or bring their pages; reads are submitted and end |
-//! | `shard` | some of the frames and their pages: which page gets which frame, and which one leaves |
+//! | `engine`, `reading`, `read_queue` | parts find or bring their pages; reads are submitted and end |
+//! | `shard`, `starved` | some of the frames and their pages: which page gets which frame, and which one leaves; who waits for a frame |
 //! | `region`, `key` | a region: its table, files and counters; the identity of a page |
 //! | `table`, `mapping` | the states of a page, and copies beside changes of state |
 //! | [`replacement`] | which page leaves: S3-FIFO |
@@ -76,11 +76,13 @@ mod mapping;
 mod paged_region;
 mod pages;
 mod quota;
+mod read_queue;
 mod reading;
 mod recover;
 mod region;
 pub mod replacement;
 mod shard;
+mod starved;
 mod stats;
 pub mod store;
 mod sync;

@@ -9,11 +9,13 @@ use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
 use terrace_memory::{AccessError, Pager, PeerTables, Transfer, Translation, Waker};
 use terrace_shm::PageEntry;
 
-use crate::access::{Access, Kind, Part, Task};
+use crate::access::{Access, Kind, Part, Piece, Task, pieces};
 use crate::engine::{Engine, Work};
 use crate::key::GROUP_PAGES;
 use crate::mapping::{self, Pin};
 use crate::region::Region;
+use crate::shard::Shard;
+use crate::starved::add_barriers;
 use crate::stats::{RegionStats, add};
 use crate::sys;
 
@@ -30,17 +32,6 @@ const COUNTED_MAX: usize = 256;
 pub struct PagedRegion {
     pub(crate) engine: Arc<Engine>,
     pub(crate) region: Arc<Region>,
-}
-
-/// The bytes of a range that lie in one page.
-#[derive(Clone, Copy, Debug)]
-struct Piece {
-    page: u64,
-    /// The offset in the page.
-    offset: usize,
-    /// The offset in the range.
-    base: usize,
-    len: usize,
 }
 
 impl PagedRegion {
@@ -71,20 +62,8 @@ impl PagedRegion {
         pin()
     }
 
-    /// Splits a range, which lies within the region, at page boundaries.
     fn pieces(&self, range: HostRange) -> impl Iterator<Item = Piece> + use<> {
-        let start = range.addr - self.region.range().addr;
-        let end = start + range.len;
-        let pages = if range.len == 0 { 0..0 } else { start / PAGE_BYTES..end.div_ceil(PAGE_BYTES) };
-        pages.map(move |page| {
-            let (from, to) = ((page * PAGE_BYTES).max(start), ((page + 1) * PAGE_BYTES).min(end));
-            Piece {
-                page,
-                offset: (from % PAGE_BYTES) as usize,
-                base: (from - start) as usize,
-                len: (to - from) as usize,
-            }
-        })
+        pieces(self.region.range().addr, range)
     }
 
     /// Begins an access: its parts on pages in memory are carried out at once.
@@ -123,22 +102,13 @@ impl PagedRegion {
 
     /// Has a flush wait for the parts of its pages that are under way.
     fn add_barriers(&self, access: &Arc<Access>, pages: std::ops::Range<u64>) {
-        let barrier = || {
-            access.add_part();
-            Part { access: access.clone(), offset: 0, task: Task::Barrier }
-        };
         for shard in self.engine.shards() {
             let mut shard = shard.lock();
-            for (key, fill) in &mut shard.fills {
-                if key.slot == self.region.slot && pages.contains(&key.page) {
-                    fill.waiting.push(barrier());
-                }
-            }
-            let mut starved: Vec<_> = shard.starved.iter().map(|(key, _)| *key).collect();
-            starved.retain(|key| key.slot == self.region.slot && pages.contains(&key.page));
-            starved.sort_unstable();
-            starved.dedup();
-            shard.starved.extend(starved.into_iter().map(|key| (key, barrier())));
+            let Shard { fills, starved, .. } = &mut *shard;
+            let fills = fills.iter_mut().map(|(key, fill)| (key, &mut fill.waiting));
+            add_barriers(access, fills, starved, |key| {
+                key.slot == self.region.slot && pages.contains(&key.page)
+            });
         }
     }
 }

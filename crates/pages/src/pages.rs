@@ -1,6 +1,6 @@
 //! The public interface: opening a pool, adding and removing regions.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -219,7 +219,7 @@ impl Pages {
 
     /// Readable when [`Pages::advance`] would handle a read that has ended.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.engine.descriptor.as_fd()
+        self.engine.reads.descriptor()
     }
 
     /// Statistics so far.
@@ -231,7 +231,7 @@ impl Pages {
             resident_bytes: regions.iter().map(|region| region.resident_bytes).sum(),
             dirty_bytes: engine.pool.dirty_count() as u64 * PAGE_BYTES,
             buffer_bytes: engine.quota.bytes_max() as u64,
-            io_in_flight: engine.in_flight.load(Ordering::Relaxed) as u64,
+            io_in_flight: engine.reads.in_flight(),
             regions,
         }
     }

@@ -1,7 +1,6 @@
-//! Reads into frames: queued by shards, submitted and reaped by the threads that make progress.
+//! Reads into frames, from the miss to the end of the fill.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -12,7 +11,7 @@ use crate::engine::{Engine, Work};
 use crate::region::Region;
 use crate::shard::Shard;
 use crate::stats::add;
-use crate::store::{FrameRun, RUN_FRAMES_MAX, ReadCompletion, ReadRequest, read_now};
+use crate::store::{FrameRun, ReadCompletion, ReadRequest};
 
 /// For how long a read is submitted again that the device has returned undone. A ring returns requests within
 /// microseconds while it has no thread that could wait for the disk, so a limit on the number of attempts would be
@@ -20,23 +19,13 @@ use crate::store::{FrameRun, RUN_FRAMES_MAX, ReadCompletion, ReadRequest, read_n
 const RETRY_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Engine {
-    /// Queues the read of a page; joins it to the read of the page before it, if that is not submitted yet.
+    /// Queues the read of a page.
     pub(crate) fn queue_read(&self, shard: &mut Shard, region: &Region, page: u64, frame: u32) {
-        let (offset, file) = (region.file_offset(page), region.files.best());
-        if let Some(last) = shard.to_read.last_mut()
-            && last.key.slot == region.slot
-            && last.key.page + last.run.frames.len() as u64 == page
-            && Arc::ptr_eq(&last.file, file)
-            && last.run.frames.len() < RUN_FRAMES_MAX
-        {
-            return last.run.frames.push(frame);
-        }
-        let run = FrameRun::new(self.pool.clone(), [frame]);
         let request = ReadRequest {
             key: region.key(page),
-            file: file.clone(),
-            offset,
-            run,
+            file: region.files.best().clone(),
+            offset: region.file_offset(page),
+            run: FrameRun::new(self.pool.clone(), [frame]),
             is_memory: region.files.is_memory,
             undone_since: None,
         };
@@ -44,52 +33,20 @@ impl Engine {
     }
 
     fn queue_request(&self, shard: &mut Shard, request: ReadRequest) {
-        let bit = 1 << self.shard_index(request.key);
-        shard.to_read.push(request);
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
-        self.with_reads.fetch_or(bit, Ordering::Release);
+        self.reads.push(self.shard_index(request.key), &mut shard.to_read, request);
     }
 
     /// Submits queued reads with one system call, and handles those that have ended. Returns whether any has. Costs one
     /// load when nothing is under way.
     pub(crate) fn advance(&self) -> bool {
-        let mut progress = false;
-        // Relaxed: each thread that queues reads calls this afterwards, and reads its own count.
-        while self.in_flight.load(Ordering::Relaxed) > 0 {
-            // Another thread is submitting. It looks for queued reads again after it has released the device.
-            let Some(mut device) = self.reads.try_lock() else { break };
-            let (mut requests, mut done) = (self.take_reads(), Vec::new());
-            requests.retain(|request| {
-                let is_memory = request.is_memory;
-                if is_memory {
-                    done.push(ReadCompletion { request: request.clone(), result: read_now(request) });
-                }
-                !is_memory
-            });
-            device.submit(&mut requests);
-            device.reap(&mut done);
-            drop(device);
-            self.in_flight.fetch_sub(done.len(), Ordering::Relaxed);
-            progress |= !done.is_empty();
-            let mut work = Work::default();
-            for completion in done {
-                self.end_read(completion, &mut work);
-            }
-            self.settle(work);
-            if self.with_reads.load(Ordering::Relaxed) == 0 {
-                break;
-            }
-        }
-        progress
-    }
-
-    fn take_reads(&self) -> Vec<ReadRequest> {
-        let (mut with_reads, mut requests) = (self.with_reads.swap(0, Ordering::Acquire), Vec::new());
-        while with_reads != 0 {
-            requests.append(&mut self.shards()[with_reads.trailing_zeros() as usize].lock().to_read);
-            with_reads &= with_reads - 1;
-        }
-        requests
+        self.reads.advance(
+            |shard| std::mem::take(&mut self.shards()[shard].lock().to_read),
+            |done| {
+                let mut work = Work::default();
+                done.into_iter().for_each(|completion| self.end_read(completion, &mut work));
+                self.settle(work);
+            },
+        )
     }
 
     /// Handles a read that has ended: all of it, a part of it, or none.

@@ -1,7 +1,7 @@
 //! A shard: some of the frames, and the pages that may be in them. All changes of these pages' states are made with the
 //! shard locked. The lock is never held while a thread waits.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -14,6 +14,7 @@ use crate::key::PageKey;
 use crate::mapping;
 use crate::region::Region;
 use crate::replacement::{S3Fifo, Victim};
+use crate::starved::Starved;
 use crate::stats::add;
 use crate::store::ReadRequest;
 
@@ -61,8 +62,7 @@ pub(crate) struct Shard {
     /// Pages whose last write-back failed.
     pub(crate) unwritable: HashSet<PageKey>,
     pub(crate) leaving: Vec<Leaving>,
-    /// Parts for which there was no frame, in the order of the requests.
-    pub(crate) starved: VecDeque<(PageKey, Part)>,
+    pub(crate) starved: Starved,
     /// Reads to be submitted.
     pub(crate) to_read: Vec<ReadRequest>,
     /// The regions, by slot.
@@ -89,7 +89,7 @@ impl Shard {
             writing: HashSet::new(),
             unwritable: HashSet::new(),
             leaving: Vec::new(),
-            starved: VecDeque::new(),
+            starved: Starved::default(),
             to_read: Vec::new(),
             regions: HashMap::new(),
         }
@@ -243,14 +243,6 @@ impl Shard {
         }
     }
 
-    /// Takes the waiting parts of a page out of the queue for frames.
-    pub(crate) fn take_starved(&mut self, key: PageKey) -> Vec<Part> {
-        let all = std::mem::take(&mut self.starved);
-        let (same, others): (VecDeque<_>, _) = all.into_iter().partition(|(other, _)| *other == key);
-        self.starved = others;
-        same.into_iter().map(|(_, part)| part).collect()
-    }
-
     /// Gives up a frame that was to be filled.
     pub(crate) fn give_up_fill(&mut self, region: &Region, page: u64, frame: u32) {
         region.change(page, PageState::Absent, 0);
@@ -273,7 +265,7 @@ impl Shard {
         let is_its = |key: &PageKey| key.slot == slot;
         self.fills.keys().any(is_its)
             || self.writing.iter().any(is_its)
-            || self.starved.iter().any(|(key, _)| is_its(key))
+            || !self.starved.keys(is_its).is_empty()
     }
 
     /// Unmaps all pages of a region that is in no use, and frees their frames. Frames that a copy may still be using are

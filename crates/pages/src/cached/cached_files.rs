@@ -2,7 +2,6 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -138,7 +137,7 @@ impl CachedFiles {
             resident_bytes: regions.iter().map(|region| region.resident_bytes).sum(),
             dirty_bytes: 0,
             buffer_bytes: self.config.quota_bytes() as u64,
-            io_in_flight: self.engine.in_flight.load(Ordering::Relaxed) as u64,
+            io_in_flight: self.engine.reads.in_flight(),
             regions,
         }
     }

@@ -1,9 +1,8 @@
 //! Parts of accesses find their pages, or bring them.
 
 use std::collections::hash_map::Entry;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use terrace_faults::{Faults, StorageOperation};
 use terrace_hostmem::PAGE_BYTES;
@@ -22,9 +21,9 @@ use crate::access::{Access, Part, PartEnd, Task};
 use crate::error::PagesError;
 use crate::key::PageKey;
 use crate::quota::Quota;
+use crate::read_queue::ReadQueue;
 use crate::shard::shard_count;
 use crate::stats::add;
-use crate::store::ReadDevice;
 use crate::sys;
 
 /// Reads submitted at a time.
@@ -51,13 +50,7 @@ pub(super) struct Engine {
     pub(super) shards: Box<[Mutex<Shard>]>,
     pub(super) counters: AccessCounters,
     regions: RwLock<Vec<Option<Arc<Region>>>>,
-    /// A bit for each shard with reads to be submitted.
-    pub(super) with_reads: AtomicU64,
-    /// Reads queued or submitted.
-    pub(super) in_flight: AtomicUsize,
-    pub(super) reads: Mutex<Box<dyn ReadDevice>>,
-    /// The descriptor of `reads`.
-    pub(super) descriptor: OwnedFd,
+    pub(super) reads: ReadQueue,
     pub(super) sink: Arc<Sink>,
     pub(super) quota: Arc<Quota>,
     pub(super) flushes: FlushQueue,
@@ -71,7 +64,6 @@ impl Engine {
         let sink = Arc::new(Sink::new().map_err(PagesError::system("map memory"))?);
         let store = config.store().open(DEPTH, sink.file.as_fd());
         let reads = store.map_err(PagesError::system("set up io_uring"))?.reads;
-        let descriptor = reads.descriptor().try_clone_to_owned();
         let count = shard_count(slot_count);
         let border = |index: u32| (u64::from(slot_count) * u64::from(index) / u64::from(count)) as u32;
         let shards = (0..count).map(|index| Mutex::new(Shard::new(border(index)..border(index + 1))));
@@ -80,10 +72,7 @@ impl Engine {
             shards: shards.collect(),
             counters: counters.map_err(PagesError::system("make counters"))?,
             regions: RwLock::default(),
-            with_reads: AtomicU64::new(0),
-            in_flight: AtomicUsize::new(0),
-            reads: Mutex::new(reads),
-            descriptor: descriptor.map_err(PagesError::system("duplicate a descriptor"))?,
+            reads: ReadQueue::new(reads)?,
             sink,
             quota: Quota::new(config.quota_bytes()),
             flushes: FlushQueue::default(),
@@ -176,7 +165,7 @@ impl Engine {
             PageState::Absent | PageState::Ghost => {
                 // A slot goes to the part that has waited for longest.
                 let is_first = shard.starved.is_empty();
-                shard.starved.push_back((key, part));
+                shard.starved.push(key, part);
                 if is_first {
                     self.feed_starved(shard, work);
                 }
@@ -186,17 +175,14 @@ impl Engine {
 
     /// Gives slots to the parts that wait for them, as long as there are any.
     pub(super) fn feed_starved(&self, shard: &mut Shard, work: &mut Work) {
-        while let Some(&(key, _)) = shard.starved.front() {
+        while let Some(key) = shard.starved.first() {
             let region = self.region(key);
-            if let Some((_, Part { task: Task::Barrier, .. })) = shard.starved.front() {
-                // Nothing before it waits.
-                if let Some((_, part)) = shard.starved.pop_front() {
-                    self.end_part(&region, &part, Ok(()), work);
-                }
+            if let Some(part) = shard.starved.pop_barrier() {
+                self.end_part(&region, &part, Ok(()), work);
                 continue;
             }
             let Some(slot) = shard.take_slot(key) else { break };
-            let waiting = shard.take_starved(key);
+            let waiting = shard.starved.take(key);
             let entry = region.table.entry(key.page);
             let stamp = (entry.state() == PageState::Ghost).then_some(entry.frame());
             self.begin_fill(shard, &region, key.page, Fill { slot, stamp, waiting });
@@ -282,11 +268,9 @@ impl Engine {
     pub(super) fn fail_starved(&self, shard: &Mutex<Shard>, is_one: impl Fn(u8) -> bool, error: AccessError) {
         let mut work = Work::default();
         let mut shard = shard.lock();
-        let keys: Vec<PageKey> =
-            shard.starved.iter().map(|(key, _)| *key).filter(|key| is_one(key.slot)).collect();
-        for key in keys {
+        for key in shard.starved.keys(|key| is_one(key.slot)) {
             let region = self.region(key);
-            for part in shard.take_starved(key) {
+            for part in shard.starved.take(key) {
                 self.end_part(&region, &part, Err(error), &mut work);
             }
         }
@@ -309,7 +293,7 @@ impl Engine {
 
     /// The descriptor of the device.
     pub(super) fn device_descriptor(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
+        self.reads.descriptor()
     }
 }
 

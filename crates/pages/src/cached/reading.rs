@@ -1,6 +1,5 @@
-//! Reads that bring pages into the page cache: queued by shards, submitted and reaped by the threads that make progress.
+//! Reads that bring pages into the page cache, from the miss to the end of the fill.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -11,21 +10,14 @@ use super::engine::{Engine, Work};
 use super::region::Region;
 use super::shard::Shard;
 use crate::stats::add;
-use crate::store::{FrameRun, RUN_FRAMES_MAX, ReadCompletion, ReadRequest, read_now};
+use crate::store::{FrameRun, ReadCompletion, ReadRequest};
 
 /// For how long a read is submitted again that the device has returned undone.
 const RETRY_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Engine {
-    /// Queues the read of a page; joins it to the read of the page before it, if that is not submitted yet.
+    /// Queues the read of a page.
     pub(super) fn queue_read(&self, shard: &mut Shard, region: &Region, page: u64, slot: u32) {
-        if let Some(last) = shard.to_read.last_mut()
-            && last.key.slot == region.slot
-            && last.key.page + last.run.frames.len() as u64 == page
-            && last.run.frames.len() < RUN_FRAMES_MAX
-        {
-            return last.run.frames.push(slot);
-        }
         let request = ReadRequest {
             key: region.key(page),
             file: region.file.clone(),
@@ -38,48 +30,19 @@ impl Engine {
     }
 
     fn queue_request(&self, shard: &mut Shard, request: ReadRequest) {
-        let bit = 1 << self.shard_index(request.key);
-        shard.to_read.push(request);
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
-        self.with_reads.fetch_or(bit, Ordering::Release);
+        self.reads.push(self.shard_index(request.key), &mut shard.to_read, request);
     }
 
     /// Submits queued reads with one system call, and handles those that have ended.
     pub(super) fn advance(&self) -> bool {
-        let mut progress = false;
-        // Relaxed: each thread that queues reads calls this afterwards, and reads its own count.
-        while self.in_flight.load(Ordering::Relaxed) > 0 {
-            // Another thread is submitting. It looks for queued reads again after it has released the device.
-            let Some(mut device) = self.reads.try_lock() else { break };
-            let (mut requests, mut done) = (self.take_reads(), Vec::new());
-            for request in requests.extract_if(.., |request| request.is_memory) {
-                let result = read_now(&request);
-                done.push(ReadCompletion { request, result });
-            }
-            device.submit(&mut requests);
-            device.reap(&mut done);
-            drop(device);
-            self.in_flight.fetch_sub(done.len(), Ordering::Relaxed);
-            progress |= !done.is_empty();
-            let mut work = Work::default();
-            for completion in done {
-                self.end_read(completion, &mut work);
-            }
-            self.settle(work);
-            if self.with_reads.load(Ordering::Relaxed) == 0 {
-                break;
-            }
-        }
-        progress
-    }
-
-    fn take_reads(&self) -> Vec<ReadRequest> {
-        let (mut with_reads, mut requests) = (self.with_reads.swap(0, Ordering::Acquire), Vec::new());
-        while with_reads != 0 {
-            requests.append(&mut self.shards[with_reads.trailing_zeros() as usize].lock().to_read);
-            with_reads &= with_reads - 1;
-        }
-        requests
+        self.reads.advance(
+            |shard| std::mem::take(&mut self.shards[shard].lock().to_read),
+            |done| {
+                let mut work = Work::default();
+                done.into_iter().for_each(|completion| self.end_read(completion, &mut work));
+                self.settle(work);
+            },
+        )
     }
 
     /// Handles a read that has ended: all of it, a part of it, or none.

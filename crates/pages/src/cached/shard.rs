@@ -1,7 +1,7 @@
 //! A shard: some of the slots, and the pages that may have them. All changes of these pages' states are made with the
 //! shard locked. The lock is never held while a thread waits.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::ops::Range;
 
 use terrace_shm::{AccessCounters, PageState};
@@ -10,6 +10,7 @@ use super::region::Region;
 use crate::access::Part;
 use crate::key::PageKey;
 use crate::replacement::S3Fifo;
+use crate::starved::Starved;
 use crate::stats::add;
 use crate::store::ReadRequest;
 
@@ -40,8 +41,7 @@ pub(super) struct Shard {
     free_count: usize,
     leaving_count: usize,
     pub(super) fills: HashMap<PageKey, Fill>,
-    /// Parts for which there was no slot, in the order of the requests.
-    pub(super) starved: VecDeque<(PageKey, Part)>,
+    pub(super) starved: Starved,
     /// Reads to be submitted.
     pub(super) to_read: Vec<ReadRequest>,
 }
@@ -56,7 +56,7 @@ impl Shard {
             free_count: slots.len(),
             leaving_count: 0,
             fills: HashMap::new(),
-            starved: VecDeque::new(),
+            starved: Starved::default(),
             to_read: Vec::new(),
             slots,
         }
@@ -199,18 +199,10 @@ impl Shard {
         }
     }
 
-    /// Takes the waiting parts of a page out of the queue for slots.
-    pub(super) fn take_starved(&mut self, key: PageKey) -> Vec<Part> {
-        let all = std::mem::take(&mut self.starved);
-        let (same, others): (VecDeque<_>, _) = all.into_iter().partition(|(other, _)| *other == key);
-        self.starved = others;
-        same.into_iter().map(|(_, part)| part).collect()
-    }
-
     /// Whether an access to a region is under way.
     pub(super) fn is_in_use(&self, region: u8) -> bool {
         let is_its = |key: &PageKey| key.slot == region;
-        self.fills.keys().any(is_its) || self.starved.iter().any(|(key, _)| is_its(key))
+        self.fills.keys().any(is_its) || !self.starved.keys(is_its).is_empty()
     }
 
     /// Frees the slots of a region that is in no use, and none of whose pages is leaving.

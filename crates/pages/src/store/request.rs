@@ -72,6 +72,22 @@ pub struct ReadRequest {
     pub(crate) undone_since: Option<Instant>,
 }
 
+impl ReadRequest {
+    /// Joins a read of the pages behind this one's. False if it is of others, or this one is as long as one may be.
+    pub(crate) fn join(&mut self, next: &ReadRequest) -> bool {
+        let frames = &mut self.run.frames;
+        let follows = next.undone_since.is_none()
+            && self.key.slot == next.key.slot
+            && self.key.page + frames.len() as u64 == next.key.page
+            && Arc::ptr_eq(&self.file, &next.file)
+            && frames.len() + next.run.frames.len() <= RUN_FRAMES_MAX;
+        if follows {
+            frames.extend_from_slice(&next.run.frames);
+        }
+        follows
+    }
+}
+
 /// A read that has ended.
 #[derive(Debug)]
 pub struct ReadCompletion {
