@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
+use std::time::Duration;
 
 use terrace_hostmem::PAGE_BYTES;
 use terrace_hostmem::fault::Fault;
@@ -259,12 +260,15 @@ impl Engine {
 
     /// Fails the parts of a region that takes no new accesses, as far as they wait for frames.
     pub(crate) fn fail_starved(&self, region: &Region) {
-        self.fail_starved_of(|key| key.slot == region.slot, |_| AccessError::Fault);
+        self.fail_starved_of(|_| true, |key| key.slot == region.slot, |_| AccessError::Fault);
     }
 
-    /// Fails the parts that wait for frames in shards that have pages that cannot be written.
-    pub(crate) fn fail_starved_of_failing(&self) {
+    /// Fails the parts that wait for frames in shards that have pages that cannot be written, if one has waited for
+    /// longer than this.
+    pub(crate) fn fail_starved_of_failing(&self, patience: Duration) {
+        let is_stuck = |shard: &Shard| !shard.unwritable.is_empty() && shard.starved.have_waited(patience);
         self.fail_starved_of(
+            is_stuck,
             |_| true,
             |shard| {
                 let failing = shard.unwritable.iter().next().and_then(|key| shard.regions.get(&key.slot));
@@ -273,10 +277,18 @@ impl Engine {
         );
     }
 
-    fn fail_starved_of(&self, is_one: impl Fn(&PageKey) -> bool, error: impl Fn(&Shard) -> AccessError) {
+    fn fail_starved_of(
+        &self,
+        is_shard: impl Fn(&Shard) -> bool,
+        is_one: impl Fn(&PageKey) -> bool,
+        error: impl Fn(&Shard) -> AccessError,
+    ) {
         let mut work = Work::default();
         for shard in self.shards() {
             let mut shard = shard.lock();
+            if !is_shard(&shard) {
+                continue;
+            }
             let error = error(&shard);
             for key in shard.starved.keys(&is_one) {
                 let region = shard.region(key);

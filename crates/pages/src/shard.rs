@@ -61,6 +61,8 @@ pub(crate) struct Shard {
     pub(crate) writing: HashSet<PageKey>,
     /// Pages whose last write-back failed.
     pub(crate) unwritable: HashSet<PageKey>,
+    /// Frames of such pages that are in no queue: they would be chosen to leave again and again.
+    parked: HashSet<u32>,
     pub(crate) leaving: Vec<Leaving>,
     pub(crate) starved: Starved,
     /// Reads to be submitted.
@@ -88,6 +90,7 @@ impl Shard {
             fills: HashMap::new(),
             writing: HashSet::new(),
             unwritable: HashSet::new(),
+            parked: HashSet::new(),
             leaving: Vec::new(),
             starved: Starved::default(),
             to_read: Vec::new(),
@@ -126,22 +129,33 @@ impl Shard {
             return Some(frame);
         }
         for _ in 0..VICTIMS_MAX {
-            let victim = self.policy.evict(self.pool.counters(), self.frames.start as usize)?;
+            let victim = self.next_victim()?;
             if let Some(frame) = self.evict(victim) {
                 return Some(frame);
             }
         }
-        // Many pages of the main queue are dirty, perhaps because they cannot be written.
+        // Many pages of the main queue are dirty.
         self.policy.evict_small().and_then(|victim| self.evict(victim))
+    }
+
+    /// The next page that is to leave. Those that cannot be written leave the queues instead.
+    fn next_victim(&mut self) -> Option<Victim> {
+        loop {
+            let victim = self.policy.evict(self.pool.counters(), self.frames.start as usize)?;
+            let frame = self.frames.start + victim.slot;
+            let key = self.pool.record(frame).map(|record| PageKey { slot: record.slot, page: record.page });
+            if !key.is_some_and(|key| self.unwritable.contains(&key)) {
+                return Some(victim);
+            }
+            self.parked.insert(frame);
+        }
     }
 
     /// Has up to so many pages leave. Returns how many frames are free now.
     pub(crate) fn evict_some(&mut self, pages_max: usize) -> usize {
         let mut left = 0;
         for _ in 0..pages_max {
-            let Some(victim) = self.policy.evict(self.pool.counters(), self.frames.start as usize) else {
-                break;
-            };
+            let Some(victim) = self.next_victim() else { break };
             if let Some(frame) = self.evict(victim) {
                 let slot = self.slot_of(frame);
                 self.policy.free(slot);
@@ -170,6 +184,10 @@ impl Shard {
         let key = PageKey { slot: region, page };
         if self.writing.contains(&key) {
             self.policy.insert_main(slot);
+            return None;
+        }
+        if self.unwritable.contains(&key) {
+            self.parked.insert(frame);
             return None;
         }
         if dirty {
@@ -214,6 +232,10 @@ impl Shard {
     /// Evicts a page of the laundry that has been written back, unless it was accessed meanwhile or is dirty again.
     pub(crate) fn end_laundry(&mut self, key: PageKey, frame: u32) {
         let slot = self.slot_of(frame);
+        if self.unwritable.contains(&key) {
+            self.parked.insert(frame);
+            return;
+        }
         let is_clean = self.pool.record(frame).is_some_and(|record| !record.dirty);
         if !is_clean || self.pool.counters().get(frame as usize) > 0 {
             return self.policy.insert_main(slot);
@@ -226,9 +248,13 @@ impl Shard {
     }
 
     /// Records the outcome of a page's write-back.
-    pub(crate) fn note_written(&mut self, region: &Region, key: PageKey, is_written: bool) {
+    pub(crate) fn note_written(&mut self, region: &Region, key: PageKey, frame: u32, is_written: bool) {
         if is_written && self.unwritable.remove(&key) {
             region.count_writable();
+            if self.parked.remove(&frame) {
+                let slot = self.slot_of(frame);
+                self.policy.insert_main(slot);
+            }
         } else if !is_written && self.unwritable.insert(key) {
             region.count_unwritable();
         }
@@ -276,6 +302,7 @@ impl Shard {
         let (pool, first) = (self.pool.clone(), self.frames.start);
         let record_of = |frame: u32| pool.record(frame).filter(|record| record.slot == slot);
         self.policy.remove(|index| record_of(first + index).is_some());
+        self.parked.retain(|frame| record_of(*frame).is_none());
         let region = self.regions.remove(&slot);
         for frame in self.frames.clone() {
             let Some(Record { page, .. }) = record_of(frame) else { continue };

@@ -20,7 +20,8 @@ use crate::stats::add;
 const BUSY_PATIENCE: Duration = Duration::from_millis(1);
 
 impl Engine {
-    pub(super) fn carry_out_flush(&self, slot: u8, access: &Arc<Access>) {
+    /// Carries a flush out. Returns whether it succeeded.
+    pub(super) fn carry_out_flush(&self, slot: u8, access: &Arc<Access>) -> bool {
         let Kind::Flush { first, end } = access.kind else { unreachable!("only flushes are queued") };
         let region = self.shards()[0].lock().regions.get(&slot).cloned();
         let result = match region {
@@ -28,6 +29,7 @@ impl Engine {
             None => Err(AccessError::Fault),
         };
         access.end(result)();
+        result.is_ok()
     }
 
     /// Makes pages durable.

@@ -18,7 +18,7 @@ mod cleaning;
 mod flush;
 mod writing;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::engine::Engine;
 use crate::write_queue::{Job, PERIOD};
@@ -29,24 +29,18 @@ const FAILING_PATIENCE: Duration = Duration::from_secs(1);
 /// A thread's main loop.
 pub(crate) fn run(engine: &Engine) {
     let mut is_impatient = false;
-    let mut failing_since: Option<Instant> = None;
     loop {
         match engine.to_write.next(is_impatient) {
-            Job::Flush(slot, access) => engine.carry_out_flush(slot, &access),
+            // Pages that could not be written are tried again.
+            Job::Flush(slot, access) => is_impatient |= !engine.carry_out_flush(slot, &access),
             Job::Clean => {
                 let is_failing = engine.retry_unwritable() | engine.clean_laundry();
-                let has_starved = engine.has_starved();
-                is_impatient = is_failing || has_starved;
+                is_impatient = is_failing || engine.has_starved();
                 is_impatient |= engine.has_many_dirty() && !engine.clean_ahead();
-                if !is_failing {
-                    failing_since = None;
-                    continue;
+                if is_failing {
+                    engine.fail_starved_of_failing(FAILING_PATIENCE);
+                    std::thread::sleep(PERIOD);
                 }
-                let since = *failing_since.get_or_insert_with(Instant::now);
-                if has_starved && since.elapsed() > FAILING_PATIENCE {
-                    engine.fail_starved_of_failing();
-                }
-                std::thread::sleep(PERIOD);
             }
             Job::Stop => return,
         }

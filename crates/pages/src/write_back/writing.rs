@@ -109,7 +109,7 @@ impl Engine {
         let Ticket { key, frame, is_complete, is_from_laundry } = ticket;
         let mut shard = self.lock(key);
         shard.writing.remove(&key);
-        shard.note_written(region, key, is_written);
+        shard.note_written(region, key, frame, is_written);
         let is_clean = region.table.entry(key.page).state() == PageState::Clean;
         if is_written && is_complete && is_clean {
             self.pool.set_record(frame, Record { slot: key.slot, page: key.page, dirty: false });
