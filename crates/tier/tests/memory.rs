@@ -31,7 +31,7 @@ fn load(served: &Served, done: impl Fn() -> bool) -> (u64, u64) {
     let mut under_way: Vec<Arc<dyn Transfer>> = Vec::new();
     let mut count = 0;
     while !done() {
-        // The hot set moves, so that units do.
+        // The hot set moves, as the units do.
         let hot = count / 20_000 * 16 * UNIT_BYTES;
         let offset = (hot + random.random_range(0..24 * UNIT_BYTES / 4096) * 4096) % REGION_BYTES;
         let range = served.range(offset, 4096);
@@ -53,6 +53,8 @@ fn load(served: &Served, done: impl Fn() -> bool) -> (u64, u64) {
         }
         count += 1;
         if count % 1000 == 0 {
+            under_way.drain(..).for_each(|transfer| served.wait(&transfer).unwrap());
+            move_units(served, (count / 1000) as usize);
             resident_max = resident_max.max(resident_bytes());
             cached_max = cached_max.max(cached_bytes(served.file.map()));
             assert!(served.tier.stats().locked_bytes <= BUDGET_BYTES);
@@ -61,6 +63,16 @@ fn load(served: &Served, done: impl Fn() -> bool) -> (u64, u64) {
     }
     under_way.iter().for_each(|transfer| served.wait(transfer).unwrap());
     (resident_max, cached_max)
+}
+
+/// Promotes the next unit, after the oldest one was demoted.
+fn move_units(served: &Served, step: usize) {
+    let unit_of = |step: usize| step % (REGION_BYTES / UNIT_BYTES) as usize;
+    let budget = (BUDGET_BYTES / UNIT_BYTES) as usize;
+    if step >= budget {
+        served.tier.demote(&served.region, unit_of(step - budget)).unwrap();
+    }
+    served.tier.promote(&served.region, unit_of(step)).unwrap();
 }
 
 /// Not a test by itself, because other tests would change this process's memory use. The tier's metadata of a region
