@@ -14,7 +14,7 @@ class Starved(unittest.TestCase):
     """A few lost connections are allowed on a busy machine."""
 
     def failures(self, minutes, lost):
-        run = endurance.Run(".", "127.0.0.60", minutes * 60, 1, 1000)
+        run = endurance.Run(".", ".", "127.0.0.60", minutes * 60, 1, 1000)
         run.counts = collections.Counter({"connections lost while starved": lost})
         return [failure for failure in run.summary()["failures"] if "starved" in failure]
 
