@@ -3,14 +3,16 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use terrace_hostmem::fault::Fault;
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
 use terrace_memory::{AccessError, Transfer, Waker};
 use terrace_sync::Mutex;
 
 use crate::quota::Charge;
 use crate::stats::RegionCounters;
+use crate::sys;
 
 /// What an access does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +37,7 @@ pub(crate) struct Access {
     /// What an atomic operation has found.
     before: AtomicU64,
     /// Those of its region, whose file it does not keep open.
-    counters: Arc<RegionCounters>,
+    pub(crate) counters: Arc<RegionCounters>,
     begun: Instant,
     outcome: OnceLock<Result<(), AccessError>>,
     waker: Waker,
@@ -95,13 +97,18 @@ impl Access {
         self.progress.lock().parts_left += 1;
     }
 
+    /// Whether it has begun longer ago than this.
+    pub(crate) fn has_lasted(&self, time: Duration) -> bool {
+        self.begun.elapsed() > time
+    }
+
     /// Has `fill` store what a part has read.
-    pub(crate) fn store_read<R>(&self, bytes: Range<usize>, fill: impl FnOnce(&mut [u8]) -> R) -> R {
+    fn store_read<R>(&self, bytes: Range<usize>, fill: impl FnOnce(&mut [u8]) -> R) -> R {
         fill(&mut self.data.lock()[bytes])
     }
 
     /// Stores what an atomic operation has found.
-    pub(crate) fn store_before(&self, before: u64) {
+    fn store_before(&self, before: u64) {
         self.before.store(before, Ordering::Release);
     }
 
@@ -200,6 +207,20 @@ impl Part {
     /// Whether the part needs no bytes of the page.
     pub(crate) fn is_whole_write(&self) -> bool {
         matches!(&self.task, Task::Write(data) if data.len() as u64 == PAGE_BYTES)
+    }
+
+    /// Carries the part out in a page's memory, which is at this address.
+    ///
+    /// # Errors
+    /// `Fault` if nothing is there, such as beyond the end of a file that was truncated.
+    pub(crate) fn carry_out(&self, page_addr: u64) -> Result<(), Fault> {
+        let addr = page_addr + self.offset as u64;
+        match &self.task {
+            Task::Read(bytes) => self.access.store_read(bytes.clone(), |out| sys::copy_out(addr, out)),
+            Task::Write(data) => sys::copy_in(addr, data),
+            Task::Atomic(op) => sys::atomic(addr, *op).map(|before| self.access.store_before(before)),
+            Task::Barrier => Ok(()),
+        }
     }
 
     /// Whether the part changes its page.

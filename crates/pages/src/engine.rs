@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_hostmem::PAGE_BYTES;
-use terrace_hostmem::fault::Fault;
-use terrace_memory::{AccessError, Waker};
+use terrace_memory::AccessError;
 use terrace_shm::PageState;
 use terrace_sync::{Mutex, MutexGuard};
 
-use crate::access::{Access, Part, PartEnd, Task};
+use crate::access::{Part, Task};
+use crate::ended::Ended;
 use crate::error::PagesError;
 use crate::frames::{Pool, Record};
 use crate::key::PageKey;
@@ -20,7 +20,6 @@ use crate::region::Region;
 use crate::shard::{Fill, LOST_FRAME, Shard, failed_until_overwritten, shard_count};
 use crate::stats::add;
 use crate::store::{StoreFactory, WriteDevice};
-use crate::sys;
 use crate::write_queue::WriteQueue;
 
 /// Reads submitted at a time.
@@ -31,14 +30,9 @@ const DIRTY_SHARE: usize = 2;
 /// What is done after the locks are released.
 #[derive(Default)]
 pub(crate) struct Work {
-    pub(crate) wakers: Vec<Waker>,
-    /// Flushes that can begin, with the slots of their regions.
-    pub(crate) flushes: Vec<(u8, Arc<Access>)>,
+    pub(crate) ended: Ended,
     /// Frames are missing, or many are dirty: dirty pages have to be written back.
     pub(crate) is_starved: bool,
-    /// Accesses of which a part has ended. Dropping the last reference to one calls the wakers of requesters that wait
-    /// for memory.
-    ended: Vec<Arc<Access>>,
 }
 
 /// The state that all threads share.
@@ -103,7 +97,7 @@ impl Engine {
             && state != PageState::Dirty
             && let Some(refusal) = region.write_refusal()
         {
-            return self.end_part(region, &part, Err(refusal), work);
+            return work.ended.end_part(region.slot, &part, Err(refusal));
         }
         match state {
             PageState::Leaving => {
@@ -130,7 +124,7 @@ impl Engine {
     pub(crate) fn feed_starved(&self, shard: &mut Shard, work: &mut Work) {
         while let Some(key) = shard.starved.first() {
             if let Some(part) = shard.starved.pop_barrier() {
-                self.end_part(&shard.region(key), &part, Ok(()), work);
+                work.ended.end_part(key.slot, &part, Ok(()));
                 continue;
             }
             let Some(frame) = shard.take_frame() else {
@@ -154,7 +148,7 @@ impl Engine {
         let offset = region.file_offset(key.page);
         if needs_no_read && !region.files.reaches(offset + PAGE_BYTES) {
             let error = region.too_short(offset);
-            parts.iter().for_each(|part| self.end_part(&region, part, Err(error), work));
+            parts.iter().for_each(|part| work.ended.end_part(key.slot, part, Err(error)));
             return shard.give_up_fill(&region, key.page, frame);
         }
         shard.fills.insert(key, Fill { frame, stamp, waiting: parts });
@@ -181,14 +175,10 @@ impl Engine {
         let mut dirty = false;
         let mut reads = 0;
         for (index, part) in waiting.into_iter().enumerate() {
-            let result = if index < failed_count {
-                read
-            } else {
-                self.carry_out(&part, frame).map_err(|_| LOST_FRAME)
-            };
+            let result = if index < failed_count { read } else { self.carry_out(&part, frame) };
             dirty |= part.is_write() && result.is_ok();
             reads += u8::from(result.is_ok() && !matches!(part.task, Task::Barrier));
-            self.end_part(&region, &part, result, work);
+            work.ended.end_part(key.slot, &part, result);
         }
         if is_lost {
             return shard.give_up_fill(&region, key.page, frame);
@@ -215,47 +205,12 @@ impl Engine {
             work.is_starved |= self.has_many_dirty();
         }
         let frame = region.table.entry(page).frame();
-        let result = self.carry_out(&part, frame).map_err(|_| LOST_FRAME);
-        self.end_part(region, &part, result, work);
+        let result = self.carry_out(&part, frame);
+        work.ended.end_part(region.slot, &part, result);
     }
 
-    fn carry_out(&self, part: &Part, frame: u32) -> Result<(), Fault> {
-        let addr = self.pool.addr(frame) + part.offset as u64;
-        match &part.task {
-            Task::Read(bytes) => part.access.store_read(bytes.clone(), |out| sys::copy_out(addr, out)),
-            Task::Write(data) => sys::copy_in(addr, data),
-            Task::Atomic(op) => sys::atomic(addr, *op).map(|before| part.access.store_before(before)),
-            Task::Barrier => Ok(()),
-        }
-    }
-
-    pub(crate) fn end_part(
-        &self,
-        region: &Region,
-        part: &Part,
-        result: Result<(), AccessError>,
-        work: &mut Work,
-    ) {
-        if result.is_err() {
-            add(&region.counters.errors, 1);
-        }
-        self.end_access_part(region.slot, &part.access, result, work);
-    }
-
-    /// Records the end of a part, or of the beginning of an access.
-    pub(crate) fn end_access_part(
-        &self,
-        slot: u8,
-        access: &Arc<Access>,
-        result: Result<(), AccessError>,
-        work: &mut Work,
-    ) {
-        match access.end_part(result) {
-            PartEnd::More => {}
-            PartEnd::Wake(waker) => work.wakers.push(waker),
-            PartEnd::Flush => work.flushes.push((slot, access.clone())),
-        }
-        work.ended.push(access.clone());
+    fn carry_out(&self, part: &Part, frame: u32) -> Result<(), AccessError> {
+        part.carry_out(self.pool.addr(frame)).map_err(|_| LOST_FRAME)
     }
 
     /// Fails the parts of a region that takes no new accesses, as far as they wait for frames.
@@ -291,9 +246,8 @@ impl Engine {
             }
             let error = error(&shard);
             for key in shard.starved.keys(&is_one) {
-                let region = shard.region(key);
                 for part in shard.starved.take(key) {
-                    self.end_part(&region, &part, Err(error), &mut work);
+                    work.ended.end_part(key.slot, &part, Err(error));
                 }
             }
         }
@@ -302,11 +256,8 @@ impl Engine {
 
     /// Does what is to be done without locks.
     pub(crate) fn settle(&self, work: Work) {
-        let Work { wakers, flushes, is_starved, ended } = work;
-        self.to_write.add(flushes, is_starved);
-        drop(ended);
-        for waker in wakers {
-            waker();
-        }
+        let Work { mut ended, is_starved } = work;
+        self.to_write.add(std::mem::take(&mut ended.flushes), is_starved);
+        ended.tell();
     }
 }

@@ -19,9 +19,9 @@
 //! |---|---|
 //! | `pages`, `config`, `budget` | opening a pool, adding and removing regions; the limits of memory |
 //! | `paged_region` | the accesses of the NIC: hits, and the pager |
-//! | `access`, `quota` | an access that waits: its parts, its caller's side; the memory that accesses take |
+//! | `access`, `ended`, `quota` | an access that waits: its parts, its caller's side; the memory that accesses take |
 //! | `engine`, `reading`, `read_queue` | parts find or bring their pages; reads are submitted and end |
-//! | `shard`, `starved` | some of the frames and their pages: which page gets which frame, and which one leaves; who waits for a frame |
+//! | `shard`, `starved` | some of the frames and their pages: which page gets which frame, and which one leaves; parts that wait for a frame |
 //! | `region`, `key` | a region: its table, files and counters; the identity of a page |
 //! | `table`, `mapping` | the states of a page, and copies beside changes of state |
 //! | [`replacement`] | which page leaves: S3-FIFO |
@@ -66,6 +66,7 @@ mod adopt;
 mod budget;
 pub mod cached;
 mod config;
+mod ended;
 mod engine;
 mod error;
 mod frames;

@@ -84,7 +84,7 @@ impl PagedRegion {
         for group in pieces.chunk_by(|before, next| before.page / GROUP_PAGES == next.page / GROUP_PAGES) {
             let mut shard = self.engine.lock(self.region.key(group[0].page));
             if self.region.is_closing.load(Ordering::Acquire) {
-                self.engine.end_access_part(self.region.slot, &access, Err(AccessError::Fault), &mut work);
+                work.ended.end_access_part(self.region.slot, &access, Err(AccessError::Fault));
                 drop(shard);
                 self.engine.settle(work);
                 return Ok(access);
@@ -95,7 +95,7 @@ impl PagedRegion {
                 self.engine.begin_part(&mut shard, &self.region, piece.page, part, &mut work);
             }
         }
-        self.engine.end_access_part(self.region.slot, &access, Ok(()), &mut work);
+        work.ended.end_access_part(self.region.slot, &access, Ok(()));
         self.engine.settle(work);
         Ok(access)
     }
@@ -238,7 +238,7 @@ impl Pager for PagedRegion {
         let access = Access::new(Kind::Flush { first, end }, 0, &self.region.counters, waker, None);
         self.add_barriers(&access, first..end);
         let mut work = Work::default();
-        self.engine.end_access_part(self.region.slot, &access, Ok(()), &mut work);
+        work.ended.end_access_part(self.region.slot, &access, Ok(()));
         self.engine.settle(work);
         Ok(access)
     }

@@ -1,7 +1,6 @@
 //! Reads into frames, from the miss to the end of the fill.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use terrace_hostmem::PAGE_BYTES;
@@ -12,11 +11,6 @@ use crate::region::Region;
 use crate::shard::Shard;
 use crate::stats::add;
 use crate::store::{FrameRun, ReadCompletion, ReadRequest};
-
-/// For how long a read is submitted again that the device has returned undone. A ring returns requests within
-/// microseconds while it has no thread that could wait for the disk, so a limit on the number of attempts would be
-/// meaningless.
-const RETRY_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Engine {
     /// Queues the read of a page.
@@ -66,12 +60,7 @@ impl Engine {
             return;
         }
         // What is left is read again, or fails.
-        request.key.page += done as u64;
-        request.offset += (done * page_bytes) as u64;
-        request.run.frames.drain(..done);
-        if done > 0 {
-            request.undone_since = None;
-        }
+        request.skip(done);
         let Err(error) = self.retry(&region, &mut request, result) else {
             return self.queue_request(&mut shard, request);
         };
@@ -100,10 +89,7 @@ impl Engine {
             request.file = region.files.best().clone();
             return Ok(());
         }
-        // io_uring returns these when the submitting thread exits or no io-wq worker is available: not an error of the
-        // file. A short read may be one that a signal has ended.
-        let is_undone = matches!(result, Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::CANCELED));
-        if is_undone && request.undone_since.get_or_insert_with(Instant::now).elapsed() < RETRY_PATIENCE {
+        if request.is_retried(result) {
             return Ok(());
         }
         // Reads that were submitted before another one's error showed that direct access does not work.

@@ -2,21 +2,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::access::{Access, Part, Task};
 use crate::key::PageKey;
 
 /// Parts for which there was no frame, in the order of the requests.
 #[derive(Debug, Default)]
-pub(crate) struct Starved(VecDeque<Waiting>);
-
-#[derive(Debug)]
-struct Waiting {
-    key: PageKey,
-    part: Part,
-    since: Instant,
-}
+pub(crate) struct Starved(VecDeque<(PageKey, Part)>);
 
 impl Starved {
     pub(crate) fn is_empty(&self) -> bool {
@@ -24,36 +17,36 @@ impl Starved {
     }
 
     pub(crate) fn push(&mut self, key: PageKey, part: Part) {
-        self.0.push_back(Waiting { key, part, since: Instant::now() });
+        self.0.push_back((key, part));
     }
 
     /// The page of the part that has waited for longest.
     pub(crate) fn first(&self) -> Option<PageKey> {
-        self.0.front().map(|waiting| waiting.key)
+        self.0.front().map(|(key, _)| *key)
     }
 
-    /// Whether a part has waited for longer than this.
+    /// Whether the access that has waited for longest has lasted for longer than this.
     pub(crate) fn have_waited(&self, patience: Duration) -> bool {
-        self.0.front().is_some_and(|waiting| waiting.since.elapsed() > patience)
+        self.0.front().is_some_and(|(_, part)| part.access.has_lasted(patience))
     }
 
     /// Takes the part that has waited for longest, if it is a barrier: nothing before it waits.
     pub(crate) fn pop_barrier(&mut self) -> Option<Part> {
-        let is_barrier = self.0.front().is_some_and(|waiting| matches!(waiting.part.task, Task::Barrier));
-        if is_barrier { self.0.pop_front().map(|waiting| waiting.part) } else { None }
+        let is_barrier = self.0.front().is_some_and(|(_, part)| matches!(part.task, Task::Barrier));
+        if is_barrier { self.0.pop_front().map(|(_, part)| part) } else { None }
     }
 
     /// Takes the parts of a page.
     pub(crate) fn take(&mut self, key: PageKey) -> Vec<Part> {
         let all = std::mem::take(&mut self.0);
-        let (same, others): (VecDeque<_>, _) = all.into_iter().partition(|waiting| waiting.key == key);
+        let (same, others): (VecDeque<_>, _) = all.into_iter().partition(|(other, _)| *other == key);
         self.0 = others;
-        same.into_iter().map(|waiting| waiting.part).collect()
+        same.into_iter().map(|(_, part)| part).collect()
     }
 
     /// The pages for which `is_one` is true, each once.
     pub(crate) fn keys(&self, is_one: impl Fn(&PageKey) -> bool) -> Vec<PageKey> {
-        let mut keys: Vec<PageKey> = self.0.iter().map(|waiting| waiting.key).filter(is_one).collect();
+        let mut keys: Vec<PageKey> = self.0.iter().map(|(key, _)| *key).filter(is_one).collect();
         keys.sort_unstable();
         keys.dedup();
         keys

@@ -92,7 +92,7 @@ impl CachedRegion {
                 self.engine.begin_part(&mut shard, &self.region, piece.page, part, &mut work);
             }
         }
-        self.engine.end_access_part(self.region.slot, &access, result, &mut work);
+        work.ended.end_access_part(self.region.slot, &access, result);
         self.engine.settle(work);
         Ok(access)
     }
@@ -218,7 +218,7 @@ impl Pager for CachedRegion {
         let access = Access::new(Kind::Flush { first, end }, 0, &self.region.counters, waker, None);
         self.add_barriers(&access, first..end);
         let mut work = Work::default();
-        self.engine.end_access_part(self.region.slot, &access, Ok(()), &mut work);
+        work.ended.end_access_part(self.region.slot, &access, Ok(()));
         self.engine.settle(work);
         Ok(access)
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use terrace_faults::{Faults, StorageOperation};
 use terrace_hostmem::PAGE_BYTES;
 use terrace_hostmem::fault::Fault;
-use terrace_memory::{AccessError, Waker};
+use terrace_memory::AccessError;
 use terrace_shm::{AccessCounters, PageState};
 use terrace_sync::{Mutex, MutexGuard, RwLock};
 
@@ -17,14 +17,14 @@ use super::reclaim_signal::ReclaimSignal;
 use super::region::Region;
 use super::shard::{Fill, Shard};
 use super::sink::Sink;
-use crate::access::{Access, Part, PartEnd, Task};
+use crate::access::{Part, Task};
+use crate::ended::Ended;
 use crate::error::PagesError;
 use crate::key::PageKey;
 use crate::quota::Quota;
 use crate::read_queue::ReadQueue;
 use crate::shard::shard_count;
 use crate::stats::add;
-use crate::sys;
 
 /// Reads submitted at a time.
 const DEPTH: u32 = 512;
@@ -34,14 +34,9 @@ pub(super) const REGIONS_MAX: usize = 1 << u8::BITS;
 /// What is done after the locks are released.
 #[derive(Default)]
 pub(super) struct Work {
-    wakers: Vec<Waker>,
-    /// Flushes that can begin, with the slots of their regions.
-    flushes: Vec<(u8, Arc<Access>)>,
+    pub(super) ended: Ended,
     /// Slots are missing, or soon will be.
     is_short: bool,
-    /// Accesses of which a part has ended. Dropping the last reference to one calls the wakers of requesters that wait
-    /// for memory.
-    ended: Vec<Arc<Access>>,
 }
 
 /// The state that all threads share.
@@ -150,7 +145,7 @@ impl Engine {
         match region.table.entry(page).state() {
             PageState::Clean | PageState::Dirty => {
                 let result = carry_out(region, page, &part);
-                self.end_part(region, &part, result, work);
+                work.ended.end_part(region.slot, &part, result);
             }
             PageState::Filling => match shard.fills.entry(key) {
                 Entry::Occupied(mut fill) => fill.get_mut().waiting.push(part),
@@ -178,7 +173,7 @@ impl Engine {
         while let Some(key) = shard.starved.first() {
             let region = self.region(key);
             if let Some(part) = shard.starved.pop_barrier() {
-                self.end_part(&region, &part, Ok(()), work);
+                work.ended.end_part(key.slot, &part, Ok(()));
                 continue;
             }
             let Some(slot) = shard.take_slot(key) else { break };
@@ -209,7 +204,7 @@ impl Engine {
         let access_count = waiting.iter().filter(|part| !matches!(part.task, Task::Barrier)).count();
         for part in waiting {
             let result = read.and_then(|()| carry_out(&region, key.page, &part));
-            self.end_part(&region, &part, result, work);
+            work.ended.end_part(key.slot, &part, result);
         }
         if read.is_err() {
             region.change(key.page, PageState::Absent, 0);
@@ -238,30 +233,14 @@ impl Engine {
         self.counters.set(slot as usize, 0);
         shard.insert(slot, stamp);
         add(&region.counters.pages_adopted, 1);
+        // Parts that wait for a slot wait for an absent page, and go before later ones.
+        let mut work = Work::default();
+        for part in shard.starved.take(key) {
+            work.ended.end_part(key.slot, &part, carry_out(region, page, &part));
+        }
+        drop(shard);
+        self.settle(work);
         true
-    }
-
-    fn end_part(&self, region: &Region, part: &Part, result: Result<(), AccessError>, work: &mut Work) {
-        if result.is_err() {
-            add(&region.counters.errors, 1);
-        }
-        self.end_access_part(region.slot, &part.access, result, work);
-    }
-
-    /// Records the end of a part, or of the beginning of an access.
-    pub(super) fn end_access_part(
-        &self,
-        slot: u8,
-        access: &Arc<Access>,
-        result: Result<(), AccessError>,
-        work: &mut Work,
-    ) {
-        match access.end_part(result) {
-            PartEnd::More => {}
-            PartEnd::Wake(waker) => work.wakers.push(waker),
-            PartEnd::Flush => work.flushes.push((slot, access.clone())),
-        }
-        work.ended.push(access.clone());
     }
 
     /// Fails the parts that wait for slots of a shard and are for one of these regions.
@@ -269,9 +248,8 @@ impl Engine {
         let mut work = Work::default();
         let mut shard = shard.lock();
         for key in shard.starved.keys(|key| is_one(key.slot)) {
-            let region = self.region(key);
             for part in shard.starved.take(key) {
-                self.end_part(&region, &part, Err(error), &mut work);
+                work.ended.end_part(key.slot, &part, Err(error));
             }
         }
         drop(shard);
@@ -280,15 +258,12 @@ impl Engine {
 
     /// Does what is to be done without locks.
     pub(super) fn settle(&self, work: Work) {
-        let Work { wakers, flushes, is_short, ended } = work;
+        let Work { mut ended, is_short } = work;
         if is_short {
             self.reclaim.ask();
         }
-        self.flushes.add(flushes);
-        drop(ended);
-        for waker in wakers {
-            waker();
-        }
+        self.flushes.add(std::mem::take(&mut ended.flushes));
+        ended.tell();
     }
 
     /// The descriptor of the device.
@@ -302,12 +277,6 @@ impl Engine {
 /// # Errors
 /// [`Region::error_of`].
 fn carry_out(region: &Region, page: u64, part: &Part) -> Result<(), AccessError> {
-    let addr = region.map.addr + page * PAGE_BYTES + part.offset as u64;
-    let copied = match &part.task {
-        Task::Read(bytes) => part.access.store_read(bytes.clone(), |out| sys::copy_out(addr, out)),
-        Task::Write(data) => sys::copy_in(addr, data),
-        Task::Atomic(op) => sys::atomic(addr, *op).map(|before| part.access.store_before(before)),
-        Task::Barrier => Ok(()),
-    };
-    copied.map_err(|Fault| region.error_of(page, part.is_write()))
+    let page_addr = region.map.addr + page * PAGE_BYTES;
+    part.carry_out(page_addr).map_err(|Fault| region.error_of(page, part.is_write()))
 }

@@ -1,7 +1,5 @@
 //! Reads that bring pages into the page cache, from the miss to the end of the fill.
 
-use std::time::{Duration, Instant};
-
 use rustix::io::Errno;
 use terrace_hostmem::PAGE_BYTES;
 use terrace_memory::AccessError;
@@ -11,9 +9,6 @@ use super::region::Region;
 use super::shard::Shard;
 use crate::stats::add;
 use crate::store::{FrameRun, ReadCompletion, ReadRequest};
-
-/// For how long a read is submitted again that the device has returned undone.
-const RETRY_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Engine {
     /// Queues the read of a page.
@@ -59,12 +54,7 @@ impl Engine {
             return;
         }
         // What is left is read again, or fails.
-        request.key.page += done as u64;
-        request.offset += done as u64 * PAGE_BYTES;
-        request.run.frames.drain(..done);
-        if done > 0 {
-            request.undone_since = None;
-        }
+        request.skip(done);
         let Err(error) = retry(&region, &mut request, result) else {
             return self.queue_request(&mut shard, request);
         };
@@ -89,10 +79,7 @@ fn retry(
         }
         return Err(AccessError::Fault);
     }
-    // io_uring returns these when the submitting thread exits or no io-wq worker is available: not an error of the
-    // file. A short read may be one that a signal has ended.
-    let is_undone = matches!(result, Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::CANCELED));
-    if is_undone && request.undone_since.get_or_insert_with(Instant::now).elapsed() < RETRY_PATIENCE {
+    if request.is_retried(result) {
         return Ok(());
     }
     if region.may_complain() {

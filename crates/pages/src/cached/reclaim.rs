@@ -79,8 +79,7 @@ impl Engine {
             self.feed_starved(&mut self.shards()[index].lock(), &mut work);
             self.settle(work);
             let has_lasted = |region: &Arc<Region>| region.losses.have_lasted(STARVED_PATIENCE);
-            let have_waited = self.shards()[index].lock().starved.have_waited(STARVED_PATIENCE);
-            if !has_freed_here && have_waited && regions.values().any(has_lasted) {
+            if !has_freed_here && regions.values().any(has_lasted) {
                 // Until pages can be written back, perhaps none leaves.
                 self.fail_starved(&self.shards()[index], |_| true, AccessError::Device);
             }

@@ -58,7 +58,7 @@ impl Engine {
                 (true, false) => {
                     // Pages beyond the budget leave for it, by the policy.
                     while !self.adopt(region, page) {
-                        if region.losses.are_there() || !self.reclaim() {
+                        if region.is_closing() || region.losses.are_there() || !self.reclaim() {
                             return found_count;
                         }
                     }

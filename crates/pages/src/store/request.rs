@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use smallvec::SmallVec;
@@ -12,6 +12,10 @@ use terrace_hostmem::PAGE_BYTES;
 use crate::frames::Pool;
 use crate::key::PageKey;
 
+/// For how long a read is submitted again that the device has returned undone. A ring returns requests within
+/// microseconds while it has no thread that could wait for the disk, so a limit on the number of attempts would be
+/// meaningless.
+const RETRY_PATIENCE: Duration = Duration::from_secs(5);
 /// The most frames of a run.
 pub(crate) const RUN_FRAMES_MAX: usize = 64;
 
@@ -85,6 +89,24 @@ impl ReadRequest {
             frames.extend_from_slice(&next.run.frames);
         }
         follows
+    }
+
+    /// Leaves out the first pages, which have been read.
+    pub(crate) fn skip(&mut self, page_count: usize) {
+        self.key.page += page_count as u64;
+        self.offset += page_count as u64 * PAGE_BYTES;
+        self.run.frames.drain(..page_count);
+        if page_count > 0 {
+            self.undone_since = None;
+        }
+    }
+
+    /// Whether the device has returned the request undone, or done in part, and it is submitted again. io_uring returns
+    /// requests when the submitting thread exits or no io-wq worker is available: not an error of the file. A short read
+    /// may be one that a signal has ended.
+    pub(crate) fn is_retried(&mut self, result: Result<usize, Errno>) -> bool {
+        matches!(result, Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::CANCELED))
+            && self.undone_since.get_or_insert_with(Instant::now).elapsed() < RETRY_PATIENCE
     }
 }
 
