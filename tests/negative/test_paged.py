@@ -180,13 +180,13 @@ class Sharing(Paged):
         region = self.tiered()
         self.path = self.directory / "other"
         other = self.tiered("o")
-        self.server.mr("a", "anon", MIB)
+        self.server.mr("a", "anon", MIB - PAGE)
         self.write(region, 0, PAGE, 1)
         moved = self.server("rereg", "r", "o", 5 * PAGE + 3, MIB, ALL | ON_DEMAND)
         self.assertEqual(self.tiered_regions(), {other["addr"]: BYTES})
         self.write(moved, 0, PAGE, 2)
         self.expect_content(other, 5 * PAGE + 3, PAGE, 2)
-        moved = self.server("rereg", "r", "a", 0, MIB, ALL)
+        moved = self.server("rereg", "r", "a", 0, MIB - PAGE, ALL)
         self.write(moved, 0, PAGE, 3)
         self.assertEqual(self.server("check", "a", 0, PAGE, 3)["differ"], 0)
         self.server("dereg", "o")
@@ -199,7 +199,7 @@ class Sharing(Paged):
         return (self.directory / "first").read_bytes()[0]
 
     def test_other_memory_stays_ordinary(self):
-        self.server.mr("anon", "anon", MIB, ALL | ON_DEMAND)
+        self.server.mr("anon", "anon", MIB - PAGE, ALL | ON_DEMAND)
         self.server.mr("plain", "file", MIB, ALL, self.path)
         with contextlib.suppress(OSError):
             self.server.mr("huge", "huge", 2 * MIB, ALL | ON_DEMAND)

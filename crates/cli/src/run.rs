@@ -13,6 +13,7 @@ use terrace_fabric::udp::{OpenError, UdpConfig, UdpPort};
 use terrace_faults::{FaultPlan, FaultPlanError};
 use terrace_nic::PathChoice;
 use terrace_pages::cached::CachedConfig;
+use terrace_vm::SwapSpace;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -25,14 +26,18 @@ Examples:
   terrace run --fault-plan lossy.toml -- ./my_client
   terrace run --dram 512M -- ./my_server         # regions larger than memory; see below
 
-Regions larger than memory: with --dram, a region that the program registers with
-IBV_ACCESS_ON_DEMAND over a shared mapping of a file (or of a block device) is paged to the file.
-Terrace keeps its hottest pages in the kernel's page cache, within that budget, and has the others
-leave. An access to a page that is not there reads it, while the NIC goes on. The program's own loads
-and stores work as before; the pages that they bring into memory count, too. Other regions use no
-memory of the budget. `terrace stat PID` shows hits, misses, and pages that came and left. For
-comparison, --mode odp behaves as hardware with on-demand paging, and --mode pin locks the whole
-regions in memory.
+Regions larger than memory: with --dram, memory that the program registers is paged. Terrace keeps the
+hottest pages of all regions in the kernel's page cache, within that budget, and has the others leave. An
+access to a page that is not there reads it, while the NIC goes on. The program's own loads and stores
+work as before; the pages that they bring into memory count, too. `terrace stat PID` shows hits, misses,
+and pages that came and left.
+  Over a shared mapping of a file (or of a block device), a region that is registered with
+  IBV_ACCESS_ON_DEMAND is paged to the file.
+  Private memory, such as malloc's, moves into a nameless file in the directory of --swap when 1 MiB or
+  more of it is registered, and is private again when it is deregistered. Meanwhile forked children do
+  not have it, as after ibv_fork_init(3) with other devices. --swap none leaves such memory alone.
+Other regions use no memory of the budget. For comparison, --mode odp behaves as hardware with on-demand
+paging, and --mode pin locks the whole regions in memory; both concern files only.
 
 A fault plan is a TOML file that tests a program's behaviour under faults; every key is optional:
   seed = 7             # the same seed draws the same faults for the same packets
@@ -79,6 +84,9 @@ pub struct Options {
     /// Memory budget of regions larger than memory: 512M, 2G, or a number of bytes [default: no such regions]
     #[arg(long, value_name = "SIZE", env = "TERRACE_DRAM", hide_env_values = true)]
     dram: Option<String>,
+    /// Directory on a disk for the private memory that is paged, or none [default: TMPDIR, or /var/tmp]
+    #[arg(long, value_name = "DIRECTORY", env = "TERRACE_SWAP", hide_env_values = true)]
+    swap: Option<PathBuf>,
     /// Access mode of on-demand regions over file mappings [default: wait]
     #[arg(long, value_name = "MODE", env = "TERRACE_MODE", hide_env_values = true)]
     mode: Option<PagingMode>,
@@ -134,6 +142,12 @@ pub enum RunError {
     /// A mode without a budget.
     #[error("--mode needs the memory budget of --dram: add, for example, --dram 512M")]
     ModeWithoutDram,
+    /// The directory cannot have swap files.
+    #[error("--swap {0}")]
+    Swap(#[from] terrace_vm::SwapError),
+    /// A directory for swap files without a budget, or with a mode that pages files only.
+    #[error("--swap needs --dram, and no other --mode than wait")]
+    SwapWithoutDram,
     /// The program exists, but its interpreter does not.
     #[error("{0}: its interpreter does not exist (the `#!` line of a script, the loader of an executable)")]
     Interpreter(String),
@@ -210,24 +224,53 @@ fn has_extended_regions(options: &Options) -> bool {
         && options.mode.is_none_or(|mode| matches!(mode, PagingMode::Wait))
 }
 
-/// The environment variables for `--dram` and `--mode`.
+/// The environment variables for `--dram`, `--swap` and `--mode`.
 fn paging_variables(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunError> {
     // An empty variable counts as unset, as in the library.
+    let swap = options.swap.as_deref().filter(|directory| !directory.as_os_str().is_empty());
     let Some(dram) = options.dram.as_deref().filter(|dram| !dram.is_empty()) else {
-        return if options.mode.is_some() { Err(RunError::ModeWithoutDram) } else { Ok(Vec::new()) };
+        return match (options.mode, swap) {
+            (Some(_), _) => Err(RunError::ModeWithoutDram),
+            (None, Some(_)) => Err(RunError::SwapWithoutDram),
+            (None, None) => Ok(Vec::new()),
+        };
     };
     let dram_bytes = terrace_tier::size::parse(dram)?;
     let mode = options.mode.unwrap_or(PagingMode::Wait);
+    let mut variables: Vec<(&str, OsString)> = vec![("TERRACE_DRAM", dram_bytes.to_string().into())];
     match mode {
         PagingMode::Wait => {
             CachedConfig::new(dram_bytes).check().map_err(terrace_tier::TierError::from)?;
+            // Set also when it is none: the variable may be there.
+            let directory = swap_directory(swap)?.unwrap_or_default();
+            variables.push(("TERRACE_SWAP", directory.into()));
         }
+        PagingMode::Odp | PagingMode::Pin if swap.is_some() => return Err(RunError::SwapWithoutDram),
         PagingMode::Odp | PagingMode::Pin => {
             terrace_tier::check_budget(&terrace_tier::TierConfig::new(dram_bytes))?;
         }
     }
     let name = mode.to_possible_value().expect("no mode is hidden").get_name().to_owned();
-    Ok(vec![("TERRACE_DRAM", dram_bytes.to_string().into()), ("TERRACE_MODE", name.into())])
+    variables.push(("TERRACE_MODE", name.into()));
+    Ok(variables)
+}
+
+/// The directory for swap files, as an absolute path: the program may have another working directory. `None` if private
+/// memory is not paged.
+fn swap_directory(chosen: Option<&Path>) -> Result<Option<PathBuf>, RunError> {
+    if chosen == Some(Path::new("none")) {
+        return Ok(None);
+    }
+    let temporary = || std::env::var_os("TMPDIR").map_or("/var/tmp".into(), PathBuf::from);
+    let directory = chosen.map_or_else(temporary, Path::to_owned);
+    match (SwapSpace::open(&directory), chosen) {
+        (Ok(_), _) => Ok(Some(std::path::absolute(&directory).unwrap_or(directory))),
+        (Err(error), Some(_)) => Err(error.into()),
+        (Err(error), None) => {
+            eprintln!("terrace: private memory is not paged; choose a directory by --swap: {error}");
+            Ok(None)
+        }
+    }
 }
 
 /// Parses `--addr` and `--mtu`. The port checks whether this host supports them.

@@ -4,9 +4,9 @@
 use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_nic::Backings;
 use terrace_shm::BackedBy;
+use terrace_vm::maps;
 
 use crate::paged::backing::{self, Purpose};
-use crate::paged::maps;
 
 /// Finds the files in the kernel's list of mappings.
 pub struct ProgramFiles;

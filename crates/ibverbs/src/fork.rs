@@ -79,6 +79,8 @@ use crate::rdma_cm::service;
 use crate::shim::{real, tree};
 use crate::{nic, xrcd};
 
+/// `IBV_FORK_ENABLED`: children do not inherit registered memory.
+const FORK_ENABLED: c_int = 1;
 /// `IBV_FORK_UNNEEDED`.
 const FORK_UNNEEDED: c_int = 2;
 
@@ -218,7 +220,7 @@ pub extern "C" fn ibv_fork_init() -> c_int {
 /// `ibv_is_fork_initialized(3)`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_is_fork_initialized() -> c_int {
-    FORK_UNNEEDED
+    if paged::has_swap() { FORK_ENABLED } else { FORK_UNNEEDED }
 }
 
 /// Excludes a range from the copy at a fork. Does nothing, because memory is not pinned.

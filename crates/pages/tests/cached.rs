@@ -64,8 +64,13 @@ impl Program {
         let map = map(&file, pages * PAGE);
         before(map);
         let files = CachedFiles::open(config).unwrap();
-        let source =
-            CachedSource { file: OwnedFd::from(open(scratch)), file_offset: 0, map, is_writable: true };
+        let source = CachedSource {
+            file: OwnedFd::from(open(scratch)),
+            file_offset: 0,
+            map,
+            is_writable: true,
+            may_go_away: false,
+        };
         let region = files.add(source).unwrap();
         Program { map, file, files, region, waker: Arc::new(|| {}) }
     }

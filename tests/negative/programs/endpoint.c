@@ -6,6 +6,7 @@
  * `name=value`, or `errno N`. The test chooses the names of the objects.
  *
  *     mr NAME KIND BYTES ACCESS [PATH]              KIND: anon, file, readonly, memfd, huge, hugefd, sparse
+ *     map NAME KIND BYTES [PATH]                    the same memory, not registered
  *     submr|rereg NAME MR OFFSET BYTES ACCESS       registers a part of MR's memory, or re-registers a region there
  *     close|lock NAME                               closes a region's descriptor, or takes a POSIX lock on its file
  *     fill NAME OFFSET BYTES SEED [from=N]          writes the pattern of this seed from its offset N
@@ -13,6 +14,10 @@
  *     word NAME OFFSET [VALUE]                      reads 64 bits, or sets them
  *     hex NAME OFFSET BYTES, bytes NAME OFFSET HEX  reads bytes, or sets them
  *     unmap|protect|truncate|dereg NAME ...
+ *     discard NAME OFFSET BYTES dontneed|free       gives the contents of memory up
+ *     replace ADDRESS BYTES, mapped NAME ADDRESS BYTES
+ *                                                   unmaps memory and maps private memory there, by system calls that
+ *                                                   nothing interposes; gives such memory a name
  *     qp NAME rc|uc|ud                              creates a queue pair and its completion queue
  *     connect NAME ADDRESS QPN [name=value ...]     connects to RTS; sets the peer of a UD queue pair
  *     recv NAME ID MR OFFSET BYTES
@@ -42,6 +47,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -191,6 +197,16 @@ static void answer_region(struct region *region)
            region->mr->rkey);
 }
 
+static void command_map(void)
+{
+    struct region *region = free_region();
+    region->bytes = number(3);
+    bool is_mapped = map(region, word(2), word_count > 4 ? word(4) : NULL);
+    if (is_mapped)
+        snprintf(region->name, sizeof region->name, "%s", word(1));
+    answer_code(is_mapped ? 0 : errno);
+}
+
 static void command_mr(void)
 {
     struct region *region = free_region();
@@ -304,6 +320,29 @@ static void command_unmap(void)
 static void command_protect(void)
 {
     answer_code(mprotect(region_named(1)->memory + number(2), number(3), (int)number(4)) == 0 ? 0 : errno);
+}
+
+static void command_discard(void)
+{
+    int advice = strcmp(word(4), "free") == 0 ? MADV_FREE : MADV_DONTNEED;
+    answer_code(madvise(region_named(1)->memory + number(2), number(3), advice) == 0 ? 0 : errno);
+}
+
+static void command_replace(void)
+{
+    uint64_t addr = number(1), bytes = number(2);
+    syscall(SYS_munmap, addr, bytes);
+    addr = (uint64_t)syscall(SYS_mmap, addr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    printf("ok addr=%llu\n", (unsigned long long)addr);
+}
+
+static void command_mapped(void)
+{
+    struct region *region = free_region();
+    snprintf(region->name, sizeof region->name, "%s", word(1));
+    region->memory = (uint8_t *)(uintptr_t)number(2);
+    region->bytes = number(3);
+    answer_code(0);
 }
 
 static void command_truncate(void)
@@ -663,7 +702,8 @@ static const struct command {
     {"error", command_error},     {"destroy", command_destroy}, {"stream", command_stream},     {"stop", command_stop},
     {"fork", command_fork},       {"reap", command_reap},       {"submr", command_submr},         {"rereg", command_rereg},
     {"close", command_close},     {"lock", command_lock},       {"word", command_word},         {"hex", command_hex},
-    {"bytes", command_bytes},     {"mw", command_mw},           {"bind", command_bind},
+    {"bytes", command_bytes},     {"mw", command_mw},           {"bind", command_bind},         {"map", command_map},
+    {"discard", command_discard}, {"replace", command_replace}, {"mapped", command_mapped},
 };
 
 static void run(char *line)

@@ -193,6 +193,13 @@ CALLER(call_munmap)
     UNUSED;
     CALL(int (*)(void *, size_t), raw_page(), PAGE);
 }
+CALLER(call_madvise)
+{
+    UNUSED;
+    void *page = raw_page();
+    CALL(int (*)(void *, size_t, int), page, PAGE, MADV_DONTNEED);
+    syscall(SYS_munmap, page, PAGE);
+}
 CALLER(call_mprotect)
 {
     UNUSED;
@@ -276,6 +283,7 @@ static const struct entry {
     {"llistxattr", call_listxattr, true},
     {"lstat", call_stat, true},
     {"lstat64", call_stat, true},
+    {"madvise", call_madvise, true},
     {"mmap", call_mmap, true},
     {"mmap64", call_mmap, true},
     {"mprotect", call_mprotect, true},

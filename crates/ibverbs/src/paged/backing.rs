@@ -16,8 +16,7 @@ use std::ptr::null_mut;
 
 use terrace_hostmem::PAGE_BYTES;
 use terrace_shm::file_system;
-
-use super::maps::{FileId, Run, file_at};
+use terrace_vm::maps::{FileId, Run, file_at};
 
 /// File systems whose files can be mapped, but are not storage.
 const UNSUITABLE: [(i64, &str); 3] = [(0x6265_6572, "sysfs"), (0x9fa0, "proc"), (0x6462_6720, "debugfs")];

@@ -1,27 +1,32 @@
 //! Regions larger than memory, for unmodified programs: with `TERRACE_DRAM`, a region that is registered for on-demand
 //! paging over a shared file mapping is paged to that file (`terrace_pages::cached`; the modes of comparison use
-//! `terrace_tier`).
+//! `terrace_tier`). With `TERRACE_SWAP`, private memory that is registered moves into a swap file (`terrace_vm`), and is
+//! paged to that.
 //!
 //! ```text
-//!   ibv_reg_mr ──> mod: paged? ──> maps: the mapping ──> backing: the file behind it
+//!   ibv_reg_mr ──> mod: paged? ──> the mapping ──> backing: the file behind it; of private memory, its swap file
 //!                        │
 //!                        └──> table: one region of the budget per mapping ──> pager: the NIC's requests
 //! ```
 
 pub mod backing;
 mod churn;
-pub mod maps;
 mod pager;
 mod ranges;
 mod settings;
 mod table;
 
+use std::ffi::c_int;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+pub use ranges::discard;
 pub use table::{ForkHold, Lease, before_change, hold_for_fork};
+use table::{NoMapping, lease_file, lease_private};
 use terrace_hostmem::HostRange;
 use terrace_pages::cached::CachedConfig;
 use terrace_tier::{TierConfig, TierError};
+use terrace_vm::{BACKED_MIN_BYTES, Refusal, SwapSpace, maps};
 
 use crate::abi::IBV_ACCESS_ON_DEMAND;
 use crate::errno::{EINVAL, Result};
@@ -44,13 +49,7 @@ pub fn check_environment() -> Result<()> {
     let _once = once();
     let problem = match settings() {
         Ok(None) => return Ok(()),
-        Ok(Some(settings)) => {
-            let checked = match settings.mode {
-                Mode::Wait => CachedConfig::new(settings.dram_bytes).check().map_err(TierError::from),
-                Mode::Odp | Mode::Pin => terrace_tier::check_budget(&TierConfig::new(settings.dram_bytes)),
-            };
-            checked.err().map(|error| error.to_string())
-        }
+        Ok(Some(settings)) => check(settings).err(),
         Err(problem) => Some(problem.clone()),
     };
     match problem {
@@ -62,23 +61,57 @@ pub fn check_environment() -> Result<()> {
     }
 }
 
-/// A lease of the mapping below a range that is about to be registered, if the mapping is paged to a file.
+/// The directory of swap files. It is set when a device is opened.
+static SWAP_SPACE: OnceLock<SwapSpace> = OnceLock::new();
+
+/// Checks the budget, and opens the directory of swap files.
+fn check(settings: &Settings) -> std::result::Result<(), String> {
+    let checked = match settings.mode {
+        Mode::Wait => CachedConfig::new(settings.dram_bytes).check().map_err(TierError::from),
+        Mode::Odp | Mode::Pin => terrace_tier::check_budget(&TierConfig::new(settings.dram_bytes)),
+    };
+    checked.map_err(|error| error.to_string())?;
+    if let (Some(directory), None) = (&settings.swap, SWAP_SPACE.get()) {
+        let space = SwapSpace::open(directory).map_err(|error| format!("TERRACE_SWAP: {error}"))?;
+        SWAP_SPACE.get_or_init(|| space);
+        // Blocks that can be moved have pages of their own then, and their pages serve nothing else when they are freed.
+        // SAFETY: takes numbers.
+        unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, BACKED_MIN_BYTES as c_int) };
+    }
+    Ok(())
+}
+
+/// Whether private memory that is registered moves into swap files, which forked children do not inherit.
+pub fn has_swap() -> bool {
+    SWAP_SPACE.get().is_some()
+}
+
+/// A lease of the mapping below a range that is about to be registered, if its memory is paged.
 ///
 /// # Errors
 /// ENOMEM if the budget exceeds the available memory, after a line for the user.
 pub fn lease(range: HostRange, access: u32) -> Result<Option<Lease>> {
     let Ok(Some(settings)) = settings() else { return Ok(None) };
     let everything = range.len == u64::MAX;
-    if access & IBV_ACCESS_ON_DEMAND == 0 || range.len == 0 || everything {
+    if range.len == 0 || everything {
+        return Ok(None);
+    }
+    let is_on_demand = access & IBV_ACCESS_ON_DEMAND != 0;
+    if !is_on_demand && !has_swap() {
         return Ok(None);
     }
     let refusal = match maps::find(range) {
-        Ok(Ok(run)) => match table::lease(range, run, settings)? {
+        Ok(Ok(run)) => match lease_file(range, run, is_on_demand, settings)? {
             Ok(lease) => return Ok(Some(lease)),
-            Err(refusal) => refusal,
+            Err(NoMapping::NotOnDemand) => return Ok(None),
+            Err(NoMapping::Refused(refusal)) => refusal,
         },
-        // Ordinary memory gets no warning.
-        Ok(Err(maps::NoRun::NoSharedFile)) => return Ok(None),
+        Ok(Err(maps::NoRun::NoSharedFile)) => {
+            let Some(space) = SWAP_SPACE.get() else { return Ok(None) };
+            let leased = lease_private(range, space, settings)?;
+            return Ok(leased.inspect_err(|refusal| note_private(range, refusal)).ok());
+        }
+        Ok(Err(_)) if !is_on_demand => return Ok(None),
         Ok(Err(other)) => other.to_string(),
         Err(error) => format!("cannot read the list of mappings: {error}"),
     };
@@ -88,4 +121,20 @@ pub fn lease(range: HostRange, access: u32) -> Result<Option<Lease>> {
         "a region stays ordinary on-demand memory outside of --dram's budget: {refusal}"
     );
     Ok(None)
+}
+
+/// Logs why private memory is not paged. A missing privilege concerns all of it, and is logged once.
+fn note_private(range: HostRange, refusal: &Refusal) {
+    static IS_PRIVILEGE_LOGGED: AtomicBool = AtomicBool::new(false);
+    let is_expected = match refusal {
+        Refusal::Small | Refusal::NotPrivate => true,
+        Refusal::Privilege => IS_PRIVILEGE_LOGGED.swap(true, Ordering::Relaxed),
+        Refusal::OtherUserfaultfd | Refusal::System { .. } => false,
+    };
+    let (addr, len) = (format_args!("{:#x}", range.addr), range.len);
+    if is_expected {
+        tracing::debug!(%addr, len, "a region stays ordinary memory: {refusal}");
+    } else {
+        tracing::warn!(%addr, len, "a region stays ordinary memory outside of --dram's budget: {refusal}");
+    }
 }

@@ -1,5 +1,7 @@
 //! The settings in the environment: `TERRACE_DRAM` and the other variables.
 
+use std::path::PathBuf;
+
 use terrace_tier::size;
 
 /// The treatment of an on-demand region over a file mapping.
@@ -14,12 +16,14 @@ pub enum Mode {
 }
 
 /// The settings in the environment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The memory budget of the regions, in bytes.
     pub dram_bytes: u64,
     /// The treatment of regions.
     pub mode: Mode,
+    /// The directory of swap files for private memory. Without it such memory is not paged.
+    pub swap: Option<PathBuf>,
     /// Whether pages are also evicted at random.
     pub churn: bool,
 }
@@ -46,7 +50,14 @@ impl Settings {
             Some("pin") => Mode::Pin,
             Some(other) => return Err(format!("TERRACE_MODE: {other}: choose wait, odp or pin")),
         };
-        Ok(Some(Settings { dram_bytes, mode, churn: given("TERRACE_CHURN").is_some() }))
+        // The modes for comparison page files only.
+        let swap = given("TERRACE_SWAP").filter(|directory| mode == Mode::Wait && directory != "none");
+        Ok(Some(Settings {
+            dram_bytes,
+            mode,
+            swap: swap.map(PathBuf::from),
+            churn: given("TERRACE_CHURN").is_some(),
+        }))
     }
 }
 
@@ -68,9 +79,13 @@ mod tests {
 
     #[test]
     fn budget_and_mode_are_parsed() {
-        let wanted = Settings { dram_bytes: 512 << 20, mode: Mode::Wait, churn: false };
-        assert_eq!(settings(&[("TERRACE_DRAM", "512M")]), Ok(Some(wanted)));
-        let variables = [("TERRACE_DRAM", "536870912"), ("TERRACE_MODE", "pin"), ("TERRACE_CHURN", "1")];
+        let wanted = Settings { dram_bytes: 512 << 20, mode: Mode::Wait, swap: None, churn: false };
+        assert_eq!(settings(&[("TERRACE_DRAM", "512M")]), Ok(Some(wanted.clone())));
+        let variables = [("TERRACE_DRAM", "512M"), ("TERRACE_SWAP", "/var/tmp")];
+        let with_swap = Settings { swap: Some("/var/tmp".into()), ..wanted.clone() };
+        assert_eq!(settings(&variables), Ok(Some(with_swap)));
+        let variables =
+            [("TERRACE_DRAM", "536870912"), ("TERRACE_MODE", "pin"), ("TERRACE_CHURN", "1"), variables[1]];
         let wanted = Settings { mode: Mode::Pin, churn: true, ..wanted };
         assert_eq!(settings(&variables), Ok(Some(wanted)));
     }

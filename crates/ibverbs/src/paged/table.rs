@@ -12,12 +12,13 @@ use terrace_faults::Faults;
 use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_memory::RegionPolicy;
 use terrace_nic::{Paging, ProgressCallback};
-use terrace_pages::MemoryStats;
 use terrace_pages::cached::{CachedConfig, CachedFiles, CachedRegion, CachedSource};
+use terrace_pages::{MemoryStats, PagesError};
 use terrace_tier::{FaultModel, FaultPager, IoMethod, Source, Tier, TierConfig, TierRegion};
+use terrace_vm::maps::{self, Run};
+use terrace_vm::{Refusal, SwapSpace, Swapped};
 
 use super::backing::{self, Purpose};
-use super::maps::Run;
 use super::pager::{Inner, MappingPager};
 use super::settings::{Mode, Settings};
 use super::{churn, ranges};
@@ -30,6 +31,8 @@ pub struct PagedMapping {
     run: Run,
     region: Region,
     pager: Arc<MappingPager>,
+    /// Of private memory that has moved into a swap file. Taken when the mapping ends.
+    swapped: Mutex<Option<Swapped>>,
 }
 
 /// The region of a mapping.
@@ -80,8 +83,12 @@ struct Table {
 
 struct Entry {
     mapping: Arc<PagedMapping>,
+    /// 0 for memory that was private, and is not registered at present.
     users: usize,
 }
+
+/// Beyond this many mappings, memory that is not registered becomes private again, to make room.
+const IDLE_MAX: usize = 128;
 
 /// Locked while a mapping is added or removed, and across `fork`.
 static TABLE: Mutex<Table> = Mutex::new(Table { budget: None, entries: Vec::new() });
@@ -149,40 +156,75 @@ impl Drop for Lease {
         };
         table.entries[index].users -= 1;
         if table.entries[index].users == 0 {
-            table.entries.swap_remove(index);
-            mapping.end();
+            table.leave(index);
         }
     }
 }
 
-/// The reason why a mapping is not paged, for the log.
-pub type Refusal = String;
+/// The reason why the mapping of a file is not paged.
+pub enum NoMapping {
+    /// The program has not registered it for on-demand paging.
+    NotOnDemand,
+    /// It cannot be paged, for a reason for the log.
+    Refused(String),
+}
 
-/// Takes a lease of the mapping `run`, which contains the range. Adds the mapping if it is new.
+impl From<String> for NoMapping {
+    fn from(reason: String) -> NoMapping {
+        NoMapping::Refused(reason)
+    }
+}
+
+/// Takes a lease of the mapping `run`, which contains the range. Adds the mapping if it is new, and the program asks for
+/// on-demand paging. A swap file's mapping has been added.
 ///
 /// # Errors
 /// ENOMEM if the budget exceeds the available memory, after a line for the user. The inner error is for a mapping that
-/// cannot be paged.
-pub fn lease(range: HostRange, run: Run, settings: &Settings) -> Result<std::result::Result<Lease, Refusal>> {
+/// is not paged.
+pub fn lease_file(
+    range: HostRange,
+    run: Run,
+    is_on_demand: bool,
+    settings: &Settings,
+) -> Result<std::result::Result<Lease, NoMapping>> {
     let mut table = table();
+    table.end_idle(|mapping| mapping.run.overlaps(run.range) && !mapping.run.covers(range, &run));
     let overlaps = |entry: &&mut Entry| entry.mapping.run.overlaps(run.range);
     let mapping =
         match table.entries.iter_mut().filter(|entry| !entry.mapping.pager.is_ordinary()).find(overlaps) {
+            Some(entry) if !is_on_demand && !entry.mapping.is_swapped() => {
+                return Ok(Err(NoMapping::NotOnDemand));
+            }
             Some(entry) if entry.mapping.run.covers(range, &run) => {
                 entry.users += 1;
+                ranges::set_leased(entry.mapping.run.range, true);
                 entry.mapping.clone()
             }
             Some(_) => {
-                return Ok(Err(
-                    "a part of the mapping is paged already, and the mapping has changed since".into()
-                ));
+                let reason = "a part of the mapping is paged already, and the mapping has changed since";
+                return Ok(Err(String::from(reason).into()));
             }
-            None => match table.add_mapping(range, run, settings)? {
+            None if !is_on_demand => return Ok(Err(NoMapping::NotOnDemand)),
+            None => match table.add_file(range, run, settings)? {
                 Ok(mapping) => mapping,
-                Err(refusal) => return Ok(Err(refusal)),
+                Err(reason) => return Ok(Err(reason.into())),
             },
         };
     Ok(Ok(Lease { mapping: Some(mapping), generation: generation() }))
+}
+
+/// Moves the private memory of a range into a swap file, and takes a lease of that mapping.
+///
+/// # Errors
+/// ENOMEM if the budget exceeds the available memory, after a line for the user. The inner error is for memory that
+/// stays where it is.
+pub fn lease_private(
+    range: HostRange,
+    space: &SwapSpace,
+    settings: &Settings,
+) -> Result<std::result::Result<Lease, Refusal>> {
+    let added = table().add_private(range, space, settings)?;
+    Ok(added.map(|mapping| Lease { mapping: Some(mapping), generation: generation() }))
 }
 
 /// The main loop of the `TERRACE_CHURN` thread.
@@ -204,12 +246,45 @@ fn churn() {
 }
 
 impl Table {
-    fn add_mapping(
+    /// Ends a mapping that has no lease any more. Memory that was private stays in its swap file, because the program may
+    /// register it again, or end with it.
+    fn leave(&mut self, index: usize) {
+        let mapping = &self.entries[index].mapping;
+        if mapping.is_swapped() && !mapping.pager.is_ordinary() {
+            ranges::set_leased(mapping.run.range, false);
+        } else {
+            self.entries.swap_remove(index).mapping.end();
+        }
+    }
+
+    /// Ends mappings without leases.
+    fn end_idle(&mut self, is_one: impl Fn(&PagedMapping) -> bool) {
+        for entry in self.entries.extract_if(.., |entry| entry.users == 0 && is_one(&entry.mapping)) {
+            entry.mapping.end();
+        }
+    }
+
+    /// Ends mappings without leases that the program, or the C library, has unmapped meanwhile: as far as that is known,
+    /// because a range is private memory again, or nothing is mapped any more. If there are many, ends all of them.
+    fn end_lost(&mut self, range: HostRange) {
+        if self.entries.iter().all(|entry| entry.users > 0) {
+            return;
+        }
+        let is_full = self.entries.len() >= IDLE_MAX;
+        let mapped = maps::shared_files().unwrap_or_default();
+        let is_mapped = |mapping: &PagedMapping| {
+            let swapped = mapping.swapped.lock().unwrap_or_else(PoisonError::into_inner);
+            swapped.as_ref().is_some_and(|swapped| swapped.is_among(&mapped))
+        };
+        self.end_idle(|mapping| is_full || mapping.run.overlaps(range) || !is_mapped(mapping));
+    }
+
+    fn add_file(
         &mut self,
         range: HostRange,
         run: Run,
         settings: &Settings,
-    ) -> Result<std::result::Result<Arc<PagedMapping>, Refusal>> {
+    ) -> Result<std::result::Result<Arc<PagedMapping>, String>> {
         let (file, file_len) = match backing::open(&run, Purpose::Paging) {
             Ok(found) => found,
             Err(error) => return Ok(Err(error.to_string())),
@@ -219,23 +294,49 @@ impl Table {
             return Ok(Err("the range exceeds the file".into()));
         }
         let region = match self.budget(settings)? {
-            Budget::Cached(files) => add_cached(files, file, &run),
+            Budget::Cached(files) => add_cached(files, file, &run, false).map_err(|error| error.to_string()),
             Budget::Tier(tier) => add_to_tier(tier, file, &run, settings)?,
         };
-        let region = match region {
-            Ok(region) => region,
+        Ok(region.map(|region| self.add_mapping(run, region, None)))
+    }
+
+    fn add_private(
+        &mut self,
+        range: HostRange,
+        space: &SwapSpace,
+        settings: &Settings,
+    ) -> Result<std::result::Result<Arc<PagedMapping>, Refusal>> {
+        let Budget::Cached(files) = self.budget(settings)? else {
+            unreachable!("the modes for comparison have no swap files")
+        };
+        self.end_lost(range);
+        // A signal handler on this thread would wait for ever if it touched the memory meanwhile.
+        let swapped = match without_signals(|| space.back(range)) {
+            Ok(swapped) => swapped,
             Err(refusal) => return Ok(Err(refusal)),
         };
+        match add_swapped(files, &swapped) {
+            Ok((run, region)) => Ok(Ok(self.add_mapping(run, region, Some(swapped)))),
+            Err(refusal) => {
+                let ended = swapped.end();
+                Ok(Err(ended
+                    .err()
+                    .map_or(refusal, |source| Refusal::System { attempt: "map the swap file", source })))
+            }
+        }
+    }
+
+    fn add_mapping(&mut self, run: Run, region: Region, swapped: Option<Swapped>) -> Arc<PagedMapping> {
         let inner = match &region {
             Region::Cached(_, region) => Inner::Cached(region.clone()),
             Region::Tier(_, _, Some(faults)) => Inner::Units(faults.clone()),
             Region::Tier(_, region, None) => Inner::Units(region.clone()),
         };
         let pager = Arc::new(MappingPager::new(inner));
-        let mapping = Arc::new(PagedMapping { run, region, pager });
+        ranges::add(run.range, swapped.as_ref().map(Swapped::file));
+        let mapping = Arc::new(PagedMapping { run, region, pager, swapped: Mutex::new(swapped) });
         self.entries.push(Entry { mapping: mapping.clone(), users: 1 });
-        ranges::add(mapping.run.range);
-        Ok(Ok(mapping))
+        mapping
     }
 
     fn budget(&mut self, settings: &Settings) -> Result<Budget> {
@@ -268,11 +369,26 @@ fn open_budget(settings: &Settings) -> Result<Budget> {
     Ok(Budget::Tier(Tier::open(config).map_err(|error| out_of_memory(&error))?))
 }
 
-fn add_cached(files: Arc<CachedFiles>, file: OwnedFd, run: &Run) -> std::result::Result<Region, Refusal> {
-    let source =
-        CachedSource { file, file_offset: run.file_offset, map: run.range, is_writable: run.writable };
-    let region = files.add(source).map_err(|error| error.to_string())?;
+fn add_cached(
+    files: Arc<CachedFiles>,
+    file: OwnedFd,
+    run: &Run,
+    may_go_away: bool,
+) -> std::result::Result<Region, PagesError> {
+    let Run { range: map, file_offset, writable: is_writable, .. } = *run;
+    let region = files.add(CachedSource { file, file_offset, map, is_writable, may_go_away })?;
     Ok(Region::Cached(files, region))
+}
+
+/// Adds the mapping of a swap file. The C library may unmap it, because the memory was its own.
+fn add_swapped(files: Arc<CachedFiles>, swapped: &Swapped) -> std::result::Result<(Run, Region), Refusal> {
+    let attempt = "add the swap file's mapping";
+    let failed = |source| Refusal::System { attempt, source };
+    let run = maps::find(swapped.pages()).map_err(failed)?;
+    let run = run.map_err(|error| failed(std::io::Error::other(error.to_string())))?;
+    let file = swapped.open_file().map_err(failed)?;
+    let region = add_cached(files, file, &run, true).map_err(|error| failed(std::io::Error::other(error)))?;
+    Ok((run, region))
 }
 
 /// Adds a mapping for a mode of comparison.
@@ -281,7 +397,7 @@ fn add_to_tier(
     file: OwnedFd,
     run: &Run,
     settings: &Settings,
-) -> Result<std::result::Result<Region, Refusal>> {
+) -> Result<std::result::Result<Region, String>> {
     let (map, file_offset, writable) = (run.range, run.file_offset, run.writable);
     let region = match tier.add(Source { file, file_offset, map, exclusive: false, writable }) {
         Ok(region) => region,
@@ -319,7 +435,12 @@ fn out_of_memory(error: &impl std::fmt::Display) -> Errno {
 impl PagedMapping {
     /// Releases the mapping from its budget.
     fn release(&self) {
-        ranges::remove(self.run.range);
+        if self.is_swapped() {
+            // What the program gives up is still to be emptied.
+            ranges::set_leased(self.run.range, false);
+        } else {
+            ranges::remove(self.run.range);
+        }
         match &self.region {
             Region::Cached(files, region) => files.remove(region),
             Region::Tier(tier, region, faults) => {
@@ -331,10 +452,25 @@ impl PagedMapping {
         }
     }
 
-    /// Removes the mapping after its last lease was dropped.
+    /// Whether its memory was private before.
+    fn is_swapped(&self) -> bool {
+        self.swapped.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Gives the program back what is left of the mapping.
     fn end(self: Arc<Self>) {
         if !self.pager.is_ordinary() {
             self.release();
+        }
+        let swapped = self.swapped.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(swapped) = swapped {
+            ranges::remove(self.run.range);
+            if let Err(error) = swapped.end() {
+                tracing::warn!(
+                    %error, addr = format_args!("{:#x}", self.run.range.addr),
+                    "memory that was registered stays a mapping of its swap file, which forked children do not inherit"
+                );
+            }
         }
         if backing::is_locked_by_us(self.run.file.inode()) {
             // Closing any descriptor of a file releases the process's locks on it.
@@ -373,9 +509,11 @@ pub struct ForkHold {
     table: MutexGuard<'static, Table>,
 }
 
-/// Takes the lock before `fork`.
+/// Takes the lock before `fork`. Memory that is not registered becomes private, so that the child has it.
 pub fn hold_for_fork() -> ForkHold {
-    ForkHold { table: table() }
+    let mut table = table();
+    table.end_idle(|_| true);
+    ForkHold { table }
 }
 
 impl ForkHold {

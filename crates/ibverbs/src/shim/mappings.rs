@@ -37,6 +37,28 @@ pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: size_t, protection: c_
     unsafe { libc::syscall(libc::SYS_mprotect, addr, len, c_long::from(protection)) as c_int }
 }
 
+/// `madvise(2)`. Memory that was private, and is a mapping of a swap file now, would keep its bytes with `MADV_DONTNEED`,
+/// and takes no `MADV_FREE`: it is emptied first.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, mut advice: c_int) -> c_int {
+    if matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE) {
+        match paged::discard(range(addr, len)) {
+            Ok(true) => advice = libc::MADV_DONTNEED,
+            Ok(false) => {}
+            Err(error) => {
+                // SAFETY: the thread's own variable.
+                unsafe { *libc::__errno_location() = error.raw_os_error().unwrap_or(libc::EAGAIN) };
+                return -1;
+            }
+        }
+    }
+    // SAFETY: the caller's.
+    unsafe { libc::syscall(libc::SYS_madvise, addr, len, c_long::from(advice)) as c_int }
+}
+
 /// `mremap(2)`. The last argument is there only with `MREMAP_FIXED`; without it the kernel ignores it.
 ///
 /// # Safety

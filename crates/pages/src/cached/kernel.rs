@@ -8,7 +8,8 @@ use terrace_hostmem::{HostRange, PAGE_BYTES};
 /// Pages that one call of `mincore` tells of.
 pub(super) const WINDOW_PAGES: u64 = 1024;
 
-/// The advice has no effect on what the memory holds, for a shared mapping of a file.
+/// The advice has no effect on what the memory holds, for a shared mapping of a file; but for `MADV_DONTNEED`, for no
+/// memory.
 fn advise(range: HostRange, advice: libc::c_int) -> io::Result<()> {
     // SAFETY: the range is a shared mapping of a file, as `CachedSource` demands: the kernel keeps its bytes with each
     // advice that this module gives, and checks the range.
@@ -32,7 +33,15 @@ pub(super) fn expect_nothing(range: HostRange) {
 /// `MADV_PAGEOUT` splits large folios, but only finds pages by the page table of this process, and splitting a folio
 /// empties the entries of its other pages. `fadvise` finds them in the page cache, but splits no folio. So a page is
 /// dropped by both, or mapped and then dropped by both.
-pub(super) fn drop_pages(file: BorrowedFd<'_>, offset: u64, range: HostRange) -> Vec<bool> {
+///
+/// With `may_go_away`, other memory may be mapped at the range by now, which `MADV_DONTNEED` would empty. The file of such
+/// a mapping has folios of one page, which leave without it.
+pub(super) fn drop_pages(
+    file: BorrowedFd<'_>,
+    offset: u64,
+    range: HostRange,
+    may_go_away: bool,
+) -> Vec<bool> {
     // All of these are advice: what they left is found by `cached`.
     let _ = advise(range, libc::MADV_PAGEOUT);
     drop_unmapped(file, offset, range.len);
@@ -45,7 +54,9 @@ pub(super) fn drop_pages(file: BorrowedFd<'_>, offset: u64, range: HostRange) ->
         let page = HostRange { addr: range.addr + before, len: PAGE_BYTES.min(range.len - before) };
         let _ = advise(page, libc::MADV_POPULATE_READ);
         let _ = advise(page, libc::MADV_PAGEOUT);
-        let _ = advise(page, libc::MADV_DONTNEED);
+        if !may_go_away {
+            let _ = advise(page, libc::MADV_DONTNEED);
+        }
         drop_unmapped(file, offset + before, page.len);
     }
     cached(range).unwrap_or_default()

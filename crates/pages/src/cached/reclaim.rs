@@ -111,7 +111,12 @@ impl Engine {
             let range = region.range_of(first, count);
             let left = match region.is_memory {
                 true => Vec::new(),
-                false => kernel::drop_pages(region.file.as_fd(), region.offset_of(first), range),
+                false => kernel::drop_pages(
+                    region.file.as_fd(),
+                    region.offset_of(first),
+                    range,
+                    region.may_go_away,
+                ),
             };
             for (index, leaver) in leavers.by_ref().take(count as usize).enumerate() {
                 let is_kept = left.get(index).is_some_and(|is_left| *is_left);

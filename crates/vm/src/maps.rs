@@ -1,5 +1,6 @@
 //! Lookup of the mappings of an address range in `/proc/self/maps`, see proc_pid_maps(5).
 
+use std::collections::HashSet;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -8,9 +9,12 @@ use terrace_hostmem::HostRange;
 
 const MAPS: &str = "/proc/self/maps";
 
+/// All addresses.
+pub(crate) const EVERYTHING: HostRange = HostRange { addr: 0, len: u64::MAX };
+
 /// The kernel's identifier of a file in its list of mappings. Other interfaces may use other numbers, such as `stat` on
 /// btrfs and overlayfs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId {
     major: u32,
     minor: u32,
@@ -32,7 +36,7 @@ impl FileId {
 
 /// One line of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Mapping {
+pub(crate) struct Mapping {
     start: u64,
     end: u64,
     readable: bool,
@@ -85,6 +89,34 @@ impl fmt::Display for NoRun {
 /// The list cannot be read.
 pub fn find(range: HostRange) -> io::Result<Result<Run, NoRun>> {
     find_in(BufReader::with_capacity(1 << 16, File::open(MAPS)?), range)
+}
+
+/// The files that have shared mappings.
+///
+/// # Errors
+/// The list cannot be read.
+pub fn shared_files() -> io::Result<HashSet<FileId>> {
+    Ok(list(EVERYTHING)?.iter().filter(|mapping| mapping.shared).map(|mapping| mapping.file).collect())
+}
+
+/// The mappings that overlap a range, cut at its ends.
+pub(crate) fn list(range: HostRange) -> io::Result<Vec<Mapping>> {
+    list_in(BufReader::with_capacity(1 << 16, File::open(MAPS)?), range)
+}
+
+fn list_in(mut list: impl BufRead, range: HostRange) -> io::Result<Vec<Mapping>> {
+    let end = range.addr.saturating_add(range.len);
+    let (mut found, mut line) = (Vec::new(), Vec::new());
+    while next_line(&mut list, &mut line)? {
+        let Some(mapping) = Mapping::parse(&line) else { continue };
+        if mapping.start >= end {
+            break;
+        }
+        if mapping.end > range.addr {
+            found.push(mapping.cut(range.addr, end));
+        }
+    }
+    Ok(found)
 }
 
 /// The file that is mapped at an address.
@@ -187,6 +219,29 @@ impl Run {
 }
 
 impl Mapping {
+    /// The addresses.
+    pub(crate) fn range(&self) -> HostRange {
+        HostRange { addr: self.start, len: self.end - self.start }
+    }
+
+    /// Whether it is private memory without a file, for loads and stores. Not the main thread's stack, which grows.
+    pub(crate) fn is_private_memory(&self) -> bool {
+        let is_named =
+            self.path.starts_with(b"[") && self.path != b"[heap]" && !self.path.starts_with(b"[anon:");
+        !self.shared && self.readable && self.writable && self.file.inode == 0 && !is_named
+    }
+
+    /// Where in a file the mapping begins, if it is a shared one of that file.
+    pub(crate) fn offset_if_shared(&self, file: FileId) -> Option<u64> {
+        (self.shared && self.file == file).then_some(self.offset)
+    }
+
+    fn cut(mut self, start: u64, end: u64) -> Mapping {
+        let before = start.saturating_sub(self.start);
+        (self.start, self.offset, self.end) = (self.start + before, self.offset + before, self.end.min(end));
+        self
+    }
+
     /// `55d0c8a00000-55d0c8a21000 rw-s 00001000 fd:02 1234     /name with spaces`
     fn parse(line: &[u8]) -> Option<Mapping> {
         let mut rest = line;
@@ -296,6 +351,43 @@ mod tests {
         }
         // The range begins before the mapping.
         assert_eq!(run(0x1ffff, 2), Err(NoRun::NoSharedFile));
+    }
+
+    #[test]
+    fn what_overlaps_a_range_is_listed_and_cut() {
+        let list = |addr, len| list_in(LIST.as_bytes(), HostRange { addr, len }).unwrap();
+        let found = list(0x23000, 0x2800);
+        let places: Vec<_> =
+            found.iter().map(|mapping| (mapping.start, mapping.end, mapping.offset)).collect();
+        assert_eq!(
+            places,
+            [(0x23000, 0x24000, 0x4000), (0x24000, 0x25000, 0x5000), (0x25000, 0x25800, 0x6000)]
+        );
+        let file = found[0].file;
+        assert_eq!(
+            found.iter().map(|mapping| mapping.offset_if_shared(file)).collect::<Vec<_>>(),
+            [Some(0x4000), Some(0x5000), None]
+        );
+        assert_eq!(list(0x40000, 1)[0].offset_if_shared(file), None, "it is private");
+        assert!(list(0x13000, 0x1000).is_empty() && list(u64::MAX, 9).is_empty());
+    }
+
+    #[test]
+    fn private_memory_has_neither_a_file_nor_a_purpose_of_the_kernel() {
+        let is_private = |line: &str| Mapping::parse(line.as_bytes()).unwrap().is_private_memory();
+        for line in ["1-2 rw-p 0 00:00 0", "1-2 rw-p 0 00:00 0   [heap]", "1-2 rw-p 0 00:00 0  [anon:pool]"] {
+            assert!(is_private(line), "{line}");
+        }
+        for line in [
+            "1-2 rw-p 0 00:00 0   [stack]",
+            "1-2 r--p 0 00:00 0",
+            "1-2 -w-p 0 00:00 0",
+            "1-2 rw-s 0 00:01 7 /dev/zero (deleted)",
+            "1-2 rw-p 0 00:0f 7 /anon_hugepage (deleted)",
+            "1-2 rw-p 0 fe:00 7 /lib/x.so",
+        ] {
+            assert!(!is_private(line), "{line}");
+        }
     }
 
     #[test]

@@ -1,0 +1,39 @@
+//! The process's own memory: which mappings it has, and how private memory becomes pageable.
+//!
+//! Memory that `malloc` or an anonymous `mmap` gave has no file, so it can leave memory only by the kernel's swap. A
+//! [`SwapSpace`] moves such memory into a *swap file*: the process's addresses stay, and what is at them is a shared
+//! mapping of the file from then on. Its pages are in the page cache, and leave as those of any other file
+//! (`terrace_pages::cached`). [`Swapped::end`] makes it private memory again.
+//!
+//! ```text
+//!   private memory ──back──> mapping of a swap file, not inherited by children ──end──> private memory
+//! ```
+//!
+//! | module | what it knows |
+//! |---|---|
+//! | [`maps`] | the mappings of the process, from `/proc/self/maps` |
+//! | `swap_space`, `swap_file` | the directory of swap files; a file without a name |
+//! | `swapped` | a range of memory that is a mapping of a swap file, and its way back |
+//! | `moving` | private memory moves into a file, while other threads of the process use it |
+//! | `guard` | threads that touch a range wait: `userfaultfd` |
+//! | `pagemap` | which pages of a range have bytes of their own |
+//! | `refusal` | why memory stays where it is |
+//!
+//! This crate does not know regions, pagers or packets. All system calls on mappings are made directly: the library that
+//! uses this crate interposes the C library's functions, and must not take its own calls for the program's.
+
+#![warn(missing_docs)]
+
+mod guard;
+pub mod maps;
+mod moving;
+mod pagemap;
+mod refusal;
+mod swap_file;
+mod swap_space;
+mod swapped;
+mod sys;
+
+pub use refusal::{Refusal, SwapError};
+pub use swap_space::{BACKED_MIN_BYTES, SwapSpace};
+pub use swapped::Swapped;

@@ -1,0 +1,35 @@
+//! Which pages of a range have bytes of their own, from `/proc/self/pagemap` (see the kernel's `pagemap.rst`).
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use terrace_hostmem::{HostRange, PAGE_BYTES};
+
+/// The page is mapped.
+const PRESENT: u64 = 1 << 63;
+/// The page is in the kernel's swap.
+const SWAPPED: u64 = 1 << 62;
+/// The page is one of a file, or of shared memory.
+const OF_FILE: u64 = 1 << 61;
+
+/// The kernel's table.
+#[derive(Debug)]
+pub(crate) struct Pagemap(File);
+
+impl Pagemap {
+    pub(crate) fn open() -> io::Result<Pagemap> {
+        Ok(Pagemap(File::open("/proc/self/pagemap")?))
+    }
+
+    /// The addresses of the pages of a range that are private to the process, and not only zeros that were never
+    /// touched.
+    pub(crate) fn private_pages(&self, range: HostRange) -> io::Result<Vec<u64>> {
+        let mut words = vec![0; (range.len / PAGE_BYTES) as usize * size_of::<u64>()];
+        self.0.read_exact_at(&mut words, range.addr / PAGE_BYTES * size_of::<u64>() as u64)?;
+        let words = words.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
+        let pages = (range.addr..range.addr + range.len).step_by(PAGE_BYTES as usize);
+        let is_private = |word: u64| word & SWAPPED != 0 || word & PRESENT != 0 && word & OF_FILE == 0;
+        Ok(pages.zip(words).filter_map(|(page, word)| is_private(word).then_some(page)).collect())
+    }
+}

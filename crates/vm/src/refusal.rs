@@ -1,0 +1,58 @@
+//! Why memory stays private, and why a directory is not one for swap files.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a range of memory stays as it is.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// The range is shorter than is worth a file.
+    #[error("it has less than 1 MiB")]
+    Small,
+    /// A part of the range is no private memory without a file that can be read and written to.
+    #[error("a part of it is not private, writable memory without a file")]
+    NotPrivate,
+    /// Other threads may use the range meanwhile, and the kernel does not let this process have them wait.
+    #[error(
+        "while it is moved, other threads must wait if they touch it, which needs userfaultfd(2) for faults of the kernel: \
+         run as root, permit the user to open /dev/userfaultfd, or set the sysctl vm.unprivileged_userfaultfd to 1"
+    )]
+    Privilege,
+    /// The program uses `userfaultfd` for the range itself.
+    #[error("the program handles its page faults by userfaultfd(2)")]
+    OtherUserfaultfd,
+    /// A system call failed.
+    #[error("cannot {attempt}: {source}")]
+    System {
+        /// What was attempted.
+        attempt: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+impl Refusal {
+    /// For `map_err`.
+    pub(crate) fn system<E: Into<io::Error>>(attempt: &'static str) -> impl FnOnce(E) -> Refusal {
+        move |source| Refusal::System { attempt, source: source.into() }
+    }
+}
+
+/// Why a directory cannot have swap files.
+#[derive(Debug, thiserror::Error)]
+pub enum SwapError {
+    /// Files cannot be created in it.
+    #[error("{}: cannot create a swap file: {source}", path.display())]
+    Create {
+        /// The directory.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Its files are in memory.
+    #[error("{}: the file system is in memory: choose a directory on a disk", path.display())]
+    InMemory {
+        /// The directory.
+        path: PathBuf,
+    },
+}

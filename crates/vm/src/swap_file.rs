@@ -1,0 +1,81 @@
+//! A swap file: without a name, so that its space is free when the process ends, however it ends.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
+
+/// The length of a swap file, unless the file system or a limit has less: more than any range of memory. A range that
+/// the program lengthens later continues with zeros.
+const LENGTH_MAX: u64 = 1 << 43;
+
+/// File systems whose files are in memory: tmpfs, ramfs, hugetlbfs.
+const MEMORY_FILE_SYSTEMS: [u64; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
+
+/// A file without a name.
+#[derive(Debug)]
+pub(crate) struct SwapFile(OwnedFd);
+
+impl SwapFile {
+    /// Creates one that is at least so long, and sparse.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn create(directory: &Path, len: u64) -> io::Result<SwapFile> {
+        // Beyond its limit the kernel would end the process.
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+        let mut wanted = limit.unwrap_or(LENGTH_MAX).min(LENGTH_MAX);
+        if wanted < len {
+            return Err(Errno::FBIG.into());
+        }
+        let file = create_nameless(directory)?;
+        while let Err(error) = rustix::fs::ftruncate(&file, wanted) {
+            if wanted == len || !matches!(error, Errno::FBIG | Errno::INVAL) {
+                return Err(error.into());
+            }
+            wanted = len.max(wanted / 2);
+        }
+        // Advisory: page faults and reads bring the page that they need and no others.
+        let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
+        Ok(SwapFile(file))
+    }
+
+    /// Whether its bytes are in memory anyway.
+    pub(crate) fn is_in_memory(&self) -> io::Result<bool> {
+        Ok(MEMORY_FILE_SYSTEMS.contains(&(rustix::fs::fstatfs(&self.0)?.f_type as u64)))
+    }
+
+    /// Makes a part of the file a hole, which reads as zeros.
+    pub(crate) fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&self.0, flags, offset, len)?)
+    }
+
+    /// Another description of the file.
+    pub(crate) fn open_again(&self) -> io::Result<OwnedFd> {
+        let path = format!("/proc/self/fd/{}", self.0.as_raw_fd());
+        Ok(rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+    }
+}
+
+impl AsFd for SwapFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn create_nameless(directory: &Path) -> io::Result<OwnedFd> {
+    let (flags, mode) = (OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
+    match rustix::fs::open(directory, flags | OFlags::TMPFILE | OFlags::EXCL, mode) {
+        // The file system has no files without names, or the kernel does not know of them.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR) => {}
+        result => return Ok(result?),
+    }
+    let name = format!(".terrace-swap-{}-{:x}", std::process::id(), std::ptr::from_ref(&flags).addr());
+    let path = directory.join(name);
+    let file = rustix::fs::open(&path, flags | OFlags::CREATE | OFlags::EXCL, mode)?;
+    rustix::fs::unlink(&path)?;
+    Ok(file)
+}

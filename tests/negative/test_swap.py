@@ -1,0 +1,231 @@
+"""Private memory larger than the budget: it moves into a swap file when it is registered, is paged, and is private again."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+from support import ALL, REM_ACCESS_ERR, SUCCESS, TERRACE, NegativeTest, connect, fresh_address
+from test_paged import BYTES, MIB, OWN_FAILURE, PAGE, Paged
+
+from harness import cgroup  # noqa: E402  (support has set the path)
+
+
+class Private(Paged):
+    """A server with private memory of four times its budget."""
+
+    def setUp(self):
+        # A name of its own, on a disk.
+        self.swap = self.enterContext(tempfile.TemporaryDirectory(dir="/var/tmp"))
+        self.options = ("--dram", "2M", "--swap", self.swap)
+        super().setUp()
+
+    def private(self, name="r", size=BYTES, access=ALL):
+        region = self.server.mr(name, "anon", size, access)
+        self.assertIn(region["addr"], self.tiered_regions(), "the memory is not paged")
+        return region
+
+    def swap_mappings(self):
+        """The lines of the server's list of mappings that are shared mappings of swap files."""
+        lines = pathlib.Path(f"/proc/{self.server.pid}/maps").read_text().splitlines()
+        return [line for line in lines if self.swap in line and " rw-s " in line]
+
+    def expect_here(self, name, offset, size, seed, *words):
+        """The server's own loads find the bytes of this seed."""
+        self.assertEqual(self.server("check", name, offset, size, seed, *words)["differ"], 0)
+
+
+class Access(Private):
+    def test_both_ends_and_the_program_see_the_same_bytes(self):
+        region = self.private()
+        for number in range(8):
+            self.write(region, number * MIB + 5, 3 * PAGE, number)
+            self.server("fill", "r", number * MIB + 5 * PAGE, 400_000, number, "from=0")
+        for number in range(8):
+            self.expect_content(region, number * MIB + 5, 3 * PAGE, number)
+            self.expect_content(region, number * MIB + 5 * PAGE, 400_000, number)
+            self.expect_here("r", number * MIB + 5, 3 * PAGE, number, "from=0")
+        self.expect("add", region, 3 * MIB + 8, 8)
+        self.expect("read", region, BYTES - 4, 8, REM_ACCESS_ERR)
+        shown = self.server.stat()["memory"]
+        self.assertLessEqual(shown["resident_bytes"], 2 * MIB)
+        self.assertGreater(shown["regions"][0]["evictions"], 100)
+        self.assertEqual(os.listdir(self.swap), [], "swap files have no names")
+
+    def test_what_was_there_before_it_was_registered(self):
+        self.server("map", "plain", "anon", BYTES)
+        self.server("fill", "plain", 0, BYTES - PAGE, 3)
+        region = self.server("submr", "r", "plain", 100, BYTES - 200, ALL)
+        self.assertEqual(list(self.tiered_regions().values()), [BYTES])
+        self.expect_here("plain", 0, BYTES - PAGE, 3)
+        for offset in range(0, BYTES - 2 * PAGE, MIB):
+            self.client("fill", "m", 0, PAGE, 4)
+            self.expect("read", region, offset, PAGE)
+            self.assertEqual(self.client("check", "m", 0, PAGE, 3, f"from={offset + 100}")["differ"], 0)
+        self.server("dereg", "r")
+        self.expect_here("plain", 0, BYTES - PAGE, 3)
+        self.assertEqual(self.server("word", "plain", BYTES - 8)["value"], 0)
+        # It stays paged, for the next time.
+        paged = self.tiered_regions()
+        mappings = self.swap_mappings()
+        again = self.server("submr", "again", "plain", MIB, 2 * MIB, ALL)
+        self.assertEqual((self.tiered_regions(), self.swap_mappings()), (paged, mappings))
+        self.expect_content_from("plain", again, MIB)
+
+    def expect_content_from(self, name, region, offset):
+        self.client("fill", "m", 0, PAGE, 99)
+        self.expect("read", region, 0, PAGE)
+        self.assertEqual(self.client("check", "m", 0, PAGE, 3, f"from={offset}")["differ"], 0, name)
+
+    def test_regions_of_the_same_memory_share_its_pages(self):
+        whole = self.private()
+        part = self.server("submr", "part", "r", 12345, 3 * MIB, ALL)
+        self.assertEqual(self.tiered_regions(), {whole["addr"]: BYTES})
+        self.write(part, MIB, PAGE, 5)
+        self.expect_content(whole, 12345 + MIB, PAGE, 5)
+        self.server("dereg", "r")
+        self.assertEqual(self.tiered_regions(), {whole["addr"]: BYTES})
+        self.expect_content(part, MIB, PAGE, 5)
+        self.server("dereg", "part")
+        self.assertEqual(self.tiered_regions(), {whole["addr"]: BYTES})
+
+    def test_small_and_shared_memory_is_not_moved(self):
+        self.server.mr("small", "anon", MIB - 1)
+        self.server.mr("memfd", "memfd", 4 * MIB)
+        self.server.mr("file", "file", 4 * MIB, ALL, self.path)
+        self.assertEqual(self.tiered_regions(), {})
+        self.assertEqual(self.server.error_output(), "nothing on standard error")
+
+
+class Changes(Private):
+    def test_discarded(self):
+        region = self.private()
+        self.write(region, 0, MIB, 1)
+        for first, how in ((PAGE, "dontneed"), (17 * PAGE, "free")):
+            self.server("discard", "r", first, 4 * PAGE, how)
+            self.assertEqual(self.server("word", "r", first)["value"], 0)
+            self.client("fill", "m", 0, 4 * PAGE, 9)
+            self.expect("read", region, first, 4 * PAGE)
+            self.assertEqual(self.client("word", "m", 0)["value"], 0)
+        self.expect_content(region, 0, PAGE, 1)
+
+    def test_unmapped_and_mapped_again_without_notice(self):
+        """As free() and malloc() of the C library do, which unmap and map memory by themselves."""
+        region = self.private(size=4 * MIB)
+        self.write(region, 0, PAGE, 1)
+        self.server("dereg", "r")
+        again = self.server("replace", region["addr"], 4 * MIB)["addr"]
+        self.assertEqual(again, region["addr"])
+        self.server("mapped", "n", again, 4 * MIB)
+        self.server("fill", "n", 0, 4 * MIB, 8)
+        # The memory of another region needs the budget.
+        self.private("o")
+        self.server("fill", "o", 0, BYTES, 9)
+        time.sleep(0.5)
+        self.expect_here("n", 0, 4 * MIB, 8)
+        moved = self.server("submr", "m", "n", 0, 4 * MIB, ALL)
+        self.assertEqual(len(self.tiered_regions()), 2)
+        self.expect_here("n", 0, 4 * MIB, 8)
+        self.write(moved, 77, PAGE, 3)
+        self.expect_content(moved, 77, PAGE, 3)
+
+    def test_unmapped(self):
+        region = self.private()
+        self.write(region, 0, PAGE, 1)
+        self.server("unmap", "r", 4 * MIB, MIB)
+        self.assertEqual(self.tiered_regions(), {})
+        self.expect("read", region, 4 * MIB, 8, REM_ACCESS_ERR)
+        self.expect_content(region, 0, PAGE, 1)
+        self.server("dereg", "r")
+        self.assertEqual(self.swap_mappings(), [])
+
+    def test_children_do_not_have_it(self):
+        region = self.private()
+        self.write(region, 0, PAGE, 1)
+        child = self.server("fork", "exec")["pid"]
+        self.assertEqual(self.server("reap", child), [])
+        child = self.server("fork", "_exit", "r")["pid"]
+        with self.assertRaises(OSError) as status:
+            self.server("reap", child)
+        self.assertEqual(status.exception.errno, signal.SIGSEGV)
+        self.expect_content(region, 0, PAGE, 1)
+        self.server("map", "plain", "anon", BYTES)
+        self.server("fill", "plain", 0, BYTES, 2)
+        self.server("submr", "p", "plain", 0, BYTES, ALL)
+        self.server("dereg", "p")
+        child = self.server("fork", "_exit", "plain")["pid"]
+        self.assertEqual(self.server("reap", child), [], "memory that is not registered is inherited")
+        self.expect_here("plain", 0, BYTES, 2)
+        self.assertEqual(self.tiered_regions(), {region["addr"]: BYTES})
+        ordinary = self.server("submr", "q", "plain", 0, BYTES, ALL)
+        self.write(ordinary, 5, PAGE, 6)
+        self.expect_content(ordinary, 5, PAGE, 6)
+
+    def test_killed(self):
+        self.private(size=64 * MIB)
+        self.server("fill", "r", 0, 64 * MIB, 1)
+        used = os.statvfs(self.swap)
+        self.server.kill()
+
+        def is_free():
+            now = os.statvfs(self.swap)
+            return (now.f_bfree - used.f_bfree) * now.f_frsize > -32 * MIB
+
+        self.eventually(is_free, "the swap file's space is free")
+        self.assertEqual(os.listdir(self.swap), [])
+
+
+class Budget(NegativeTest):
+    """A server in a control group of its budget and 80 MiB."""
+
+    DRAM_MIB = 32
+
+    def setUp(self):
+        swap = self.enterContext(tempfile.TemporaryDirectory(dir="/var/tmp"))
+        try:
+            limit = (self.DRAM_MIB + 80) * MIB
+            self.group = self.enterContext(cgroup.memory_group(f"terrace-negative-{os.getpid()}", limit))
+        except cgroup.Unavailable as unavailable:
+            self.skipTest(str(unavailable))
+        self.client = self.start()
+        self.server = self.start(None, "--dram", f"{self.DRAM_MIB}M", "--swap", swap, wrapper=self.group.argv([]))
+        self.client.mr("m", "anon", MIB)
+        connect(self.client, "q", self.server, "q")
+
+    def test_a_program_fills_ten_times_its_memory(self):
+        size = 1024 * MIB
+        region = self.server.mr("r", "anon", size)
+        self.server("fill", "r", 0, size, 7)
+        for offset in range(0, size, 7 * MIB):
+            self.client("post", "q", "read", 1, "m", 0, 2 * PAGE, region["addr"] + offset, region["rkey"])
+            self.assertEqual(self.client.status("q"), SUCCESS)
+            self.assertEqual(self.client("check", "m", 0, 2 * PAGE, 7, f"from={offset}")["differ"], 0)
+        self.assertEqual(self.server("check", "r", size - 64 * MIB, 64 * MIB, 7, timeout_s=60)["differ"], 0)
+        shown = self.server.stat()["memory"]
+        self.assertLessEqual(shown["resident_bytes"], self.DRAM_MIB * MIB)
+
+
+class Options(unittest.TestCase):
+    def run_true(self, *options):
+        return subprocess.run([TERRACE, "run", "--addr", fresh_address(), *options, "--", "true"], capture_output=True, text=True,
+                              stdin=subprocess.DEVNULL, timeout=20)
+
+    def test_directories_that_cannot_have_swap_files(self):
+        for options, said in ((("--dram", "2M", "--swap", "/dev/null/x"), "/dev/null/x: cannot create a swap file"),
+                              (("--dram", "2M", "--swap", "/dev/shm"), "choose a directory on a disk"),
+                              (("--swap", "/var/tmp"), "--swap needs --dram"),
+                              (("--dram", "2M", "--mode", "odp", "--swap", "/var/tmp"), "no other --mode than wait")):
+            outcome = self.run_true(*options)
+            self.assertEqual((outcome.returncode, outcome.stderr.count("\n")), (OWN_FAILURE, 1), outcome.stderr)
+            self.assertIn(said, outcome.stderr)
+
+    def test_none(self):
+        outcome = self.run_true("--dram", "2M", "--swap", "none")
+        self.assertEqual((outcome.returncode, outcome.stderr), (0, ""))
+
+
+if __name__ == "__main__":
+    unittest.main()
