@@ -2,13 +2,14 @@
 
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import tempfile
 import time
 import unittest
 
-from support import ALL, REM_ACCESS_ERR, SUCCESS, TERRACE, NegativeTest, connect, fresh_address
+from support import ALL, REM_ACCESS_ERR, REM_OP_ERR, SUCCESS, TERRACE, NegativeTest, connect, fresh_address
 from test_paged import BYTES, MIB, OWN_FAILURE, PAGE, Paged
 
 from harness import cgroup  # noqa: E402  (support has set the path)
@@ -206,6 +207,54 @@ class Budget(NegativeTest):
         self.assertEqual(self.server("check", "r", size - 64 * MIB, 64 * MIB, 7, timeout_s=60)["differ"], 0)
         shown = self.server.stat()["memory"]
         self.assertLessEqual(shown["resident_bytes"], self.DRAM_MIB * MIB)
+
+
+@unittest.skipUnless(os.geteuid() == 0 and shutil.which("mkfs.ext4"), "needs root and mkfs.ext4")
+class FullDisk(NegativeTest):
+    """Memory of 32 MiB with a swap file on a disk of 16."""
+
+    def setUp(self):
+        directory = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory(dir="/var/tmp")))
+        image, disk = directory / "image", directory / "disk"
+        disk.mkdir()
+        with open(image, "wb") as file:
+            file.truncate(16 * MIB)
+        subprocess.run(["mkfs.ext4", "-q", "-m0", image], check=True)
+        mounted = subprocess.run(["mount", "-o", "loop", image, disk], capture_output=True, text=True, check=False)
+        if mounted.returncode != 0:
+            self.skipTest(f"cannot mount an image: {mounted.stderr}")
+        self.addCleanup(subprocess.run, ["umount", disk], check=True)
+        self.client, self.server = self.start(), self.start(None, "--dram", "2M", "--swap", str(disk))
+        self.client.mr("m", "anon", MIB)
+        connect(self.client, "q", self.server, "q")
+        self.region = self.server.mr("r", "anon", 32 * MIB)
+
+    def test_peers_get_an_error_and_what_was_written_stays(self):
+        self.client("fill", "m", 0, MIB, 1)
+        statuses = []
+        for number in range(32):
+            self.client("post", "q", "write", 1, "m", 0, MIB, self.region["addr"] + number * MIB, self.region["rkey"])
+            statuses.append(self.client.status("q", timeout_s=30))
+            if statuses[-1] != SUCCESS:
+                break
+        self.assertEqual(statuses[-1], REM_OP_ERR)
+        self.assertGreater(len(statuses), 4)
+        self.client("destroy", "q")
+        self.server("destroy", "q")
+        for end in (self.client, self.server):
+            del end.qpns["q"]
+        connect(self.client, "q", self.server, "q")
+        for number in range(len(statuses) - 1):
+            self.client("fill", "m", 0, MIB, 2)
+            self.client("post", "q", "read", 1, "m", 0, MIB, self.region["addr"] + number * MIB, self.region["rkey"])
+            self.assertEqual(self.client.status("q", timeout_s=30), SUCCESS)
+            self.assertEqual(self.client("check", "m", 0, MIB, 1)["differ"], 0)
+
+    def test_the_program_is_told_why_it_ends(self):
+        self.server.send("fill", "r", 0, 32 * MIB, 1)
+        self.assertEqual(self.server.process.wait(30), -signal.SIGBUS)
+        self.server.kill()
+        self.assertIn("the disk of --swap is full", self.server.error_output())
 
 
 class Options(unittest.TestCase):

@@ -22,6 +22,9 @@ static KNOWN: Interned<libc::sigaction> = Interned::of(AtomicPtr::new(std::ptr::
 /// its own.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
+/// What [`explain_bus_errors`] has set, as a pointer; null until then.
+static EXPLAIN: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
+
 /// An action as the list keeps it.
 type Action = Node<libc::sigaction>;
 
@@ -43,6 +46,25 @@ pub fn install() -> io::Result<()> {
         })
     });
     result.map_err(io::Error::from_raw_os_error)
+}
+
+/// Sets what is to be written to standard error when an access to an address, which is no copy of ours, raises SIGBUS:
+/// before the program's action, which may end it. The function is called by a signal handler.
+pub fn explain_bus_errors(explain: fn(u64) -> Option<&'static str>) {
+    EXPLAIN.store(explain as *mut (), Ordering::Release);
+}
+
+fn write_explanation(addr: u64) {
+    let explain = EXPLAIN.load(Ordering::Acquire);
+    if explain.is_null() {
+        return;
+    }
+    // SAFETY: `explain_bus_errors` has stored a function of this type.
+    let explain = unsafe { std::mem::transmute::<*mut (), fn(u64) -> Option<&'static str>>(explain) };
+    if let Some(line) = explain(addr) {
+        // SAFETY: as many readable bytes. There is no place to report an error.
+        let _ = unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+    }
 }
 
 /// To be called in a child of `fork`: the noted actions are the child's from then on.
@@ -168,6 +190,9 @@ extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void
     unsafe {
         let synchronous = is_synchronous(signal, (*info).si_code);
         if !(synchronous && super::machine::recover(context)) {
+            if synchronous && signal == libc::SIGBUS {
+                write_explanation((*info).si_addr() as u64);
+            }
             pass_on(signal, synchronous, info, context);
         }
     }

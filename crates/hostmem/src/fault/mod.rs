@@ -28,7 +28,7 @@ mod x86_64;
 
 use crate::atomic_op::AtomicOp;
 
-pub use handler::{install, note_process, note_program_handler};
+pub use handler::{explain_bus_errors, install, note_process, note_program_handler};
 pub use mask::{sanitize_mask, unblock_in_this_thread};
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub use ranges::discard;
 pub use table::{ForkHold, Lease, before_change, hold_for_fork};
 use table::{NoMapping, lease_file, lease_private};
-use terrace_hostmem::HostRange;
+use terrace_hostmem::{HostRange, fault};
 use terrace_pages::cached::CachedConfig;
 use terrace_tier::{TierConfig, TierError};
 use terrace_vm::{BACKED_MIN_BYTES, Refusal, SwapSpace, maps};
@@ -74,6 +74,7 @@ fn check(settings: &Settings) -> std::result::Result<(), String> {
     if let (Some(directory), None) = (&settings.swap, SWAP_SPACE.get()) {
         let space = SwapSpace::open(directory).map_err(|error| format!("TERRACE_SWAP: {error}"))?;
         SWAP_SPACE.get_or_init(|| space);
+        fault::explain_bus_errors(ranges::explain_bus_error);
         // Blocks that can be moved have pages of their own then, and their pages serve nothing else when they are freed.
         // SAFETY: takes numbers.
         unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, BACKED_MIN_BYTES as c_int) };

@@ -131,6 +131,17 @@ fn discard_in(range: HostRange, used: usize) -> std::io::Result<bool> {
     result
 }
 
+/// What to tell the user of a SIGBUS at an address. Called by a signal handler.
+pub fn explain_bus_error(addr: u64) -> Option<&'static str> {
+    let byte = HostRange { addr, len: 1 };
+    let is_its =
+        |slot: &Slot| slot.swap_file.load(Ordering::SeqCst) != NO_FILE && slot.overlap(byte).is_some();
+    SLOTS.iter().any(is_its).then_some(
+        "terrace: the program has touched registered memory that its swap file cannot keep or give back: the disk of --swap \
+         is full, or fails\n",
+    )
+}
+
 impl Slot {
     /// Where in the mapping its overlap with a range begins, and its length.
     fn overlap(&self, range: HostRange) -> Option<(u64, u64)> {
