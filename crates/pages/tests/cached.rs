@@ -196,6 +196,29 @@ fn mapping_count() -> usize {
 }
 
 #[test]
+fn a_program_that_goes_through_its_memory_in_order_finds_pages_read_ahead() {
+    let scratch = Scratch::new("cached-ahead").with_numbered_pages(4096);
+    open(&scratch).sync_all().unwrap();
+    rustix::fs::fadvise(open(&scratch), 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let program = Program::new(&scratch, 4096, CachedConfig::new(16 << 20), |_| {});
+    let touch = |page: u64| {
+        // SAFETY: a page of the mapping.
+        unsafe { std::ptr::read_volatile((program.map.addr + page * PAGE) as *const u8) }
+    };
+    (0..64).for_each(|page| _ = touch(page * 32));
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(program.stats().resident_bytes <= 64 * PAGE, "nothing follows pages that are not adjacent");
+    let since = Instant::now();
+    let mut page = 2049;
+    while program.stats().resident_bytes < (64 + page - 2049 + 32) * PAGE {
+        assert!(since.elapsed() < PATIENCE && page < 4096, "page {page}: {:?}", program.stats());
+        touch(page);
+        page += 1;
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+#[test]
 fn a_miss_brings_the_page_that_serves_the_next_hits() {
     let scratch = Scratch::new("cached-miss").with_numbered_pages(512);
     let program = Program::new(&scratch, 512, config(256), |map| {

@@ -68,6 +68,12 @@ fn drop_unmapped(file: BorrowedFd<'_>, offset: u64, len: u64) {
     let _ = rustix::fs::fadvise(file, offset, len, rustix::fs::Advice::DontNeed);
 }
 
+/// Begins to read a part of a file into the page cache, in folios of one page.
+pub(super) fn read_ahead(file: BorrowedFd<'_>, offset: u64, len: u64) {
+    // Advisory: what is not read is read by page faults.
+    let _ = rustix::fs::fadvise(file, offset, std::num::NonZero::new(len), rustix::fs::Advice::WillNeed);
+}
+
 /// Begins to write the dirty pages of a part of a file.
 pub(super) fn begin_write_back(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     sync_range(file, offset, len, libc::SYNC_FILE_RANGE_WRITE)

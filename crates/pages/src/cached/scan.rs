@@ -1,6 +1,10 @@
 //! Pages that came or left without us: the program and other processes load and store, and the kernel reclaims memory
 //! that it needs.
+//!
+//! The kernel reads no page ahead of the program's ([`kernel::expect_random`]), because the folios of its readahead do not
+//! leave. So the scan does: behind a run of pages that came since the last scan, it has those read that follow.
 
+use std::ops::Range;
 use std::os::fd::AsFd;
 
 use terrace_hostmem::PAGE_BYTES;
@@ -8,9 +12,17 @@ use terrace_hostmem::PAGE_BYTES;
 use super::engine::Engine;
 use super::kernel::{self, WINDOW_PAGES};
 use super::region::Region;
+use crate::replacement::SMALL_SHARE;
 
 /// Pages of which one question tells that none is cached.
 const SECTION_PAGES: u64 = 256 * WINDOW_PAGES;
+
+/// A run of fewer new pages is no sign of a program that goes through its memory in order.
+const RUN_MIN_PAGES: u64 = 32;
+/// As many times as many pages are read ahead: the next scan finds them in the run, which grows.
+const AHEAD_FACTOR: u64 = 4;
+/// The most pages that are read ahead of one run: with a scan each 10 ms, more than the disk brings.
+const AHEAD_MAX_PAGES: u64 = 4096;
 
 /// What the thread keeps between scans.
 #[derive(Debug, Default)]
@@ -28,6 +40,7 @@ impl Engine {
             return found_count;
         }
         let page_count = region.table.page_count();
+        let mut run = 0..0;
         for section in (0..page_count).step_by(SECTION_PAGES as usize) {
             let section_end = (section + SECTION_PAGES).min(page_count);
             let is_empty = region.count_in(section..section_end) == 0;
@@ -40,14 +53,17 @@ impl Engine {
                     return found_count;
                 }
                 if !is_true(region, first, end, scans) {
-                    found_count += self.scan_window(region, first, end);
+                    found_count += self.scan_window(region, first..end, &mut run);
                 }
             }
         }
+        self.read_ahead(region, &run);
         found_count
     }
 
-    fn scan_window(&self, region: &Region, first: u64, end: u64) -> u64 {
+    /// `run` is the last run of pages that were found, which may go on.
+    fn scan_window(&self, region: &Region, window: Range<u64>, run: &mut Range<u64>) -> u64 {
+        let Range { start: first, end } = window;
         let mut found_count = 0;
         let Some(cached) = kernel::cached(region.range_of(first, end - first)) else { return found_count };
         if !cached.contains(&true) && region.count_in(first..end) == 0 {
@@ -63,6 +79,12 @@ impl Engine {
                         }
                     }
                     found_count += 1;
+                    if page == run.end {
+                        run.end += 1;
+                    } else {
+                        self.read_ahead(region, run);
+                        *run = page..page + 1;
+                    }
                 }
                 (false, true) => {
                     self.lock(region.key(page)).forget(region, page);
@@ -72,6 +94,21 @@ impl Engine {
             }
         }
         found_count
+    }
+}
+
+impl Engine {
+    /// Has the pages read that follow a run of new ones. No more than fit beside the hot pages: half of the policy's small
+    /// queue.
+    fn read_ahead(&self, region: &Region, run: &Range<u64>) {
+        let run_len = run.end - run.start;
+        let room = self.counters.len() as u64 / (2 * SMALL_SHARE as u64);
+        let count = (run_len * AHEAD_FACTOR).min(AHEAD_MAX_PAGES).min(room);
+        let end = (run.end + count).min(region.table.page_count());
+        if run_len >= RUN_MIN_PAGES && run.end < end {
+            let range = region.range_of(run.end, end - run.end);
+            kernel::read_ahead(region.file.as_fd(), region.offset_of(run.end), range.len);
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use terrace_shm::AccessCounters;
 use lists::{Links, List};
 
 /// The small queue has one of so many frames. The paper has a tenth.
-const SMALL_SHARE: usize = 20;
+pub(crate) const SMALL_SHARE: usize = 20;
 /// A page whose counter is above this when it leaves the small queue goes on to the main queue.
 const PROMOTED_ABOVE: u8 = 1;
 /// After so many pages that go round again, the next one leaves whatever its counter says: an eviction has a bounded
