@@ -216,6 +216,10 @@ fn a_program_that_goes_through_its_memory_in_order_finds_pages_read_ahead() {
         page += 1;
         std::thread::sleep(Duration::from_micros(100));
     }
+    // It does not go on by itself.
+    std::thread::sleep(Duration::from_millis(300));
+    let resident_pages = program.stats().resident_bytes / PAGE;
+    assert!(resident_pages < 64 + page - 2049 + 300, "{resident_pages} after {page}");
 }
 
 #[test]

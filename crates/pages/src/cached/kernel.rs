@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 
 use terrace_hostmem::{HostRange, PAGE_BYTES};
 
@@ -66,6 +67,19 @@ pub(super) fn drop_pages(
 fn drop_unmapped(file: BorrowedFd<'_>, offset: u64, len: u64) {
     let len = std::num::NonZero::new(len.next_multiple_of(PAGE_BYTES));
     let _ = rustix::fs::fadvise(file, offset, len, rustix::fs::Advice::DontNeed);
+}
+
+/// Bytes of a range up to the end of its last page that this process has mapped: 0 if it has mapped none, or the kernel
+/// does not tell.
+pub(super) fn mapped_until(range: HostRange) -> u64 {
+    /// In a word of `/proc/self/pagemap`.
+    const PRESENT: u64 = 1 << 63;
+    let mut words = vec![0; range.len.div_ceil(PAGE_BYTES) as usize * size_of::<u64>()];
+    let first = range.addr / PAGE_BYTES * size_of::<u64>() as u64;
+    let read = std::fs::File::open("/proc/self/pagemap").and_then(|map| map.read_exact_at(&mut words, first));
+    let (words, _) = words.as_chunks();
+    let last = words.iter().rposition(|word| u64::from_ne_bytes(*word) & PRESENT != 0);
+    read.ok().and(last).map_or(0, |last| (last as u64 + 1) * PAGE_BYTES)
 }
 
 /// Begins to read a part of a file into the page cache, in folios of one page.

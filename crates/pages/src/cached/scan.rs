@@ -19,7 +19,7 @@ const SECTION_PAGES: u64 = 256 * WINDOW_PAGES;
 
 /// A run of fewer new pages is no sign of a program that goes through its memory in order.
 const RUN_MIN_PAGES: u64 = 32;
-/// As many times as many pages are read ahead: the next scan finds them in the run, which grows.
+/// For each page of the run, so many are read ahead.
 const AHEAD_FACTOR: u64 = 4;
 /// The most pages that are read ahead of one run: with a scan each 10 ms, more than the disk brings.
 const AHEAD_MAX_PAGES: u64 = 4096;
@@ -52,25 +52,37 @@ impl Engine {
                 if region.is_closing() {
                     return found_count;
                 }
-                if !is_true(region, first, end, scans) {
+                if is_true(region, first, end, scans) {
+                    self.read_ahead(region, std::mem::take(&mut run));
+                } else {
                     found_count += self.scan_window(region, first..end, &mut run);
                 }
             }
         }
-        self.read_ahead(region, &run);
+        self.read_ahead(region, run);
         found_count
     }
 
-    /// `run` is the last run of pages that were found, which may go on.
+    /// `run` is the run of new pages at the end of the window before.
     fn scan_window(&self, region: &Region, window: Range<u64>, run: &mut Range<u64>) -> u64 {
-        let Range { start: first, end } = window;
         let mut found_count = 0;
-        let Some(cached) = kernel::cached(region.range_of(first, end - first)) else { return found_count };
-        if !cached.contains(&true) && region.count_in(first..end) == 0 {
+        let range = region.range_of(window.start, window.end - window.start);
+        let Some(cached) = kernel::cached(range) else { return found_count };
+        if !cached.contains(&true) && region.count_in(window.clone()) == 0 {
             return found_count;
         }
-        for (page, is_cached) in (first..end).zip(cached) {
-            match (is_cached, region.table.entry(page).is_readable()) {
+        let is_present = |page| region.table.entry(page).is_readable();
+        // Before the pages get slots, which takes time: the program goes on.
+        for (page, is_cached) in window.clone().zip(&cached) {
+            match (is_cached, is_present(page)) {
+                (true, false) if page == run.end => run.end += 1,
+                (true, false) => *run = page..page + 1,
+                (false, _) if page == run.end => self.read_ahead(region, std::mem::take(run)),
+                _ => {}
+            }
+        }
+        for (page, is_cached) in window.zip(cached) {
+            match (is_cached, is_present(page)) {
                 (true, false) => {
                     // Pages beyond the budget leave for it, by the policy.
                     while !self.adopt(region, page) {
@@ -79,12 +91,6 @@ impl Engine {
                         }
                     }
                     found_count += 1;
-                    if page == run.end {
-                        run.end += 1;
-                    } else {
-                        self.read_ahead(region, run);
-                        *run = page..page + 1;
-                    }
                 }
                 (false, true) => {
                     self.lock(region.key(page)).forget(region, page);
@@ -98,14 +104,18 @@ impl Engine {
 }
 
 impl Engine {
-    /// Has the pages read that follow a run of new ones. No more than fit beside the hot pages: half of the policy's small
-    /// queue.
-    fn read_ahead(&self, region: &Region, run: &Range<u64>) {
-        let run_len = run.end - run.start;
+    /// Has the pages read that follow those of a run which the program has touched. No more than fit beside the hot pages:
+    /// half of the policy's small queue. The run may have pages that were read ahead and not touched: they alone are no
+    /// reason to read on.
+    fn read_ahead(&self, region: &Region, run: Range<u64>) {
+        if run.end - run.start < RUN_MIN_PAGES {
+            return;
+        }
+        let touched = kernel::mapped_until(region.range_of(run.start, run.end - run.start)) / PAGE_BYTES;
         let room = self.counters.len() as u64 / (2 * SMALL_SHARE as u64);
-        let count = (run_len * AHEAD_FACTOR).min(AHEAD_MAX_PAGES).min(room);
-        let end = (run.end + count).min(region.table.page_count());
-        if run_len >= RUN_MIN_PAGES && run.end < end {
+        let count = (touched * AHEAD_FACTOR).min(AHEAD_MAX_PAGES).min(room);
+        let end = (run.start + touched + count).min(region.table.page_count());
+        if touched >= RUN_MIN_PAGES && run.end < end {
             let range = region.range_of(run.end, end - run.end);
             kernel::read_ahead(region.file.as_fd(), region.offset_of(run.end), range.len);
         }
