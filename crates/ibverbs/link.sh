@@ -1,5 +1,5 @@
 #!/bin/sh
-# Links libibverbs.so.1 into OUTPUT_DIR from the static library of `cargo build -p terrace-ibverbs`.
+# Links libibverbs.so.1 and libibverbs.so into OUTPUT_DIR from the static library of `cargo build -p terrace-ibverbs`.
 #
 # usage: link.sh OUTPUT_DIR [STATICLIB]
 #
@@ -73,4 +73,9 @@ if [ -n "$missing" ]; then
     echo "$missing" >&2
     exit 1
 fi
-mv "$work/libibverbs.so.1" "$out/libibverbs.so.1"
+
+# Programs that load libibverbs by itself open the name without a version first. The library of that name is empty and
+# needs the other one. A symbolic link would become a second copy of the NIC wherever files are installed or packed
+# without links.
+gcc -shared -nostdlib -o "$work/libibverbs.so" -Wl,--no-as-needed "$work/libibverbs.so.1" -Wl,-rpath,'$ORIGIN'
+mv "$work/libibverbs.so.1" "$work/libibverbs.so" "$out/"

@@ -30,6 +30,7 @@ COMMANDS = ("run", "recover", "serve", "devices", "stat", "bench")
 # Below the prefix, in both packages.
 FILES = {
     "bin/terrace": 0o755,
+    "lib/terrace/libibverbs.so": 0o644,
     "lib/terrace/libibverbs.so.1": 0o644,
     "share/bash-completion/completions/terrace": 0o644,
     "share/zsh/vendor-completions/_terrace": 0o644,

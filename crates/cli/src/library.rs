@@ -4,8 +4,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The drop-in's file name. It must be the real library's SONAME, or programs that `dlopen` that
-/// name get the real library.
+/// The drop-in's file name. It must be the real library's SONAME, or programs that `dlopen` that name get the real
+/// library.
 const LIBRARY: &str = "libibverbs.so.1";
 
 /// An error of preloading the library.
@@ -22,13 +22,13 @@ pub enum LibraryError {
     Unloadable { path: PathBuf, separator: char },
 }
 
-/// The environment by which the loader preloads the library.
+/// The environment by which the loader preloads the library, and finds it by the names that programs `dlopen`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Preload {
     /// The first entry of `LD_PRELOAD`.
     pub entry: OsString,
-    /// The first entry of `LD_LIBRARY_PATH`, if the loader has to search for the library.
-    pub folder: Option<PathBuf>,
+    /// The first entry of `LD_LIBRARY_PATH`. The folder also has `libibverbs.so`, the name without a version.
+    pub folder: PathBuf,
 }
 
 /// Finds the library.
@@ -50,16 +50,13 @@ fn find_beside(executable: &Path) -> Result<PathBuf, LibraryError> {
 /// `LD_PRELOAD` is split at spaces and colons, `LD_LIBRARY_PATH` at colons and semicolons. So a library whose path has a
 /// space is preloaded by its name alone, and the folder is searched for it.
 fn preload(library: PathBuf) -> Result<Preload, LibraryError> {
-    let text = library.to_string_lossy().into_owned();
-    let is_searched = text.contains(' ');
-    let separators: &[char] = if is_searched { &[':', ';'] } else { &[':'] };
-    if let Some(separator) = text.chars().find(|character| separators.contains(character)) {
+    let text = library.to_string_lossy();
+    if let Some(separator) = text.chars().find(|character| [':', ';'].contains(character)) {
         return Err(LibraryError::Unloadable { path: library, separator });
     }
-    Ok(match library.parent() {
-        Some(folder) if is_searched => Preload { entry: LIBRARY.into(), folder: Some(folder.to_owned()) },
-        _ => Preload { entry: library.into(), folder: None },
-    })
+    let entry = if text.contains(' ') { LIBRARY.into() } else { library.clone().into() };
+    let folder = library.parent().unwrap_or(Path::new("/")).to_owned();
+    Ok(Preload { entry, folder })
 }
 
 #[cfg(test)]
@@ -85,20 +82,16 @@ mod tests {
     }
 
     #[test]
-    fn a_path_without_a_space_is_preloaded_itself() {
-        let path = "/a;b/lib/terrace/libibverbs.so.1";
-        assert_eq!(preload(path.into()).unwrap(), Preload { entry: path.into(), folder: None });
-    }
-
-    #[test]
-    fn the_folder_is_searched_when_its_path_has_a_space() {
-        let expected = Preload { entry: LIBRARY.into(), folder: Some("/a b/lib/terrace".into()) };
-        assert_eq!(preload("/a b/lib/terrace/libibverbs.so.1".into()).unwrap(), expected);
+    fn a_library_is_preloaded_by_its_path_unless_that_has_a_space() {
+        for (folder, entry) in [("/a/lib", "/a/lib/libibverbs.so.1"), ("/a b", LIBRARY)] {
+            let expected = Preload { entry: entry.into(), folder: folder.into() };
+            assert_eq!(preload(Path::new(folder).join(LIBRARY)).unwrap(), expected);
+        }
     }
 
     #[test]
     fn a_path_that_the_loader_would_split_is_refused() {
-        for (folder, separator) in [("/a:b", ':'), ("/a b:c", ':'), ("/a b;c", ';')] {
+        for (folder, separator) in [("/a:b", ':'), ("/a;b", ';'), ("/a b:c", ':')] {
             let refused = preload(Path::new(folder).join(LIBRARY));
             assert!(
                 matches!(refused, Err(LibraryError::Unloadable { separator: found, .. }) if found == separator),

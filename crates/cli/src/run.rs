@@ -57,6 +57,11 @@ A fault plan is a TOML file that tests a program's behaviour under faults; every
 `terrace stat` counts injected faults, and the program logs the counts when it exits. All keys, and a
 program that is tested with a plan: docs/fault-plan.md, examples/resilient_send.c in Terrace's sources.
 
+A program that loads libibverbs by itself finds Terrace's by the names libibverbs.so.1 and libibverbs.so.
+A program that loads the system's by an absolute path needs Terrace's at that path, for example by a
+mount that only the program sees, without root:
+  unshare -rm sh -c 'mount --bind DIR/lib/terrace/libibverbs.so.1 PATH && exec terrace run -- PROGRAM'
+
 The first process on an address uses UDP port 4791, the next one 4792 and so on; a firewall between
 hosts must pass them. Exit status: the program's own; 125 if Terrace itself fails, 126 if
 the program cannot be executed, 127 if there is no such program.";
@@ -175,12 +180,10 @@ pub fn run(options: &Options) -> Result<(), RunError> {
     let mut command = Command::new(&path);
     command.arg0(name).args(&options.program[1..]).envs(environment(options)?);
     command.env("LD_PRELOAD", prepend(&library.entry, std::env::var_os("LD_PRELOAD"), &[':', ' ']));
-    if let Some(folder) = &library.folder {
-        command.env(
-            "LD_LIBRARY_PATH",
-            prepend(folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH"), &[':', ';']),
-        );
-    }
+    command.env(
+        "LD_LIBRARY_PATH",
+        prepend(library.folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH"), &[':', ';']),
+    );
     let error = command.exec();
     let program = name.to_string_lossy().into_owned();
     // The program exists, so a missing file is its interpreter.

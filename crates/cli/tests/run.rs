@@ -95,6 +95,10 @@ fn without_options_only_the_library_is_set() {
     let output = installation.run(&["env"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(variable(&text, "LD_PRELOAD"), Some(installation.library().as_str()));
+    assert_eq!(
+        variable(&text, "LD_LIBRARY_PATH").map(Path::new),
+        Path::new(&installation.library()).parent()
+    );
     assert!(!text.contains("TERRACE_"), "{text}");
 }
 
