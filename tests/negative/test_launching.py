@@ -1,11 +1,13 @@
 """What `terrace run` does for programs that a preloaded library alone does not serve."""
 
+import json
+import os
 import pathlib
 import subprocess
 import tempfile
 import unittest
 
-from support import PROGRAMS, TERRACE, NegativeTest, fresh_address, procs
+from support import PROGRAMS, TERRACE, USAGE, NegativeTest, fresh_address, procs
 
 FOLDER = TERRACE.parents[1] / "lib/terrace"
 IN_OWN_NAMESPACE = ("unshare", "--map-root-user", "--mount")
@@ -44,6 +46,39 @@ class Loading(Launching):
         path = run("gcc", "-print-file-name=libibverbs.so.1").stdout.strip()
         mount = (*IN_OWN_NAMESPACE, "sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"', FOLDER / "libibverbs.so.1", path)
         self.assert_prints(self.terrace(PROGRAMS / "loader", path, before=mount), "terrace0\n")
+
+
+class DeviceName(Launching):
+    """`--device-name`, for programs that look for a name."""
+
+    def test_the_name_is_the_same_everywhere(self):
+        attributes = "/sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/0"
+        for command, text in (((PROGRAMS / "loader", "libibverbs.so.1"), "mlx5_0\n"),
+                              (("ls", "/sys/class/infiniband"), "mlx5_0\n"),
+                              (("cat", "/sys/class/infiniband_verbs/uverbs0/ibdev"), "mlx5_0\n"),
+                              (("readlink", "-f", "/sys/class/infiniband/mlx5_0"), "/sys/devices/virtual/infiniband/mlx5_0\n"),
+                              (("cat", attributes), "RoCE v2\n"),
+                              (("stat", "--format=%F", "/dev/infiniband/mlx5_0"), "character special file\n")):
+            with self.subTest(command):
+                self.assert_prints(self.terrace(*command, options=("--device-name", "mlx5_0")), text)
+        found = self.terrace("ibv_devinfo", "-d", "mlx5_0", options=("--device-name", "mlx5_0"))
+        self.assertIn("hca_id:\tmlx5_0\n", found.stdout)
+        self.assertEqual(self.terrace("ls", "/sys/class/infiniband/terrace0", options=("--device-name", "mlx5_0")).returncode, 2)
+        devices = run(TERRACE, "devices", "--addr", "127.0.0.1", "--device-name", "mlx5_0", "--json")
+        self.assertEqual([device["name"] for device in json.loads(devices.stdout)], ["mlx5_0"])
+
+    def test_names_that_no_device_can_have(self):
+        for name in ("", ".", "a/b", "_0", "a b", "m" * 64):
+            with self.subTest(name):
+                outcome = self.terrace("true", options=(f"--device-name={name}",))
+                self.assertEqual(outcome.returncode, USAGE)
+                self.assertIn("device name", outcome.stderr)
+
+    def test_a_wrong_variable_is_reported_when_the_device_is_opened(self):
+        variables = {**os.environ, "LD_PRELOAD": str(FOLDER / "libibverbs.so.1"), "TERRACE_DEVICE_NAME": "a/b"}
+        outcome = subprocess.run(["ibv_devinfo"], env=variables, capture_output=True, text=True, timeout=60)
+        self.assertNotEqual(outcome.returncode, 0)
+        self.assertIn("terrace: TERRACE_DEVICE_NAME is `a/b`, which is not a device name", outcome.stderr)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ use serde::Serialize;
 use std::net::Ipv6Addr;
 use terrace_fabric::Port;
 use terrace_fabric::udp::UdpPort;
+use terrace_nic::DeviceName;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -16,9 +17,6 @@ Examples:
 
 A GID is an RDMA port's address. The address given with --addr has index 0; programs choose another
 one with an option like -x or -g INDEX.";
-
-/// The name of the device in all programs.
-const NAME: &str = "terrace0";
 
 /// Options of `terrace devices`.
 #[derive(Args)]
@@ -30,6 +28,9 @@ pub struct Options {
     /// Path MTU in bytes, as for `terrace run`
     #[arg(long, value_name = "BYTES", env = "TERRACE_MTU", hide_env_values = true)]
     mtu: Option<String>,
+    /// Name of the device, as for `terrace run`
+    #[arg(long, value_name = "NAME", env = "TERRACE_DEVICE_NAME", hide_env_values = true, default_value_t)]
+    device_name: DeviceName,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -37,7 +38,7 @@ pub struct Options {
 
 #[derive(Serialize)]
 struct DeviceView {
-    name: &'static str,
+    name: String,
     /// Largest path MTU in bytes.
     mtu: u32,
     /// The first free UDP port, for the next process.
@@ -57,7 +58,7 @@ struct GidView {
 /// Prints the device.
 pub fn show(options: &Options) -> Result<(), RunError> {
     let port = UdpPort::open(&parse_port(options.addr.as_deref(), options.mtu.as_deref())?)?;
-    let device = view(&port);
+    let device = view(&port, &options.device_name);
     match options.json {
         true => println!(
             "{}",
@@ -68,7 +69,7 @@ pub fn show(options: &Options) -> Result<(), RunError> {
     Ok(())
 }
 
-fn view(port: &dyn Port) -> DeviceView {
+fn view(port: &dyn Port, name: &DeviceName) -> DeviceView {
     let gids = port.gids().iter().enumerate().map(|(index, gid)| GidView {
         index,
         gid: full_form(Ipv6Addr::from(gid.raw)),
@@ -76,7 +77,12 @@ fn view(port: &dyn Port) -> DeviceView {
         interface: gid.interface.clone(),
         r#type: "RoCE v2",
     });
-    DeviceView { name: NAME, mtu: port.mtu_limit(), udp_port: port.udp_port(), gids: gids.collect() }
+    DeviceView {
+        name: name.to_string(),
+        mtu: port.mtu_limit(),
+        udp_port: port.udp_port(),
+        gids: gids.collect(),
+    }
 }
 
 /// All eight groups with leading zeros, as other RDMA tools print GIDs.

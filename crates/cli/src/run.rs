@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use terrace_fabric::udp::{OpenError, UdpConfig, UdpPort};
 use terrace_faults::{FaultPlan, FaultPlanError};
-use terrace_nic::PathChoice;
+use terrace_nic::{DeviceName, PathChoice};
 use terrace_pages::cached::CachedConfig;
 use terrace_vm::SwapSpace;
 
@@ -21,6 +21,7 @@ Examples:
   terrace run -- ib_read_lat                     # the server end
   terrace run -- ib_read_lat 127.0.0.1           # the client end
   terrace run --addr 192.0.2.1 -- ./my_server    # packets leave from this address
+  terrace run --device-name mlx5_0 -- ./my_server
   terrace run --pcap run.pcap -- ib_send_bw -n 5 127.0.0.1
   tshark -r run.pcap -d udp.port==4791-5046,infiniband
   terrace run --fault-plan lossy.toml -- ./my_client
@@ -76,6 +77,9 @@ pub struct Options {
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest for the interface's MTU]
     #[arg(long, value_name = "BYTES", env = "TERRACE_MTU", hide_env_values = true)]
     mtu: Option<String>,
+    /// Name of the device, for programs that look for one, as mlx5_0
+    #[arg(long, value_name = "NAME", env = "TERRACE_DEVICE_NAME", hide_env_values = true, default_value_t)]
+    device_name: DeviceName,
     /// Fault plan: a file of faults to inject in packets, receives and storage
     #[arg(long, value_name = "FILE", env = "TERRACE_FAULT_PLAN", hide_env_values = true)]
     fault_plan: Option<PathBuf>,
@@ -201,6 +205,9 @@ fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunEr
     let mut variables: Vec<(&'static str, OsString)> = Vec::new();
     variables.extend(port.addr.map(|addr| ("TERRACE_ADDR", addr.to_string().into())));
     variables.extend(port.mtu.map(|mtu| ("TERRACE_MTU", mtu.to_string().into())));
+    if options.device_name != DeviceName::default() || std::env::var_os("TERRACE_DEVICE_NAME").is_some() {
+        variables.push(("TERRACE_DEVICE_NAME", options.device_name.to_string().into()));
+    }
     if let Some(path) = &options.fault_plan {
         let (plan, path) = check_fault_plan(path)?;
         if plan.has_storage_faults() && !has_extended_regions(options) {

@@ -71,6 +71,8 @@ fn the_program_gets_the_library_and_the_options() {
         "127.0.0.1",
         "--mtu",
         "1024",
+        "--device-name",
+        "mlx5_0",
         "--fault-plan",
         "plan.toml",
         "--pcap",
@@ -84,6 +86,7 @@ fn the_program_gets_the_library_and_the_options() {
     assert_eq!(variable(&text, "LD_PRELOAD"), Some(installation.library().as_str()));
     assert_eq!(variable(&text, "TERRACE_ADDR"), Some("127.0.0.1"));
     assert_eq!(variable(&text, "TERRACE_MTU"), Some("1024"));
+    assert_eq!(variable(&text, "TERRACE_DEVICE_NAME"), Some("mlx5_0"));
     assert_eq!(variable(&text, "TERRACE_FAULT_PLAN"), Some(plan.as_str()));
     assert_eq!(variable(&text, "TERRACE_PCAP").map(Path::new), Some(installation.0.join("x.pcap").as_path()));
     assert_eq!(variable(&text, "TERRACE_LOG"), Some("debug"));

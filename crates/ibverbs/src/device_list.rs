@@ -1,16 +1,17 @@
-//! The list of devices. It has one device, whose C structure is static.
+//! The list of devices. It has one device, whose C structure lives as long as the process.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
+use std::sync::OnceLock;
+
+use terrace_nic::DeviceName;
 
 use crate::abi::{IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_device};
 use crate::errno::{ENOMEM, Result, pointer};
 use crate::identity;
 use crate::object;
 
-/// Name of the device, as `ibv_devices` prints it.
-pub const DEVICE_NAME: &str = "terrace0";
 /// Name of its character device under `/dev/infiniband`.
 pub const UVERBS_NAME: &str = "uverbs0";
 
@@ -20,45 +21,60 @@ pub const UVERBS_NAME: &str = "uverbs0";
 struct Listed {
     device: UnsafeCell<ibv_device>,
     provider_private: [u64; 32],
+    name: DeviceName,
 }
 
-// SAFETY: the structure is initialized at compile time and never written; programs get a pointer and own no part of it.
+// SAFETY: the structure is never written after its initialization; programs get a pointer and own no part of it.
 unsafe impl Sync for Listed {}
 
-static DEVICE: Listed = Listed { device: UnsafeCell::new(describe()), provider_private: [0; 32] };
+// SAFETY: as above; null pointers and plain data.
+unsafe impl Send for Listed {}
 
-/// Copies an ASCII text into a C array and fills the rest with zeros.
-const fn text<const N: usize>(parts: [&str; 2]) -> [c_char; N] {
+/// Set when the library is loaded, so that a later reader takes no lock.
+static DEVICE: OnceLock<Listed> = OnceLock::new();
+
+fn listed() -> &'static Listed {
+    DEVICE.get_or_init(|| {
+        // `ibv_open_device` reports an invalid name (`identity`).
+        let name = DeviceName::from_env().unwrap_or_default();
+        Listed { device: UnsafeCell::new(describe(&name)), provider_private: [0; 32], name }
+    })
+}
+
+/// Describes the device. The library's constructor calls this before the program starts.
+pub fn initialize() {
+    listed();
+}
+
+/// Name of the device, as `ibv_devices` prints it.
+pub fn device_name() -> &'static str {
+    listed().name.as_str()
+}
+
+/// Copies ASCII texts into a C array and fills the rest with zeros.
+fn text<const N: usize>(parts: [&str; 2]) -> [c_char; N] {
     let mut array = [0; N];
-    let (mut part, mut at) = (0, 0);
-    while part < parts.len() {
-        let bytes = parts[part].as_bytes();
-        let mut index = 0;
-        while index < bytes.len() {
-            array[at] = bytes[index] as c_char;
-            index += 1;
-            at += 1;
-        }
-        part += 1;
+    for (to, from) in array.iter_mut().zip(parts.into_iter().flat_map(str::bytes)) {
+        *to = from as c_char;
     }
     array
 }
 
-const fn describe() -> ibv_device {
+fn describe(name: &DeviceName) -> ibv_device {
     // SAFETY: integers, arrays of them and optional functions.
     let mut device: ibv_device = unsafe { object::zeroed() };
     device.node_type = IBV_NODE_CA;
     device.transport_type = IBV_TRANSPORT_IB;
-    device.name = text([DEVICE_NAME, ""]);
+    device.name = text([name.as_str(), ""]);
     device.dev_name = text([UVERBS_NAME, ""]);
     device.dev_path = text(["/sys/class/infiniband_verbs/", UVERBS_NAME]);
-    device.ibdev_path = text(["/sys/class/infiniband/", DEVICE_NAME]);
+    device.ibdev_path = text(["/sys/class/infiniband/", name.as_str()]);
     device
 }
 
 /// The device's C structure.
 pub fn device() -> *mut ibv_device {
-    DEVICE.device.get()
+    listed().device.get()
 }
 
 /// Whether a pointer is the address of this library's device.
@@ -92,7 +108,7 @@ fn allocate_list() -> Result<*mut *mut ibv_device> {
     Ok(list)
 }
 
-/// `ibv_free_device_list(3)`. The device is static and remains valid.
+/// `ibv_free_device_list(3)`. The device remains valid.
 ///
 /// # Safety
 /// `list` is null or came from `ibv_get_device_list`.
@@ -108,7 +124,7 @@ pub extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char 
     if !is_ours(device) {
         return null_mut();
     }
-    // SAFETY: the static above.
+    // SAFETY: the structure above.
     unsafe { (&raw const (*device).name).cast() }
 }
 

@@ -77,7 +77,7 @@ use crate::once::once;
 use crate::paged::{self, ForkHold};
 use crate::rdma_cm::service;
 use crate::shim::{real, tree};
-use crate::{nic, xrcd};
+use crate::{device_list, nic, xrcd};
 
 /// `IBV_FORK_ENABLED`: children do not inherit registered memory.
 const FORK_ENABLED: c_int = 1;
@@ -107,6 +107,7 @@ static ON_LOAD: extern "C" fn() = on_load;
 
 extern "C" fn on_load() {
     real::find_all();
+    device_list::initialize();
     // An allocator that is not the C library's installs fork hooks when it is first used. Its hooks have to be
     // installed before this library's hooks, which allocate. `black_box` keeps the compiler from removing the
     // allocation.

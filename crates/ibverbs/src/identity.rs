@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use terrace_nic::{Device, DeviceConfig, Error, Gid, OpenError, PathChoice, PortConfig};
+use terrace_nic::{Device, DeviceConfig, DeviceName, Error, Gid, OpenError, PathChoice, PortConfig};
 
 use crate::errno::{Errno, Result};
 use crate::log;
@@ -66,7 +66,7 @@ pub fn get() -> Result<&'static Identity> {
 }
 
 fn port() -> Result<PortConfig> {
-    PortConfig::from_env().map_err(report_open_error)
+    DeviceName::from_env().and_then(|_| PortConfig::from_env()).map_err(report_open_error)
 }
 
 fn open(port: PortConfig, adjust: impl FnOnce(&mut DeviceConfig)) -> Result<Arc<Device>> {

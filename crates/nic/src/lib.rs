@@ -21,6 +21,7 @@
 //! | `limits`, `use_count`, `error` | limits and quotas; objects in use are not destroyed; why a verb was refused |
 //! | `sync` | what is replaced in models |
 //! | `setup`, `stat`, `clock`, `signals` | opening a port; statistics; time; threads that take no signals |
+//! | `device_name` | the name that programs see |
 //!
 //! `device`, `qp`, `cq`, `srq` and `events` import each other, because a poll of a completion queue makes progress for
 //! all queue pairs of the device. What they hold imports none of them, and `impl Device` blocks are beside what they
@@ -41,6 +42,7 @@ mod colocated;
 mod cq;
 mod datapath;
 mod device;
+mod device_name;
 mod engine;
 mod entries;
 mod error;
@@ -82,6 +84,7 @@ pub use buffer::Buffer;
 pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use cq::{CompChannel, Cq, CqInit};
 pub use device::{Device, DeviceConfig, Pd, PortAttributes};
+pub use device_name::DeviceName;
 pub use engine::fork::ForkPause;
 pub use error::Error;
 pub use events::AsyncEvent;

@@ -201,7 +201,11 @@ fn variable(name: &'static str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-fn parsed<T: std::str::FromStr>(name: &'static str, expected: &'static str) -> Result<Option<T>, OpenError> {
+/// The value of a variable, `None` if it is unset or empty.
+pub fn parsed<T: std::str::FromStr>(
+    name: &'static str,
+    expected: &'static str,
+) -> Result<Option<T>, OpenError> {
     let Some(value) = variable(name) else { return Ok(None) };
     match value.parse() {
         Ok(parsed) => Ok(Some(parsed)),

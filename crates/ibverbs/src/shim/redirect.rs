@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::os::unix::ffi::OsStrExt;
 
 use super::tree;
-use crate::device_list::{DEVICE_NAME, UVERBS_NAME};
+use crate::device_list::{UVERBS_NAME, device_name};
 use crate::rdma_cm;
 
 /// The target of `/dev/infiniband/uverbs0`: a character device that programs can open. They check nothing else.
@@ -76,7 +76,7 @@ fn ours(path: &CStr) -> Option<CString> {
 /// The device file, by its own name or the device's.
 fn is_device(path: &[u8]) -> bool {
     path.strip_prefix(b"/dev/infiniband/")
-        .is_some_and(|name| name == UVERBS_NAME.as_bytes() || name == DEVICE_NAME.as_bytes())
+        .is_some_and(|name| name == UVERBS_NAME.as_bytes() || name == device_name().as_bytes())
         || rdma_cm::is_device(path)
 }
 

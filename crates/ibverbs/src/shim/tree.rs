@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::signals::without_signals;
 use crate::ah;
-use crate::device_list::{DEVICE_NAME, UVERBS_NAME};
+use crate::device_list::{UVERBS_NAME, device_name};
 use crate::identity::{self, Identity};
 use crate::query::{FIRMWARE, GID_ENTRIES, PKEY};
 
@@ -148,8 +148,9 @@ fn directory(parent: &Path, name: &str) -> io::Result<PathBuf> {
 fn fill(root: &Path, identity: &Identity) -> io::Result<()> {
     let virtual_devices = directory(root, "sys/devices/virtual")?;
     let class = directory(root, "sys/class")?;
+    let name = device_name();
 
-    let device = directory(&virtual_devices, &format!("infiniband/{DEVICE_NAME}"))?;
+    let device = directory(&virtual_devices, &format!("infiniband/{name}"))?;
     fill_device(&device, identity)?;
     fill_port(&directory(&device, "ports/1")?, identity)?;
     // Programs look up the network interface with the device's addresses here.
@@ -157,10 +158,10 @@ fn fill(root: &Path, identity: &Identity) -> io::Result<()> {
         directory(&device, &format!("device/net/{}", first.interface))?;
     }
     let devices = directory(&class, "infiniband")?;
-    symlink(format!("../../devices/virtual/infiniband/{DEVICE_NAME}"), devices.join(DEVICE_NAME))?;
+    symlink(format!("../../devices/virtual/infiniband/{name}"), devices.join(name))?;
 
     let uverbs = directory(&virtual_devices, &format!("infiniband_verbs/{UVERBS_NAME}"))?;
-    line(&uverbs, "ibdev", DEVICE_NAME)?;
+    line(&uverbs, "ibdev", name)?;
     line(&uverbs, "abi_version", 1)?;
     // The device file's numbers.
     line(&uverbs, "dev", "1:3")?;
