@@ -61,13 +61,6 @@ class Command(NegativeTest):
         self.run_refused(NOT_EXECUTABLE, "not executable", "--", self.directory)
         self.run_refused(NOT_EXECUTABLE, "./script: its interpreter does not exist", "--", "./script")
 
-    def test_program_that_is_statically_linked(self):
-        source = self.file("static.c", "int main(void) { return 0; }\n")
-        built = subprocess.run(["gcc", "-static", "-o", self.directory / "static", source], capture_output=True, text=True)
-        if built.returncode != 0:
-            self.skipTest(f"no static C library here: {built.stderr}")
-        self.run_refused(NOT_EXECUTABLE, "statically linked", "--", "./static")
-
     # ---- the library ----
 
     def test_missing_library(self):

@@ -9,6 +9,7 @@ import unittest
 
 from support import PROGRAMS, TERRACE, USAGE, NegativeTest, fresh_address, procs
 
+PROGRAM_SOURCES = pathlib.Path(__file__).with_name("programs")
 FOLDER = TERRACE.parents[1] / "lib/terrace"
 IN_OWN_NAMESPACE = ("unshare", "--map-root-user", "--mount")
 
@@ -46,6 +47,48 @@ class Loading(Launching):
         path = run("gcc", "-print-file-name=libibverbs.so.1").stdout.strip()
         mount = (*IN_OWN_NAMESPACE, "sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"', FOLDER / "libibverbs.so.1", path)
         self.assert_prints(self.terrace(PROGRAMS / "loader", path, before=mount), "terrace0\n")
+
+
+class Sanitized(Launching):
+    """Programs with gcc's AddressSanitizer, whose runtime wants to be the first library."""
+
+    def build(self, name):
+        program = self.directory / name
+        sources = (PROGRAM_SOURCES / f"{name}.c", PROGRAM_SOURCES / "env.c")
+        built = run("gcc", "-g", "-D_GNU_SOURCE", "-fsanitize=address", "-o", program, *sources, "-libverbs", "-lpthread")
+        self.assertEqual(built.returncode, 0, built.stderr)
+        return program
+
+    def test_it_finds_no_errors_and_no_leaks(self):
+        """Started by `terrace run`, and by a program that it starts."""
+        program = self.build("verbs_device")
+        for before in ((), ("sh", "-c", '"$0"; exit "$?"')):
+            with self.subTest(before):
+                outcome = self.terrace(*before, program)
+                self.assertEqual((outcome.returncode, outcome.stderr), (0, ""))
+                self.assertIn(" 0 failed", outcome.stdout)
+
+    def test_it_reports_errors_and_leaks(self):
+        program = self.build("faulty")
+        for mistake, report in (("overflow", "heap-buffer-overflow"), ("null", "SEGV on unknown address"), ("leak", "detected memory leaks")):
+            with self.subTest(mistake):
+                outcome = self.terrace(program, mistake)
+                self.assertEqual(outcome.returncode, 1)
+                self.assertIn(report, outcome.stderr)
+
+
+class Static(Launching):
+    """Programs that a library cannot be preloaded into."""
+
+    def test_the_programs_that_it_starts_have_the_device(self):
+        source, launcher = self.directory / "launcher.c", self.directory / "launcher"
+        source.write_text("#include <unistd.h>\nint main(int n, char **v) { return n > 1 ? execvp(v[1], v + 1) : 0; }\n")
+        built = run("gcc", "-static", "-o", launcher, source)
+        if built.returncode != 0:
+            self.skipTest(f"no static C library here: {built.stderr}")
+        outcome = self.terrace(launcher, PROGRAMS / "loader", "libibverbs.so")
+        warning = f"terrace: {launcher} is statically linked, so it sees no RDMA device; programs that it starts do\n"
+        self.assertEqual((outcome.returncode, outcome.stdout, outcome.stderr), (0, "terrace0\n", warning))
 
 
 class DeviceName(Launching):

@@ -14,19 +14,12 @@ pub enum ProgramError {
     /// A file of that name exists, but cannot be executed.
     #[error("{0}: not executable")]
     NotExecutable(String),
-    /// The program does not use the loader, so that no library can be preloaded.
-    #[error("{0}: statically linked: a library cannot be preloaded into it, so it would see no RDMA device")]
-    Static(String),
 }
 
 /// The path of `program`: itself if it contains a slash, else the first executable of that name in `PATH`.
 pub fn find(program: &OsStr) -> Result<PathBuf, ProgramError> {
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
-    let found = find_in(program, &path)?;
-    if is_static(&found) {
-        return Err(ProgramError::Static(program.to_string_lossy().into_owned()));
-    }
-    Ok(found)
+    find_in(program, &path)
 }
 
 fn find_in(program: &OsStr, path: &OsStr) -> Result<PathBuf, ProgramError> {
@@ -69,9 +62,9 @@ fn classify(path: &Path) -> Candidate {
     }
 }
 
-/// Whether the file is a 64-bit ELF executable without a program interpreter (`PT_INTERP`). Unreadable files, other
-/// formats and scripts count as loadable; the kernel decides about them.
-fn is_static(path: &Path) -> bool {
+/// Whether the file is a 64-bit ELF executable without a program interpreter (`PT_INTERP`), into which no library can be
+/// preloaded. Unreadable files, other formats and scripts count as loadable; the kernel decides about them.
+pub fn is_static(path: &Path) -> bool {
     const PROGRAM_HEADER_LEN: usize = 56;
     const PT_INTERP: u32 = 3;
     let Some(head) = read_head(path, 64) else { return false };

@@ -181,13 +181,21 @@ pub fn run(options: &Options) -> Result<(), RunError> {
     let library = library::find()?;
     let name = &options.program[0];
     let path = program::find(name)?;
+    let variables = environment(options)?;
+    if program::is_static(&path) {
+        let name = name.to_string_lossy();
+        eprintln!(
+            "terrace: {name} is statically linked, so it sees no RDMA device; programs that it starts do"
+        );
+    }
     let mut command = Command::new(&path);
-    command.arg0(name).args(&options.program[1..]).envs(environment(options)?);
+    command.arg0(name).args(&options.program[1..]).envs(variables);
     command.env("LD_PRELOAD", prepend(&library.entry, std::env::var_os("LD_PRELOAD"), &[':', ' ']));
     command.env(
         "LD_LIBRARY_PATH",
         prepend(library.folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH"), &[':', ';']),
     );
+    command.env("ASAN_OPTIONS", sanitizer_options(std::env::var_os("ASAN_OPTIONS")));
     let error = command.exec();
     let program = name.to_string_lossy().into_owned();
     // The program exists, so a missing file is its interpreter.
@@ -327,9 +335,33 @@ fn prepend(entry: &OsStr, existing: Option<OsString>, separators: &[char]) -> Os
     value
 }
 
+/// gcc's AddressSanitizer refuses to start behind a preloaded library. It works there: the NIC's interposed functions call
+/// its own. The runtime is not preloaded first, because programs without the sanitizer would get its leak reports. The
+/// last of two equal options counts, so the user's come last.
+fn sanitizer_options(existing: Option<OsString>) -> OsString {
+    const BEHIND_OTHERS: &str = "verify_asan_link_order=0";
+    match existing {
+        Some(options) if !options.is_empty() => {
+            let mut value = OsString::from(BEHIND_OTHERS);
+            value.push(":");
+            value.push(options);
+            value
+        }
+        _ => BEHIND_OTHERS.into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_users_options_of_the_sanitizer_come_last() {
+        let options = |existing: &str| sanitizer_options(Some(existing.into()));
+        assert_eq!(options("verify_asan_link_order=1"), "verify_asan_link_order=0:verify_asan_link_order=1");
+        assert_eq!(options(""), "verify_asan_link_order=0");
+        assert_eq!(sanitizer_options(None), "verify_asan_link_order=0");
+    }
 
     #[test]
     fn the_library_comes_first_and_once() {
