@@ -118,7 +118,7 @@ profile)
 # The packages include those of the test.
 packages) check_rust; install_packages $compiler $verbs dpkg-dev util-linux ;;
 demo) check_rust; install_packages $compiler $verbs perftest ;;
-test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils librdmacm-dev ;;
+test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils librdmacm-dev iproute2 ;;
 conformance) check_rust; install_packages $compiler $verbs $programs ;;
 interop)
     [ "$(dpkg --print-architecture 2>/dev/null)" = amd64 ] || fail "the guest consists of Debian packages for amd64"

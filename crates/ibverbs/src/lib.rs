@@ -9,8 +9,9 @@
 //! | `strings`, `sysfs`, `neighbour`, `kernel_copies`, `unsupported` | the other public symbols |
 //! | `private_nodes`, `compat` | symbols that providers and programs of 2005 bind |
 //! | `paged` | `terrace run --dram`: on-demand regions over file mappings are tiered to the file |
+//! | `rdma_netlink` | answers to netlink requests about RDMA devices |
 //! | `rdma_cm`, `nic` | the device through which librdmacm connects; the process's NICs and their users |
-//! | `fork`, `once`, `room`, `backings`, `shim`, `log` | coexistence with the program in its process |
+//! | `fork`, `once`, `room`, `backings`, `shim`, `descriptor_bits`, `log` | coexistence with the program in its process |
 //!
 //! Modules do not import each other in circles (`scripts/module_circles.py` lists circles). `open` is above the verbs,
 //! and `fork` is above all modules whose locks a fork holds. Types that several modules need are in separate small
@@ -33,6 +34,7 @@ mod compat;
 mod context;
 mod cq;
 mod cq_ex;
+mod descriptor_bits;
 mod device_list;
 mod dm;
 mod errno;
@@ -57,6 +59,7 @@ mod qp;
 #[allow(non_snake_case)]
 mod query;
 mod rdma_cm;
+mod rdma_netlink;
 mod room;
 mod shim;
 mod srq;

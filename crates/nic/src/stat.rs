@@ -70,6 +70,9 @@ pub struct QpSnapshot {
     pub remote: Option<String>,
     /// The peer's number, when connected.
     pub remote_qpn: u32,
+    /// The PSN of the next packet that it sends.
+    #[serde(default)]
+    pub sq_psn: u32,
     /// Send work requests that are not complete.
     pub send_queue_len: usize,
     /// Receive work requests that are not complete, of its own queue.
@@ -125,6 +128,7 @@ impl QueuePair {
             state: format!("{:?}", attr.state).to_uppercase(),
             remote: attr.path.map(|path| path.remote.to_string()),
             remote_qpn: attr.dest_qpn,
+            sq_psn: attr.sq_psn,
             send_queue_len,
             receive_queue_len,
             counts: qp_counts(&self.counters_with(&core)),

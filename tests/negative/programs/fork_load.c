@@ -18,6 +18,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/netlink.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -28,6 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -126,6 +128,43 @@ CALLER(call_write)
     uint32_t id;
     create.response = (uintptr_t)&id;
     CALL(ssize_t (*)(int, const void *, size_t), at->fd, &create, sizeof create);
+}
+/* A netlink request for the list of RDMA devices. The kernel refuses it where the paths are ordinary. */
+static const struct nlmsghdr netlink_request = {
+    .nlmsg_len = sizeof netlink_request, .nlmsg_type = (5 << 10) + 1, .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP};
+static int netlink_family(const struct place *at)
+{
+    return strstr(at->path, "infiniband") != NULL ? NETLINK_RDMA : NETLINK_ROUTE;
+}
+static int netlink_socket(const struct place *at)
+{
+    return socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, netlink_family(at));
+}
+CALLER(call_socket)
+{
+    close_if_open(CALL(int (*)(int, int, int), AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, netlink_family(at)));
+}
+CALLER(call_connect)
+{
+    struct sockaddr_nl kernel = {.nl_family = AF_NETLINK};
+    int fd = netlink_socket(at);
+    CALL(int (*)(int, const void *, socklen_t), fd, &kernel, sizeof kernel);
+    close_if_open(fd);
+}
+CALLER(call_sendto)
+{
+    int fd = netlink_socket(at);
+    CALL(ssize_t (*)(int, const void *, size_t, int, const void *, socklen_t), fd, &netlink_request,
+         sizeof netlink_request, 0, NULL, 0);
+    close_if_open(fd);
+}
+CALLER(call_sendmsg)
+{
+    struct iovec piece = {(void *)&netlink_request, sizeof netlink_request};
+    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1};
+    int fd = netlink_socket(at);
+    CALL(ssize_t (*)(int, const void *, int), fd, &message, 0);
+    close_if_open(fd);
 }
 CALLER(call_access) { CALL(int (*)(const char *, int), at->path, R_OK); }
 CALLER(call_faccessat) { CALL(int (*)(int, const char *, int, int), AT_FDCWD, at->path, R_OK, 0); }
@@ -268,6 +307,7 @@ static const struct entry {
     {"access", call_access, true},
     {"bsd_signal", call_signal, true},
     {"canonicalize_file_name", call_canonicalize, false},
+    {"connect", call_connect, true},
     {"eaccess", call_access, true},
     {"euidaccess", call_access, true},
     {"faccessat", call_faccessat, true},
@@ -300,9 +340,13 @@ static const struct entry {
     {"realpath", call_realpath, false},
     {"scandir", call_scandir, false},
     {"scandir64", call_scandir, false},
+    {"send", call_sendto, true},
+    {"sendmsg", call_sendmsg, true},
+    {"sendto", call_sendto, true},
     {"sigaction", call_sigaction, true},
     {"signal", call_signal, true},
     {"sigprocmask", call_mask, true},
+    {"socket", call_socket, true},
     {"ssignal", call_signal, true},
     {"stat", call_stat, true},
     {"stat64", call_stat, true},

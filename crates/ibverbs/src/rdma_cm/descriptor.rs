@@ -1,25 +1,20 @@
-//! The descriptors that are channels to the connection manager.
-//!
-//! A descriptor's number does not suffice: the program may have closed the descriptor without an interposed call, and
-//! got the same number for another file. So the number is only a filter, and the inode of the socket decides.
+//! The descriptors that are channels to the connection manager. A descriptor's number is only a filter, and the inode of
+//! the socket decides.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::descriptor_bits::DescriptorBits;
 use crate::shim::signals::without_signals;
 
 /// ID of the file that one `open` of the device created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(pub u64);
 
-/// `open` fails if the descriptor's number would be this one or higher.
-const DESCRIPTORS_MAX: usize = 1 << 16;
-
-/// One bit for each descriptor that was a channel at the last check.
-static BITS: [AtomicU64; DESCRIPTORS_MAX / 64] = [const { AtomicU64::new(0) }; DESCRIPTORS_MAX / 64];
+/// The descriptors that were channels at the last check.
+static NUMBERS: DescriptorBits = DescriptorBits::new();
 
 /// Files by the inode of their socket.
 static FILES: Mutex<Option<HashMap<u64, FileId>>> = Mutex::new(None);
@@ -28,22 +23,19 @@ fn files() -> MutexGuard<'static, Option<HashMap<u64, FileId>>> {
     FILES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn bit(fd: c_int) -> Option<(&'static AtomicU64, u64)> {
-    let index = usize::try_from(fd).ok()?;
-    Some((BITS.get(index / 64)?, 1 << (index % 64)))
-}
-
 /// Whether a descriptor may be a channel. Cheap, and async-signal-safe.
 #[inline]
 pub fn is_channel(fd: c_int) -> bool {
-    bit(fd).is_some_and(|(word, mask)| word.load(Relaxed) & mask != 0)
+    NUMBERS.contains(fd)
 }
 
 /// Records a descriptor. Returns false if its number is too large.
 pub fn add(fd: c_int, file: FileId) -> bool {
-    let (Some((word, mask)), Some(inode)) = (bit(fd), inode(fd)) else { return false };
+    let Some(inode) = inode(fd) else { return false };
+    if !NUMBERS.insert(fd) {
+        return false;
+    }
     files().get_or_insert_default().insert(inode, file);
-    word.fetch_or(mask, Relaxed);
     true
 }
 
@@ -71,10 +63,8 @@ pub fn lookup(fd: c_int) -> Option<FileId> {
         return None;
     }
     let found = lookup_copy(fd);
-    if found.is_none()
-        && let Some((word, mask)) = bit(fd)
-    {
-        word.fetch_and(!mask, Relaxed);
+    if found.is_none() {
+        NUMBERS.remove(fd);
     }
     found
 }

@@ -1,9 +1,10 @@
-//! Functions of the C library that take a descriptor, for channels to the connection manager (`rdma_cm`). Other
+//! Functions of the C library that take a descriptor, for channels to the connection manager (`rdma_cm`) and for netlink sockets. Other
 //! descriptors cost one lookup in a bitmap.
 
 use std::ffi::{c_int, c_void};
 
 use super::real::call_real;
+use super::sockets;
 use crate::rdma_cm;
 
 unsafe extern "C" {
@@ -22,6 +23,10 @@ pub unsafe extern "C" fn write(fd: c_int, data: *const c_void, len: usize) -> is
         if let Some(written) = unsafe { rdma_cm::write(fd, data, len) } {
             return written;
         }
+    }
+    // SAFETY: the caller's; no address.
+    if let Some(sent) = unsafe { sockets::answer(fd, data, len, std::ptr::null(), 0) } {
+        return sent;
     }
     // SAFETY: the caller's.
     unsafe { __write(fd, data, len) }

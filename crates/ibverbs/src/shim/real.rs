@@ -64,9 +64,9 @@ macro_rules! functions {
 
 functions! {
     __fxstat __fxstat64 __fxstatat __fxstatat64 __lxstat __lxstat64 __open64_2 __open_2 __openat64_2 __openat_2
-    __readlink_chk __readlinkat_chk __realpath_chk __sysv_signal __xstat __xstat64 access eaccess euidaccess faccessat
+    __readlink_chk __readlinkat_chk __realpath_chk __sysv_signal __xstat __xstat64 access connect eaccess euidaccess faccessat
     fopen fopen64 fstat fstat64 fstatat fstatat64 getxattr lgetxattr listxattr llistxattr lstat lstat64 open open64 openat
-    openat64 opendir pthread_sigmask readlink readlinkat realpath scandir scandir64 sigaction signal sigprocmask stat stat64
+    openat64 opendir pthread_sigmask readlink readlinkat realpath scandir scandir64 send sendmsg sendto sigaction signal sigprocmask socket stat stat64
     statx
 }
 
