@@ -1,11 +1,11 @@
 //! Buffers of `ibv_alloc_buf` (rdma-core 64): pages of ordinary memory.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use crate::abi::ibv_pd;
 use crate::abi::newer::{ibv_buf, ibv_mr_init_attr};
-use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, pointer};
+use crate::errno::{EINVAL, Errno, Result, pointer};
 use crate::object;
 use crate::pd::{PdObject, Use};
 
@@ -77,9 +77,20 @@ pub unsafe fn check_range(pd: *mut ibv_pd, attr: &ibv_mr_init_attr) -> Result<()
     if fits && pd == buf.pd { Ok(()) } else { Err(EINVAL) }
 }
 
-/// `ibv_export_buf_dmabuf_fd(3)`: the buffers are no DMA-bufs.
+/// `ibv_export_buf_dmabuf_fd(3)`: ENODATA, because the buffers are no DMA-bufs.
 #[unsafe(no_mangle)]
-pub extern "C" fn ibv_export_buf_dmabuf_fd(_buf: *mut ibv_buf) -> std::ffi::c_int {
-    EOPNOTSUPP.set();
+pub extern "C" fn ibv_export_buf_dmabuf_fd(_buf: *mut ibv_buf) -> c_int {
+    Errno(libc::ENODATA).set();
     -1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_no_dma_buf() {
+        assert_eq!(ibv_export_buf_dmabuf_fd(null_mut()), -1);
+        assert_eq!(Errno::last(), Errno(libc::ENODATA));
+    }
 }

@@ -6,7 +6,8 @@ use std::ptr::null_mut;
 
 use crate::abi::newer::ibv_dmah;
 use crate::abi::{ibv_context, ibv_dm, ibv_gid, ibv_mr, ibv_pd, ibv_qp};
-use crate::errno::EOPNOTSUPP;
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno};
+use crate::object;
 
 /// Null, and EOPNOTSUPP in `errno`.
 fn none<T>() -> *mut T {
@@ -14,10 +15,43 @@ fn none<T>() -> *mut T {
     null_mut()
 }
 
-/// `ibv_import_device(3)`: a NIC inside a process cannot be shared with another process.
+/// `ibv_import_device(3)`: a NIC inside a process cannot be shared with another process. EINVAL for a descriptor that is
+/// no device's, ENODEV for that of another device.
 #[unsafe(no_mangle)]
-pub extern "C" fn ibv_import_device(_cmd_fd: c_int) -> *mut ibv_context {
-    none()
+pub extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
+    let errno = match DescriptorKind::of(cmd_fd) {
+        DescriptorKind::Command => EOPNOTSUPP,
+        DescriptorKind::CharacterDevice => Errno(libc::ENODEV),
+        DescriptorKind::Other => EINVAL,
+    };
+    errno.set();
+    null_mut()
+}
+
+/// What a descriptor may be that a program imports a device by.
+enum DescriptorKind {
+    /// An anonymous file, as a context's `cmd_fd` (`open`).
+    Command,
+    CharacterDevice,
+    Other,
+}
+
+impl DescriptorKind {
+    fn of(fd: c_int) -> DescriptorKind {
+        // Only anonymous files have seals.
+        // SAFETY: no arguments.
+        if unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } >= 0 {
+            return DescriptorKind::Command;
+        }
+        // SAFETY: integers only.
+        let mut status: libc::stat = unsafe { object::zeroed() };
+        // SAFETY: the structure may be written.
+        let failed = unsafe { libc::fstat(fd, &raw mut status) } != 0;
+        if failed || status.st_mode & libc::S_IFMT != libc::S_IFCHR {
+            return DescriptorKind::Other;
+        }
+        DescriptorKind::CharacterDevice
+    }
 }
 
 /// `ibv_import_pd(3)`.

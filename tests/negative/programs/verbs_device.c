@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static void devices(const struct env *env)
 {
@@ -227,6 +228,11 @@ static void unsupported_features(const struct env *env)
     FAILS(EOPNOTSUPP, ibv_alloc_null_mr(env->pd));
     FAILS(EOPNOTSUPP, ibv_reg_dmabuf_mr(env->pd, 0, 4096, 0, -1, ENV_ACCESS));
     FAILS(EOPNOTSUPP, ibv_import_device(env->context->cmd_fd));
+    FAILS(EINVAL, ibv_import_device(-1));
+    FAILS(EINVAL, ibv_import_device(env->context->async_fd));
+    int other_device = open("/dev/zero", O_RDONLY);
+    FAILS(ENODEV, ibv_import_device(other_device));
+    CHECK(close(other_device) == 0);
     FAILS(EOPNOTSUPP, ibv_import_pd(context, 1));
     FAILS(EOPNOTSUPP, ibv_import_mr(env->pd, 1));
 
