@@ -19,6 +19,7 @@ const ACCEPT: u32 = 8;
 const DISCONNECT: u32 = 10;
 const INIT_QP_ATTR: u32 = 11;
 const GET_EVENT: u32 = 12;
+const WRITE_EVENT: u32 = 24;
 const TCP: u16 = 0x0106;
 
 const ADDR_RESOLVED: u32 = 0;
@@ -28,6 +29,8 @@ const CONNECT_RESPONSE: u32 = 5;
 const REJECTED: u32 = 8;
 const ESTABLISHED: u32 = 9;
 const DISCONNECTED: u32 = 10;
+const USER: u32 = 18;
+const INTERNAL: u32 = 19;
 
 /// An open channel.
 struct Channel(c_int);
@@ -109,11 +112,23 @@ impl Channel {
     }
 
     fn get_event(&self) -> Result<Event, i32> {
+        self.get_event_and_argument().map(|(event, _)| event)
+    }
+
+    /// The event, and the number of one that the program has written.
+    fn get_event_and_argument(&self) -> Result<(Event, u64), i32> {
         let mut answer = [0u8; 336];
         let status = self.command(GET_EVENT, &(&raw mut answer as u64).to_ne_bytes(), answer.len());
         let word = |at: usize| u32::from_ne_bytes(*answer[at..].first_chunk().expect("in range"));
-        let uid = u64::from_ne_bytes(*answer.first_chunk().expect("in range"));
-        if status == 0 { Ok((uid, word(8), word(12), word(16) as i32)) } else { Err(status) }
+        let long = |at: usize| u64::from_ne_bytes(*answer[at..].first_chunk().expect("in range"));
+        let event = (long(0), word(8), word(12), word(16) as i32);
+        if status == 0 { Ok((event, long(20))) } else { Err(status) }
+    }
+
+    fn write_event(&self, id: u32, event: u32, status: i32, argument: u64) -> i32 {
+        let words = [id, 0, event, status as u32].map(u32::to_ne_bytes).concat();
+        // The rest of the union.
+        self.command(WRITE_EVENT, &[&words[..], &argument.to_ne_bytes(), &[0; 312]].concat(), 0)
     }
 
     fn event(&self) -> Event {
@@ -207,6 +222,29 @@ fn invalid_commands_fail() {
     let other = Channel::open(0);
     assert_eq!(other.destroy(id).0, libc::EINVAL);
     assert_eq!(channel.destroy(id), (0, 0));
+}
+
+#[test]
+fn a_program_gets_the_events_that_it_writes() {
+    let channel = Channel::open(libc::O_NONBLOCK);
+    let (id, other) = (channel.create(11), channel.create(12));
+    assert_eq!(channel.write_event(id, USER, -5, u64::MAX - 1), 0);
+    assert_eq!(channel.write_event(other, INTERNAL, 0, 16), 0);
+    assert_eq!(channel.get_event_and_argument(), Ok(((11, id, USER, -5), u64::MAX - 1)));
+    assert_eq!(channel.get_event_and_argument(), Ok(((12, other, INTERNAL, 0), 16)));
+    assert_eq!(
+        channel.write_event(id, ESTABLISHED, 0, 0),
+        libc::EINVAL,
+        "an event of the connection manager"
+    );
+    assert_eq!(channel.write_event(77, USER, 0, 0), libc::ENOENT);
+    assert_eq!(channel.command(WRITE_EVENT, &[0; 20], 0), libc::EINVAL);
+    assert_eq!(channel.get_event(), Err(libc::EAGAIN));
+    // An event that was not taken ends with its identifier; the number of those taken is reported.
+    assert_eq!(channel.write_event(id, USER, 0, 0), 0);
+    assert_eq!(channel.destroy(id), (0, 1));
+    assert_eq!(channel.get_event(), Err(libc::EAGAIN));
+    assert_eq!(channel.destroy(other), (0, 1));
 }
 
 #[test]

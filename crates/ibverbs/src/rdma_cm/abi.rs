@@ -40,15 +40,15 @@ pub enum Command {
     Bind = 20,
     ResolveAddr = 21,
     JoinMulticast = 22,
+    WriteEvent = 24,
 }
 
 impl Command {
     /// The command with this number: EINVAL for a number that was never assigned, ENOSYS for an unsupported command.
-    /// Those are GET_OPTION, as in the kernel, and commands newer than version 44 of rdma-core, which works without
-    /// them after an error.
+    /// Those are GET_OPTION, as in the kernel, and RESOLVE_IB_SERVICE, because there is no InfiniBand.
     pub fn from_number(number: u32) -> Result<Command> {
         use Command::*;
-        const ALL: [Command; 22] = [
+        const ALL: [Command; 23] = [
             CreateId,
             DestroyId,
             BindIp,
@@ -71,9 +71,10 @@ impl Command {
             Bind,
             ResolveAddr,
             JoinMulticast,
+            WriteEvent,
         ];
         let found = ALL.into_iter().find(|command| *command as u32 == number);
-        found.ok_or(if matches!(number, 13 | 23 | 24) { Errno(libc::ENOSYS) } else { EINVAL })
+        found.ok_or(if matches!(number, 13 | 23) { Errno(libc::ENOSYS) } else { EINVAL })
     }
 }
 
@@ -91,6 +92,8 @@ pub enum EventCode {
     Established = 9,
     Disconnected = 10,
     TimeWaitExit = 15,
+    User = 18,
+    Internal = 19,
 }
 
 /// A command's bytes, without its header.
@@ -271,6 +274,12 @@ impl Answer<EVENT_BYTES> {
             param.valid.into(),
         ];
         self.put(284, &flags);
+        self
+    }
+
+    /// Sets the parameters to a number.
+    pub fn with_argument(mut self, argument: u64) -> Self {
+        self.put_u64(20, argument);
         self
     }
 

@@ -92,6 +92,7 @@ impl Call<'_> {
             Command::SetOption => self.set_option(),
             Command::Notify => self.notify(),
             Command::MigrateId => self.migrate_id(),
+            Command::WriteEvent => self.write_event(),
             // There is no multicast on this device.
             Command::JoinIpMulticast | Command::JoinMulticast | Command::LeaveMulticast => Err(EOPNOTSUPP),
         }
@@ -359,6 +360,22 @@ impl Call<'_> {
                 _ if value[0] > 31 => return Err(EINVAL),
                 _ => id.ack_timeout = Some(value[0]),
             }
+            Ok(())
+        })
+    }
+
+    /// Queues an event that the program writes to itself: librdmacm's threads wake the program by it.
+    fn write_event(&self) -> Result<()> {
+        let code = match self.fields.u32(8)? {
+            code if code == EventCode::User as u32 => EventCode::User,
+            code if code == EventCode::Internal as u32 => EventCode::Internal,
+            _ => return Err(EINVAL),
+        };
+        let answer = Answer::event(code, self.fields.u32(12)? as i32).with_argument(self.fields.u64(16)?);
+        with(|service| {
+            let number = self.fields.u32(0)?;
+            service.ids.get(self.file, number)?;
+            service.ids.queue(number, answer, None);
             Ok(())
         })
     }
