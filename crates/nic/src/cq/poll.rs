@@ -49,6 +49,13 @@ impl Cq {
         Ok(count + rest)
     }
 
+    /// Makes progress as [`Cq::poll`] of an empty queue does, also if entries wait: for a program that takes them with
+    /// [`Cq::take`].
+    pub fn advance(&self) {
+        let polls = self.device.note_poll();
+        self.device.progress_for(self, polls, None);
+    }
+
     /// [`Cq::poll`] with the time of each entry, by the device's clock; of a queue that keeps no times, 0.
     pub fn poll_timed(&self, max: usize, take: &mut impl FnMut(&Wc, Time)) -> Result<usize, Error> {
         if !self.progress_if_empty(None) {
