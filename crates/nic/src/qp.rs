@@ -174,7 +174,7 @@ impl Posting<'_> {
 }
 
 /// Nagle's rule for work requests: a request that is posted while this many packets are in flight over the network can
-/// wait for the answer to one of them, ...
+/// wait for the answer to one of them, as can one that is posted while those of other queue pairs wait, ...
 const BUSY_PACKETS: u32 = 8;
 /// ... unless this many requests wait already. Batches of small messages share one system call that way.
 const BATCH_REQUESTS: usize = 16;
@@ -462,7 +462,7 @@ impl QueuePair {
         let device = self.device();
         device.ensure_engine();
         let can_wait = !core.nic.local.has_tx_ring()
-            && core.qp.unacknowledged_packets() >= BUSY_PACKETS
+            && (core.qp.unacknowledged_packets() >= BUSY_PACKETS || !device.pending.is_empty())
             && core.qp.queued_requests() < BATCH_REQUESTS;
         if can_wait {
             device.pending.add(self);
