@@ -3,8 +3,9 @@
 //! Reads are asynchronous: io_uring, or threads where io_uring is forbidden. The threads that serve peers submit and
 //! reap them. Writes and syncs block the caller, which is a thread of `write_back`: direct writes through io_uring stall
 //! (decision 25). Registered buffers would pin every frame of the pool and save a fiftieth of a read's cost, and a ring
-//! that several threads use can be neither `SINGLE_ISSUER` nor `DEFER_TASKRUN`: the ring is a plain one, and only the
-//! pool's file is registered with it.
+//! that several threads use can be neither `SINGLE_ISSUER` nor `DEFER_TASKRUN`. It is `COOP_TASKRUN`: otherwise the end of each
+//! read interrupts the thread that submitted it, which looks for ended reads anyway. If that thread makes no system call, and
+//! another one reaps, an ended read waits for the next tick of the kernel.
 //!
 //! | module | content |
 //! |---|---|

@@ -43,7 +43,13 @@ impl Uring {
     /// # Errors
     /// `EPERM` or `ENOSYS` where io_uring is forbidden or missing.
     pub(super) fn open(depth: u32, pool: BorrowedFd<'_>) -> io::Result<Uring> {
-        let ring = IoUring::builder().setup_clamp().setup_cqsize(depth.saturating_mul(4)).build(depth)?;
+        let mut builder = IoUring::builder();
+        builder.setup_clamp().setup_cqsize(depth.saturating_mul(4));
+        // Kernels before 5.19 do not know the flags.
+        let ring = match builder.clone().setup_coop_taskrun().setup_taskrun_flag().build(depth) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => builder.build(depth)?,
+            ring => ring?,
+        };
         ring.submitter().register_files(&[pool.as_raw_fd()])?;
         Ok(Uring { ring, in_flight: Slab::new(), backlog: VecDeque::new() })
     }
@@ -57,6 +63,15 @@ impl Uring {
         // completion was reaped; `drop` waits for that, too. The vectors do not move when the slab grows.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| self.in_flight.remove(key).request)
+    }
+
+    /// Has the kernel complete requests whose IO has ended. Where it interrupts no thread for that (`COOP_TASKRUN`), it leaves
+    /// the rest of a request to the next system call of the thread that submitted it.
+    fn run_task_work(&mut self) {
+        if self.ring.submission().taskrun() {
+            // On failure the next system call does it.
+            let _ = self.ring.submit();
+        }
     }
 
     /// Submits the queue to the kernel. Entries that the kernel has no resources for stay queued.
@@ -104,6 +119,7 @@ impl ReadDevice for Uring {
     }
 
     fn reap(&mut self, done: &mut Vec<ReadCompletion>) {
+        self.run_task_work();
         for entry in self.ring.completion() {
             let InFlight { request, .. } = self.in_flight.remove(entry.user_data() as usize);
             let result =
