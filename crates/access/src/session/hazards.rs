@@ -21,10 +21,35 @@ impl Session {
         if self.mode.is_none() || (!fenced && no_calls && request.route != Route::Store) {
             return false;
         }
+        // A READ that can be repeated follows requests with calls only, and these are few.
+        if can_be_repeated && !fenced {
+            let with_calls = self.with_calls.iter().filter_map(|&seq| self.entries.get(self.index(seq)?));
+            return with_calls.into_iter().any(|earlier| must_follow(request, earlier, true));
+        }
         self.entries.range(..index).filter(|earlier| !earlier.is_done()).any(|earlier| {
             (fenced && matches!(earlier.kind, Kind::Read | Kind::Atomic))
                 || must_follow(request, earlier, can_be_repeated)
         })
+    }
+
+    /// Counts a call that an entry waits for.
+    pub(super) fn count_call(&mut self, index: usize) {
+        let entry = &mut self.entries[index];
+        entry.calls += 1;
+        if entry.calls == 1 {
+            self.with_calls.push(self.first + index as u64);
+        }
+        self.task_count += 1;
+    }
+
+    /// Takes back [`Session::count_call`].
+    pub(super) fn uncount_call(&mut self, index: usize) {
+        let (seq, entry) = (self.first + index as u64, &mut self.entries[index]);
+        entry.calls -= 1;
+        if entry.calls == 0 {
+            self.with_calls.retain(|&other| other != seq);
+        }
+        self.task_count -= 1;
     }
 
     /// Whether a call has to wait: for the server's grant, or for an earlier work request that writes the data that the

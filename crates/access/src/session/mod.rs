@@ -10,9 +10,9 @@
 //!   program        session                       queue pair            control queue pair
 //!   post(wr) ----> queued
 //!                  poll_action: Post(wr) ------> post_send
-//!                  poll_action: Call(call) ------------------------->  SEND, of all reads that are ready
+//!                  poll_action: Call(call) ------------------------->  SEND, or READs that wait for absent pages
 //!                  handle_completion(wc) <------ completion hook
-//!                  handle_done(id, status) <-------------------------  RDMA WRITE, then `Done`
+//!                  handle_done(id, status) <-------------------------  RDMA WRITE, then `Done`; or completions
 //!   CQ <---------- poll_action: Complete(wc)
 //! ```
 //!
@@ -91,7 +91,8 @@ pub enum Action {
     /// Post this on the queue pair. Pass its completion to [`Session::handle_completion`]. If posting fails, call
     /// [`Session::handle_refused`].
     Post(SendWr),
-    /// Send this over the control queue pair. Pass the answer to each of its requests to [`Session::handle_done`].
+    /// Send this over the control queue pair, or READ what it requests ([`Call::reads`]). Pass the answer to each of its requests
+    /// to [`Session::handle_done`].
     Call(Call),
     /// An entry for the program's completion queue.
     Complete(Wc),
@@ -154,6 +155,8 @@ pub struct Session {
     checked_count: usize,
     /// The number of calls that entries wait for.
     task_count: usize,
+    /// The entries that wait for calls.
+    with_calls: Vec<Seq>,
     /// A buffer for the inspection of data.
     page_buffer: Box<[u8; PAGE_BYTES]>,
 }
@@ -183,6 +186,7 @@ impl Session {
             grants: Grants::default(),
             checked_count: 0,
             task_count: 0,
+            with_calls: Vec::new(),
             page_buffer: Box::new([0; PAGE_BYTES]),
         }
     }
@@ -370,8 +374,7 @@ impl Session {
             return self.fail(index, WcStatus::RetryExceeded, 0);
         }
         for task in tasks {
-            self.entries[index].calls += 1;
-            self.task_count += 1;
+            self.count_call(index);
             if self.is_deferred(&task) {
                 self.calls.deferred.push(task);
             } else {

@@ -109,8 +109,7 @@ impl Session {
             self.calls.delay(now, task);
             return true;
         }
-        self.entries[index].calls -= 1;
-        self.task_count -= 1;
+        self.uncount_call(index);
         match (status, &task.request) {
             _ if has_failed => {}
             (Status::Plain, Request::Read(read)) => {
@@ -156,7 +155,7 @@ impl Session {
             })
         };
         let dropped: Vec<Task> = self.calls.deferred.extract_if(.., is_data).collect();
-        dropped.iter().filter_map(|task| task.seq).for_each(|seq| self.uncount_call(seq));
+        self.uncount_calls(&dropped);
     }
 
     /// Handles the end of the control queue pair: the server accesses the program's memory no longer. The oldest work
@@ -164,9 +163,10 @@ impl Session {
     pub fn handle_peer_gone(&mut self) {
         self.is_control_gone = true;
         self.stalled = false;
-        let dropped: Vec<Seq> = self.calls.drop_all().iter().filter_map(|task| task.seq).collect();
-        dropped.iter().for_each(|&seq| self.uncount_call(seq));
-        if let Some(index) = dropped.into_iter().min().and_then(|seq| self.index(seq)) {
+        let dropped = self.calls.drop_all();
+        self.uncount_calls(&dropped);
+        if let Some(index) = dropped.iter().filter_map(|task| task.seq).min().and_then(|seq| self.index(seq))
+        {
             self.fail(index, WcStatus::RetryExceeded, 0);
         }
         self.release_deferred_calls();
@@ -210,9 +210,8 @@ impl Session {
             later.issued = true;
         }
         self.next_index = self.entries.len();
-        for task in self.calls.drop_unsent(|unsent| unsent >= seq) {
-            task.seq.into_iter().for_each(|seq| self.uncount_call(seq));
-        }
+        let dropped = self.calls.drop_unsent(|unsent| unsent >= seq);
+        self.uncount_calls(&dropped);
         for post in std::mem::take(&mut self.unposted) {
             match self.index(post.seq) {
                 Some(index) if post.seq >= seq => {
@@ -223,11 +222,10 @@ impl Session {
         }
     }
 
-    /// Decrements the counts of calls that an entry waits for.
-    fn uncount_call(&mut self, seq: Seq) {
-        if let Some(index) = self.index(seq) {
-            self.entries[index].calls -= 1;
-            self.task_count -= 1;
+    /// Takes dropped calls off their entries.
+    fn uncount_calls(&mut self, tasks: &[Task]) {
+        for seq in tasks.iter().filter_map(|task| task.seq) {
+            self.index(seq).into_iter().for_each(|index| self.uncount_call(index));
         }
     }
 
