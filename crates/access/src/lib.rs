@@ -2,7 +2,7 @@
 //!
 //! A client READs an extended region as if all of it were in memory. The server's NIC answers READs of absent pages with
 //! the region's signature page ([`signature`]), without involving the server's software. The client detects the
-//! signature page and fetches exactly the absent pages by RPC. The crate is sans-IO: the owner of the queue pairs passes
+//! signature page and fetches exactly the absent pages by calls. The crate is sans-IO: the owner of the queue pairs passes
 //! in messages, completions and the time.
 //!
 //! | module | contains |

@@ -2,7 +2,7 @@
 //! residency bitmap have found.
 //!
 //! The view is a hint. A READ of a unit that is wrongly considered present costs a round trip, since it returns the
-//! signature page. A unit that is wrongly considered absent costs the server's processor an RPC. So the view may be old,
+//! signature page. A READ of a unit that is wrongly considered absent waits behind fetches. So the view may be old,
 //! and the client transfers little of the server's bitmap:
 //!
 //! - The client's accesses update the view. A unit that a READ found absent is marked absent. A page that the server has

@@ -105,7 +105,7 @@ fn a_client_with_an_old_view_reads_what_was_written() {
     }
     let stats = &node.server.stats().regions[0];
     assert!(stats.evictions > 200, "{stats:?}");
-    assert!((200..1250).contains(&requests), "{requests} of 1500 reads by RPC");
+    assert!((200..1250).contains(&requests), "{requests} of 1500 reads by fetches");
 }
 
 #[test]
@@ -141,8 +141,9 @@ fn a_client_of_256_gib_pulls_little_of_the_bitmap() {
 }
 
 /// Reads pages that are absent, all in one call or one by one. Returns what the client has requested.
-fn read_absent(at_once: bool) -> ClientCounters {
-    let node = node(if at_once { "at-once" } else { "one-by-one" }, 16 * MIB, 20 * MIB);
+fn read_absent(mode: ServeMode, at_once: bool) -> ClientCounters {
+    let name = if at_once { "pages-at-once" } else { "pages-one-by-one" };
+    let node = Node::new(name, mode, 16 * MIB, 20 * MIB);
     let client = node.client();
     let region = client.open("data").expect("the region");
     let buffer = client.buffer(64 * PAGE as usize).expect("a buffer");
@@ -174,10 +175,18 @@ fn read_absent(at_once: bool) -> ClientCounters {
 }
 
 #[test]
-fn misses_of_one_poll_share_messages() {
-    let one_by_one = read_absent(false);
+fn absent_pages_are_fetched_without_messages() {
+    for at_once in [false, true] {
+        let ClientCounters { requests, messages, answers, .. } = read_absent(ServeMode::Term, at_once);
+        assert_eq!((requests, messages, answers), (640, 0, 0));
+    }
+}
+
+#[test]
+fn reads_of_one_poll_share_messages() {
+    let one_by_one = read_absent(ServeMode::RpcDirect, false);
     assert_eq!((one_by_one.requests, one_by_one.messages, one_by_one.answers), (640, 640, 640));
-    let at_once = read_absent(true);
+    let at_once = read_absent(ServeMode::RpcDirect, true);
     println!("64 accesses at a time: {at_once:?}");
     assert_eq!(at_once.requests, 640);
     assert!(at_once.messages <= 320 && at_once.answers <= 320, "{at_once:?}");

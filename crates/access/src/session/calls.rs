@@ -46,6 +46,15 @@ impl Call {
         Message { id: self.id, body }
     }
 
+    /// The reads that it requests, if it is a call for reads. Their ids follow in succession. In place of the message, the owner
+    /// may READ their pages on queue pairs for which the peer's NIC has no signature page: READs of absent pages wait there.
+    pub fn reads(&self) -> Option<&[Read]> {
+        match &self.content {
+            Content::Reads(reads) => Some(reads),
+            _ => None,
+        }
+    }
+
     /// The number of accesses that it requests.
     pub fn request_count(&self) -> usize {
         match &self.content {

@@ -1,4 +1,4 @@
-//! READs of extended regions: the division into one-sided READs and fetches by RPC, and the inspection of the data.
+//! READs of extended regions: the division into READs of present pages and calls for absent ones, and the inspection of the data.
 
 use std::ops::Range;
 

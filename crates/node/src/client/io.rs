@@ -14,6 +14,7 @@ use terrace_nic::{
     Sge, Time, Wc,
 };
 
+use super::fetch::{Fetched, Fetches};
 use super::{ClientCounters, Completion};
 use crate::agent::Agent;
 use crate::connections::{Connection, Role};
@@ -76,6 +77,8 @@ pub(super) struct Io {
     cq: Arc<Cq>,
     link: u32,
     mailbox: Arc<Mailbox>,
+    /// Without queue pairs, fetches are requested by messages.
+    fetches: Fetches,
     pulls: Vec<Pull>,
     /// Work requests to post on the queue pair.
     posts: Vec<SendWr>,
@@ -110,6 +113,7 @@ impl Io {
             cq,
             link,
             mailbox: Arc::default(),
+            fetches: Fetches::default(),
             pulls: Vec::new(),
             posts: Vec::new(),
             calls: Vec::new(),
@@ -145,6 +149,11 @@ impl Io {
         Ok(())
     }
 
+    /// Has connected queue pairs fetch absent pages.
+    pub fn start_fetches(&mut self, qps: Vec<Arc<QueuePair>>) {
+        self.fetches = Fetches::new(qps);
+    }
+
     /// Begins an access; [`Io::advance`] drives it.
     ///
     /// # Errors
@@ -161,22 +170,44 @@ impl Io {
         let (now, memory) = (device.now(), Memory(self.qp.pd().clone()));
         let arrived = &mut self.arrived;
         let taken = self.cq.take(COMPLETIONS_MAX, &mut |wc| arrived.push(*wc));
-        for wc in self.arrived.drain(..) {
-            self.session.handle_completion(&wc, &memory);
-        }
+        let is_server_lost = self.handle_arrived(now, &memory);
         taken?;
+        if is_server_lost {
+            agent.lock().connections.remove(self.link, "a fetch was not answered");
+        }
         let (answers, is_closed) = self.mailbox.take();
         self.counters.answers += answers.len() as u64;
         for (ids, status) in answers {
             ids.for_each(|id| _ = self.session.handle_done(now, id, status));
         }
         if is_closed && !std::mem::replace(&mut self.is_control_gone, true) {
+            self.fetches.close();
             self.session.handle_peer_gone();
         }
         self.store_pulled(now);
         self.execute_actions(now, &memory);
+        if let Err(error) = self.begin_fetches() {
+            agent.lock().connections.remove(self.link, &error.to_string());
+        }
         self.send_calls_and_pulls(agent, now);
         Ok(())
+    }
+
+    /// Handles the completions of both kinds of queue pairs. Returns whether a fetch has found that the server does not answer.
+    fn handle_arrived(&mut self, now: Time, memory: &Memory) -> bool {
+        let mut is_server_lost = false;
+        for wc in self.arrived.drain(..) {
+            if wc.qpn == self.qp.qpn() {
+                self.session.handle_completion(&wc, memory);
+                continue;
+            }
+            match self.fetches.handle_completion(&wc) {
+                Some(Fetched::Done(id, status)) => _ = self.session.handle_done(now, id, status),
+                Some(Fetched::Lost) => is_server_lost = true,
+                None => {}
+            }
+        }
+        is_server_lost
     }
 
     /// Takes the completions of accesses.
@@ -211,6 +242,22 @@ impl Io {
                 self.session.handle_refused(wr.wr_id);
             }
         }
+    }
+
+    /// Executes the calls for reads by READs, if there are queue pairs for them.
+    ///
+    /// # Errors
+    /// If a queue pair refuses work requests.
+    fn begin_fetches(&mut self) -> Result<(), Error> {
+        if !self.fetches.has_pairs() {
+            return Ok(());
+        }
+        for call in self.calls.extract_if(.., |call| call.reads().is_some()) {
+            let reads = call.reads().unwrap_or_default();
+            (call.id..).zip(reads).for_each(|(id, read)| self.fetches.begin(id, read));
+            self.counters.requests += reads.len() as u64;
+        }
+        self.fetches.post()
     }
 
     /// Sends the calls, and pulls what is due of the bitmaps.

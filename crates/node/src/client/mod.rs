@@ -22,6 +22,7 @@
 //! serves. Accesses to the same bytes take effect in the order in which they were begun.
 
 mod error;
+mod fetch;
 mod io;
 mod region;
 
@@ -31,7 +32,9 @@ use std::time::{Duration, Instant};
 
 use terrace_access::proto::{Body, Found, Magic, Mode, NAME_BYTES_MAX, Open, Status};
 use terrace_access::region::{Knowledge, Region as Extended};
-use terrace_nic::{AddressVector, Buffer, Cq, CqInit, Device, Path, PortConfig, QpCap, SendWr, WcStatus};
+use terrace_nic::{
+    AddressVector, Buffer, Cq, CqInit, Device, Path, PortConfig, QpCap, QueuePair, SendWr, WcStatus,
+};
 use terrace_sync::Mutex;
 
 use crate::agent::Agent;
@@ -88,7 +91,7 @@ pub struct Completion {
 pub struct ClientCounters {
     /// Requests to fetch or to write ranges that are not in the server's memory.
     pub requests: u64,
-    /// The messages that carried them, and those that requested a grant.
+    /// The messages that carried them, as far as READs did not, and those that requested a grant.
     pub messages: u64,
     /// The answers to these messages: messages, and RDMA WRITEs with an immediate.
     pub answers: u64,
@@ -105,6 +108,10 @@ pub struct Client {
     cq: Arc<Cq>,
     /// The QPNs of our end of the queue pair for accesses, and of the server's end.
     qpns: (u32, u32),
+    /// The path to the server.
+    remote: Path,
+    /// Whether there are queue pairs for fetches.
+    has_fetches: Mutex<bool>,
     io: Mutex<Io>,
 }
 
@@ -127,24 +134,14 @@ impl Client {
         let remote = path_to(device, config)?;
         let link = Connected { device, agent: &agent, link: agent.connect_to(device, remote)? };
         let calls_max = link.wait_until_connected()?;
-        // In the agent's protection domain, so that the server can access buffers over the control queue pair.
-        let pd = agent.pd();
         let depth = config.depth.max(1);
-        let cq = device.create_cq(CqInit { depth, channel: None, cookie: 0 })?;
-        let cap = QpCap {
-            max_send_wr: depth,
-            max_recv_wr: 0,
-            max_send_sge: 1,
-            max_recv_sge: 0,
-            max_inline_data: 0,
-        };
-        let (qp, own) = control::new_pair(pd, &cq, cap)?;
-        let Answer::Paired(peer) = link.call(Body::Pair(own))? else { return Err(ClientError::Protocol) };
-        control::initialize(&qp, 0)?;
-        control::connect(&qp, own, remote, peer, control::RNR_RETRIES)?;
-        let (link, qpns) = (link.link, (own.qpn, peer.qpn));
+        let fetches_max = fetch::PAIR_COUNT as u32 * fetch::PAIR_DEPTH;
+        let cq = device.create_cq(CqInit { depth: depth + fetches_max, channel: None, cookie: 0 })?;
+        let (qp, qpns) = link.connect_pair(&cq, depth, remote)?;
+        let link = link.link;
         let io = Mutex::new(Io::new(qp, cq.clone(), link, depth, calls_max));
-        Ok(Client { device: device.clone(), agent, link, cq, qpns, io })
+        let has_fetches = Mutex::new(false);
+        Ok(Client { device: device.clone(), agent, link, cq, qpns, remote, has_fetches, io })
     }
 
     fn link(&self) -> Connected<'_> {
@@ -189,8 +186,22 @@ impl Client {
                 return Err(ClientError::Protocol);
             };
             self.io.lock().start_pulls(self.agent.pd(), region.clone(), tables.bitmap)?;
+            self.connect_fetches()?;
         }
         self.io.lock().start(&self.agent, mode, server_qpn);
+        Ok(())
+    }
+
+    /// Connects the queue pairs by which absent pages are fetched, once.
+    fn connect_fetches(&self) -> Result<(), ClientError> {
+        let mut has_fetches = self.has_fetches.lock();
+        if *has_fetches {
+            return Ok(());
+        }
+        let connect = |_| Ok(self.link().connect_pair(&self.cq, fetch::PAIR_DEPTH, self.remote)?.0);
+        let qps = (0..fetch::PAIR_COUNT).map(connect).collect::<Result<_, ClientError>>()?;
+        self.io.lock().start_fetches(qps);
+        *has_fetches = true;
         Ok(())
     }
 
@@ -224,8 +235,7 @@ impl Client {
     /// # Errors
     /// `Nic` if completions were lost. The connection is unusable then.
     pub fn poll(&self, done: &mut Vec<Completion>) -> Result<usize, ClientError> {
-        // This poll makes progress; it takes no completions, which the session handles.
-        self.cq.poll(0, &mut |_| ())?;
+        self.cq.advance();
         let mut io = self.io.lock();
         io.advance(&self.device, &self.agent)?;
         let before_count = done.len();
@@ -257,6 +267,28 @@ impl Connected<'_> {
                 LinkState::Refused(status) => Some(Err(ClientError::Refused(status))),
             }
         })
+    }
+
+    /// Connects a queue pair for up to `depth` work requests to one of the server's. Returns it, and the numbers of both.
+    fn connect_pair(
+        &self,
+        cq: &Arc<Cq>,
+        depth: u32,
+        remote: Path,
+    ) -> Result<(Arc<QueuePair>, (u32, u32)), ClientError> {
+        let cap = QpCap {
+            max_send_wr: depth,
+            max_recv_wr: 0,
+            max_send_sge: 1,
+            max_recv_sge: 0,
+            max_inline_data: 0,
+        };
+        // In the agent's protection domain, so that the server can access buffers over the control queue pair.
+        let (qp, own) = control::new_pair(self.agent.pd(), cq, cap)?;
+        let Answer::Paired(peer) = self.call(Body::Pair(own))? else { return Err(ClientError::Protocol) };
+        control::initialize(&qp, 0)?;
+        control::connect(&qp, own, remote, peer, control::RNR_RETRIES)?;
+        Ok((qp, (own.qpn, peer.qpn)))
     }
 
     /// Sends a request on the control queue pair, and waits for the answer.
