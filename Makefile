@@ -218,10 +218,12 @@ bench-peers-full: build ## As bench-peers, with all sizes and more rounds, into 
 bench-term: build ## Measure regions larger than memory as TeRM does: all figures, in a short run (TRANSPORT=local: over shared memory)
 	@scripts/setup.sh bench
 	build/bin/terrace bench --short $(if $(TRANSPORT),--path $(TRANSPORT)) bench/term/*.toml
+	build/bin/terrace bench flush $(if $(TRANSPORT),--path $(TRANSPORT))
 
 bench-term-full: build ## As bench-term, with all points, into bench/term/results, which is committed
 	@scripts/setup.sh bench
 	build/bin/terrace bench --full $(if $(TRANSPORT),--path $(TRANSPORT)) --out bench/term/results bench/term/*.toml
+	build/bin/terrace bench flush $(if $(TRANSPORT),--path $(TRANSPORT))
 
 lint: ## Run rustfmt, clippy and cargo-deny
 	@scripts/setup.sh lint

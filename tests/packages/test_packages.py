@@ -38,7 +38,7 @@ FILES = {
     "share/doc/terrace/copyright": 0o644,
     "share/doc/terrace/third-party-licenses.gz": 0o644,
 }
-PAGES = ("terrace.1", *(f"terrace-{command}.1" for command in COMMANDS), "terrace-bench-demo-term.1")
+PAGES = ("terrace.1", *(f"terrace-{command}.1" for command in COMMANDS), "terrace-bench-demo-term.1", "terrace-bench-flush.1")
 DEB_FILES = {
     **FILES,
     **{f"share/man/man1/{page}.gz": 0o644 for page in PAGES},

@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn costs_are_of_one_access() {
         let sample = |micros, ios| Sample {
-            counts: Some(ServerCounts { misses: 0, ios: Some(ios) }),
+            counts: Some(ServerCounts { misses: 0, ios: Some(ios), dirty_bytes: None }),
             server_time: Some(Duration::from_micros(micros)),
             client_time: None,
         };

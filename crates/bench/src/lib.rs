@@ -9,6 +9,7 @@
 //! | `plan`, `ratios` | plans of figures, tables and promised ratios |
 //! | `test_harness`, `servers`, `runner`, `session` | servers, points, runs |
 //! | `cgroup`, `process`, `storage`, `preload` | the server's limits and process, the region's file, preloading |
+//! | `flush` | the time of a FLUSH beside dirty pages that it does not include |
 //! | `processors`, `costs`, `disk` | the processors of each end; what an access costs; the disk's own limit |
 //! | `results`, `report`, `plot`, `machine`, `progress` | results, plots, progress |
 #![forbid(unsafe_code)]
@@ -20,6 +21,7 @@ pub mod content;
 pub mod costs;
 pub mod demo;
 pub mod disk;
+pub mod flush;
 pub mod keys;
 pub mod ledger;
 mod leftovers;

@@ -221,7 +221,7 @@ fn major_faults(stat: &str) -> Option<ServerCounts> {
     let (_, fields) = stat.rsplit_once(')')?;
     let misses = fields.split_whitespace().nth(9)?.parse().ok()?;
     // The kernel reads more than one page at a time, in a number of reads that it does not tell.
-    Some(ServerCounts { misses, ios: None })
+    Some(ServerCounts { misses, ios: None, dirty_bytes: None })
 }
 
 /// The misses in the server's report of its memory, and the reads and writes of the file.
@@ -231,6 +231,7 @@ fn counts(report: &serde_json::Value) -> Option<ServerCounts> {
     Some(ServerCounts {
         misses: number("misses")?,
         ios: Some(number("pages_read")? + number("pages_written")?),
+        dirty_bytes: report.get("dirty_bytes")?.as_u64(),
     })
 }
 
@@ -263,7 +264,7 @@ mod tests {
     #[test]
     fn major_faults_are_the_tenth_field_after_the_name() {
         let stat = "42 (a ) b) S 1 42 42 0 -1 4194560 100 0 77 0 5 6 0 0 20 0 9 0";
-        assert_eq!(major_faults(stat), Some(ServerCounts { misses: 77, ios: None }));
+        assert_eq!(major_faults(stat), Some(ServerCounts { misses: 77, ios: None, dirty_bytes: None }));
         assert_eq!(major_faults("42"), None);
         let own = fs::read_to_string("/proc/self/stat").unwrap();
         assert!(major_faults(&own).is_some());
@@ -273,9 +274,12 @@ mod tests {
     fn misses_are_in_the_report() {
         let region =
             RegionStats { misses: 114, pages_read: 100, pages_written: 11, ..RegionStats::default() };
-        let report = MemoryStats { regions: vec![region], ..MemoryStats::default() };
+        let report = MemoryStats { regions: vec![region], dirty_bytes: 8192, ..MemoryStats::default() };
         let report = serde_json::to_value(report).unwrap();
-        assert_eq!(counts(&report), Some(ServerCounts { misses: 114, ios: Some(111) }));
+        assert_eq!(
+            counts(&report),
+            Some(ServerCounts { misses: 114, ios: Some(111), dirty_bytes: Some(8192) })
+        );
         assert_eq!(counts(&serde_json::json!({ "regions": [] })), None);
     }
 }

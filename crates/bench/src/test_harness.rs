@@ -64,6 +64,8 @@ pub struct ServerCounts {
     pub misses: u64,
     /// Pages of the region's file that were read, and that were written; `None` if the server does not count them.
     pub ios: Option<u64>,
+    /// Bytes in the server's memory that the file lacks; `None` if the server does not count them.
+    pub dirty_bytes: Option<u64>,
 }
 
 impl ServerCounts {
@@ -169,7 +171,7 @@ mod tests {
 
     #[test]
     fn the_hit_ratio_is_of_pages_between_two_samples() {
-        let counts = |misses, ios| ServerCounts { misses, ios };
+        let counts = |misses, ios| ServerCounts { misses, ios, dirty_bytes: None };
         let (before, after) = (counts(10, Some(5)), counts(35, Some(45)));
         assert_eq!(after.hit_ratio(before, 100, 256), Some(0.75));
         assert_eq!(after.hit_ratio(before, 25, 16384), Some(0.75));

@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use std::io::Write;
 use std::path::PathBuf;
 use terrace_bench::demo;
+use terrace_bench::flush;
 use terrace_bench::plan::{Length, Mode, PlanError};
 use terrace_bench::preload::preload;
 use terrace_bench::ratios;
@@ -22,6 +23,7 @@ Examples:
   terrace bench --full bench/term/*.toml              # all points, longer
   terrace bench --mode pin,term bench/term/figure-12a.toml
   terrace bench demo-term                             # five modes in one table: a minute and a half
+  terrace bench flush                                 # FLUSH while 1 GiB elsewhere is dirty: half a minute
   terrace bench --rehearse bench/term/*.toml          # no server: checks the plans, writes sample files
 
 This command starts each server, in a control group that limits its memory, which requires root.
@@ -77,6 +79,8 @@ struct Common {
 enum Command {
     /// Five modes in one table, on a region four times as large as the server's memory
     DemoTerm(Common),
+    /// The time of a FLUSH of 8 bytes while nothing else is dirty, and while 1 GiB elsewhere is
+    Flush(Common),
     /// Read the hottest pages of a region's file into the page cache; `bench` runs this beside a server
     #[command(hide = true)]
     Preload {
@@ -124,6 +128,12 @@ pub enum BenchError {
         /// Ratios that missed their thresholds.
         missed: usize,
     },
+    /// FLUSH cannot be measured.
+    #[error("cannot measure FLUSH: {0}")]
+    Flush(String),
+    /// FLUSH takes too long beside other dirty pages.
+    #[error("FLUSH takes {0:.2} times as long beside other dirty pages, and may take {max:.2}", max = flush::RATIO_MAX)]
+    SlowFlush(f64),
     /// Standard output is closed or full.
     #[error("cannot write: {0}")]
     Output(#[from] std::io::Error),
@@ -133,6 +143,7 @@ pub enum BenchError {
 pub fn bench(options: &Options) -> Result<(), BenchError> {
     match &options.command {
         Some(Command::DemoTerm(common)) => show_demo(common),
+        Some(Command::Flush(common)) => show_flush(common),
         Some(Command::Preload { path, access_bytes, memory_bytes }) => {
             let done = preload(path, *access_bytes, *memory_bytes);
             done.map_err(|error| BenchError::Preload { path: path.clone(), error })
@@ -189,6 +200,18 @@ fn show_demo(common: &Common) -> Result<(), BenchError> {
         0 => Ok(()),
         failed => Err(BenchError::NotAll { failed, missed: 0 }),
     }
+}
+
+fn show_flush(common: &Common) -> Result<(), BenchError> {
+    let result = flush::run(&mut *test_harness(common)?, common.rehearse).map_err(BenchError::Flush)?;
+    print(&match common.json {
+        true => serde_json::to_string_pretty(&result).expect("strings and numbers always serialize") + "\n",
+        false => {
+            let table = table::render(&flush::HEADER, &[result.alone.cells(), result.beside.cells()]);
+            format!("{}\n\n{table}{}", flush::TITLE, result.verdict())
+        }
+    })?;
+    if result.is_met() || common.rehearse { Ok(()) } else { Err(BenchError::SlowFlush(result.ratio)) }
 }
 
 /// A table for each figure, a table of the ratios, and the path of the results.

@@ -58,6 +58,27 @@ fn a_page_that_is_written_whole_is_not_read() {
 }
 
 #[test]
+fn a_flush_writes_the_pages_of_its_range_only() {
+    let scratch = Scratch::new("range").with_numbered_pages(1024);
+    let served = Served::new(&scratch, scratch.config(1024), None);
+    // Fewer than half of the frames: no write-back begins by itself.
+    for page in 0..500 {
+        served.write(page * PAGE, &[7; 8]).unwrap();
+    }
+    for (offset, len, written) in
+        [(100 * PAGE + 8, 8, 1), (100 * PAGE, 8, 1), (200 * PAGE - 1, 2, 3), (600 * PAGE, 8, 3)]
+    {
+        served.flush(offset, len).unwrap();
+        assert_eq!(served.region.stats().pages_written, written, "{len} bytes at {offset}");
+    }
+    assert_eq!(served.pages.stats().dirty_bytes, 497 * PAGE);
+    assert_eq!(
+        (&pages_in_file(&scratch, 100)[..8], pages_in_file(&scratch, 101)),
+        (&[7; 8][..], numbered(101))
+    );
+}
+
+#[test]
 fn hits_are_written_and_atomics_are_carried_out_without_waiting() {
     let scratch = Scratch::new("hits").with_numbered_pages(64);
     let served = Served::new(&scratch, scratch.config(128), None);

@@ -15,6 +15,8 @@ pub trait Target {
     fn read(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError>;
     /// Begins to write the first `len` bytes of the slot's buffer to `offset` of the region.
     fn write(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError>;
+    /// Begins to make `len` bytes at `offset` of the region durable.
+    fn commit(&mut self, offset: u64, len: usize, tag: u64) -> Result<(), TargetError>;
     /// Makes progress and appends new completions, without waiting for one.
     fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), TargetError>;
     /// Copies into the buffer of a slot that no access uses.

@@ -99,6 +99,10 @@ impl Target for NodeTarget<'_> {
         self.region.write(offset, &self.buffer, slot * self.slot_bytes, len as u32, tag).map_err(failed)
     }
 
+    fn commit(&mut self, offset: u64, len: usize, tag: u64) -> Result<(), TargetError> {
+        self.region.commit(offset, len as u32, tag).map_err(failed)
+    }
+
     fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), TargetError> {
         self.client.poll(&mut self.done).map_err(failed)?;
         if self.done.is_empty() {
