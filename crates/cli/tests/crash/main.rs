@@ -1,6 +1,6 @@
 //! Memory nodes and their clients are killed repeatedly, at random times. Afterwards no acknowledged write is missing,
 //! and committed bytes are on the device. Each byte of an unacknowledged write is written or not, and no other byte has
-//! changed.
+//! changed. The pages in memory are the same ones.
 //!
 //! `TERRACE_CRASH_ROUNDS=200` (as in `make crash`) sets the number of rounds, `TERRACE_SEED=n` draws other accesses and
 //! times. A failure prints the seed, which draws the same accesses again; which accesses are in flight when the node
@@ -11,6 +11,7 @@ mod disk;
 mod load;
 mod model;
 mod node;
+mod warm;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -123,6 +124,12 @@ fn no_acknowledged_write_is_lost_and_committed_data_is_on_the_device() {
 #[test]
 fn killed_clients_do_not_affect_others() {
     clients::kill_clients(rounds().div_ceil(2));
+}
+
+#[test]
+fn a_restarted_node_has_the_hit_ratio_of_the_killed_one() {
+    let disk = Disk::new(Storage::File, 0);
+    warm::kill_warm_nodes(&disk.region(), rounds().div_ceil(8));
 }
 
 /// Not a test: the main function of the client process to be killed.
