@@ -82,8 +82,8 @@ impl Input {
                 Ok(plan.points(length)?.into_iter().map(|point| (point, timing)).collect())
             }
             Input::Ratios(plan) => {
-                let round = plan.round(length)?;
-                Ok((0..plan.rounds(length)).flat_map(|_| round.clone()).collect())
+                let schedule = plan.schedule(length)?;
+                Ok(schedule.into_iter().map(|(_, point, timing)| (point, timing)).collect())
             }
         }
     }
@@ -194,13 +194,9 @@ impl Session<'_> {
     }
 
     fn run_ratios(&mut self, plan: &RatioPlan, length: Length) -> Result<(), SessionError> {
-        let round = plan.round(length).unwrap_or_default();
-        let mut outcomes: Vec<Rounds> = vec![Vec::new(); round.len()];
-        for _ in 0..plan.rounds(length) {
-            for (index, (point, timing)) in round.iter().enumerate() {
-                let outcome = self.run_point("ratios", point, timing);
-                outcomes[index].push(outcome);
-            }
+        let mut outcomes: Vec<Rounds> = vec![Vec::new(); plan.points.len()];
+        for (index, point, timing) in plan.schedule(length).unwrap_or_default() {
+            outcomes[index].push(self.run_point("ratios", &point, &timing));
         }
         let verdicts: Vec<Verdict> = judge(plan, &outcomes);
         write_verdicts(&self.summary.dir, &verdicts)?;

@@ -29,7 +29,10 @@ fn every_plan_is_valid_and_named_as_its_file() {
                 assert!(plan.paper.iter().all(|stated| !stated.source.is_empty()));
             }
             Input::Ratios(plan) => {
-                assert!(plan.ratios.len() >= 8 && plan.switches.len() == 1 && plan.disks.len() == 1)
+                assert!(
+                    plan.ratios.len() >= 8
+                        && [plan.switches.len(), plan.disks.len(), plan.hits.len()] == [1, 1, 2]
+                )
             }
         }
     }

@@ -128,7 +128,7 @@ impl Timing {
     /// The default with `--short`.
     pub const SHORT: Timing = Timing { warm_up_s: 1.5, rewarm_s: 0.6, measured_s: 1.2, repeats: 1 };
     /// The default with `--full`.
-    pub const FULL: Timing = Timing { warm_up_s: 2.0, rewarm_s: 0.7, measured_s: 1.8, repeats: 1 };
+    pub const FULL: Timing = Timing { warm_up_s: 2.0, rewarm_s: 0.7, measured_s: 1.5, repeats: 1 };
 
     /// The error in these times, if any.
     pub(crate) fn check(&self) -> Result<(), String> {

@@ -1,6 +1,8 @@
-//! Promised ratios between modes, which are measured alternately in one run, and limits for a switch of the hotspot.
+//! Promised ratios between modes, which are measured alternately in one run, hit ratios, and limits for a switch of
+//! the hotspot.
 
 mod disk;
+mod hits;
 mod plan;
 
 use serde::Serialize;
@@ -8,7 +10,7 @@ use serde::Serialize;
 use crate::runner::Outcome;
 use crate::workload::STEP;
 
-pub use plan::{DiskShare, NamedPoint, Ratio, RatioPlan, Switch};
+pub use plan::{DiskShare, Hits, NamedPoint, Ratio, RatioPlan, Switch};
 
 /// The verdict on one promise.
 #[derive(Clone, Debug, Serialize)]
@@ -19,7 +21,7 @@ pub struct Verdict {
     pub value: Option<f64>,
     /// The minimum and the maximum of the rounds, for ratios.
     pub range: Option<(f64, f64)>,
-    /// The unit of the value: `x`, `%` or `s`.
+    /// The unit of the value: `x`, `points`, `%` or `s`.
     pub unit: &'static str,
     /// Whether smaller is better.
     pub is_limit: bool,
@@ -92,7 +94,16 @@ pub fn judge(plan: &RatioPlan, rounds: &[Rounds]) -> Vec<Verdict> {
         judge_switch(switch, of(&switch.point), percent)
     });
     let disks = plan.disks.iter().map(|disk| disk::judge(disk, of(&disk.point)));
-    ratios.chain(disks).chain(switches).collect()
+    let hits = plan.hits.iter().map(|hits| {
+        let point = plan.points.iter().find(|point| point.name == hits.point);
+        let point = point.and_then(|point| plan.point(point).ok());
+        hits::judge(
+            hits,
+            &point.expect("the plan's check admits only valid points").settings,
+            of(&hits.point),
+        )
+    });
+    ratios.chain(disks).chain(hits).chain(switches).collect()
 }
 
 fn throughputs(rounds: &Rounds) -> Result<Vec<f64>, String> {
@@ -251,6 +262,7 @@ mod tests {
         set = { theta = 0.5, switch-at-percent = 50 }
         measured-s = 8.0
         full-warm-up-s = 3.0
+        rounds-max = 2
         [[point]]
         name = "pin"
         mode = "pin"
@@ -289,11 +301,13 @@ mod tests {
     fn points_have_common_and_own_settings() {
         assert!(RatioPlan::is_ratio_plan(PLAN));
         let plan = parse(PLAN).unwrap();
-        let round = plan.round(Length::Short).unwrap();
-        assert_eq!((round[0].0.settings.region, round[0].0.settings.theta), (1 << 30, 0.5));
-        assert_eq!((round[0].1.measured_s, round[1].1.measured_s), (8.0, 1.0));
-        assert_eq!((round[0].1.warm_up_s, plan.round(Length::Full).unwrap()[0].1.warm_up_s), (0.0, 3.0));
-        assert_eq!((round[1].0.settings.theta, plan.rounds(Length::Full)), (0.99, 3));
+        let [short, full] = [Length::Short, Length::Full].map(|length| plan.schedule(length).unwrap());
+        assert_eq!((short[0].1.settings.region, short[0].1.settings.theta), (1 << 30, 0.5));
+        assert_eq!((short[0].2.measured_s, short[1].2.measured_s), (8.0, 1.0));
+        assert_eq!((short[0].2.warm_up_s, full[0].2.warm_up_s), (0.0, 3.0));
+        assert_eq!(short[1].1.settings.theta, 0.99);
+        let indexes: Vec<usize> = full.iter().map(|(index, ..)| *index).collect();
+        assert_eq!(indexes, [0, 1, 0, 1, 1]);
     }
 
     #[test]

@@ -29,6 +29,9 @@ pub struct RatioPlan {
     /// Promised shares of what the disk allows.
     #[serde(rename = "disk", default)]
     pub disks: Vec<DiskShare>,
+    /// Promised hit ratios.
+    #[serde(default)]
+    pub hits: Vec<Hits>,
     /// Limits around a switch of the hotspot.
     #[serde(rename = "switch", default)]
     pub switches: Vec<Switch>,
@@ -52,6 +55,9 @@ pub struct NamedPoint {
     /// longer one.
     #[serde(default)]
     pub full_warm_up_s: Option<f64>,
+    /// The rounds in which the point is measured, if not in all: for results that hardly differ from round to round.
+    #[serde(default)]
+    pub rounds_max: Option<u32>,
 }
 
 /// The throughput of one point divided by that of another.
@@ -81,6 +87,18 @@ pub struct DiskShare {
     pub point: String,
     /// The threshold of the share.
     pub threshold: f64,
+}
+
+/// The hit ratio of a point beside the best possible one.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Hits {
+    /// The name in the table.
+    pub name: String,
+    /// The point.
+    pub point: String,
+    /// By how many percentage points the hit ratio may be lower.
+    pub points_below_optimum_max: f64,
 }
 
 /// Limits for a point whose hotspot switches.
@@ -122,6 +140,7 @@ impl RatioPlan {
         }
         let used = self.ratios.iter().flat_map(|ratio| [&ratio.of, &ratio.to]);
         let used = used.chain(self.disks.iter().map(|disk| &disk.point));
+        let used = used.chain(self.hits.iter().map(|hits| &hits.point));
         for name in used.chain(self.switches.iter().map(|switch| &switch.point)) {
             if !self.points.iter().any(|named| named.name == *name) {
                 return Err(format!("no point is named '{name}'"));
@@ -132,6 +151,11 @@ impl RatioPlan {
             if !named.is_some_and(|named| self.point(named).is_ok_and(|point| is_disk_bound(&point))) {
                 return Err(format!("the disk does not limit '{}'", disk.point));
             }
+        }
+        for named in self.points.iter().filter(|named| self.hits.iter().any(|hits| hits.point == named.name))
+        {
+            let optimum = super::hits::optimum(&self.point(named)?.settings);
+            optimum.map_err(|problem| format!("point '{}': {problem}", named.name))?;
         }
         for switch in &self.switches {
             let named = self.points.iter().find(|named| named.name == switch.point);
@@ -156,7 +180,7 @@ impl RatioPlan {
     }
 
     /// All points in order, each with its times for one round.
-    pub fn round(&self, length: Length) -> Result<Vec<(Point, Timing)>, String> {
+    fn round(&self, length: Length) -> Result<Vec<(Point, Timing)>, String> {
         let timing = if length == Length::Full { self.full } else { self.short };
         let timed = |named: &NamedPoint| {
             let measured_s = named.measured_s.unwrap_or(timing.measured_s);
@@ -169,8 +193,18 @@ impl RatioPlan {
         self.points.iter().map(timed).collect()
     }
 
-    /// The number of rounds.
-    pub fn rounds(&self, length: Length) -> u32 {
-        if length == Length::Full { self.full.repeats } else { self.short.repeats }
+    /// All measurements of all rounds in order, each with the index of its point.
+    ///
+    /// # Errors
+    /// If a point is invalid.
+    pub fn schedule(&self, length: Length) -> Result<Vec<(usize, Point, Timing)>, String> {
+        let points = self.round(length)?;
+        let rounds = if length == Length::Full { self.full.repeats } else { self.short.repeats };
+        let is_due = |round: u32, index: usize| self.points[index].rounds_max.is_none_or(|max| round < max);
+        let of_round = |round: u32| {
+            let indexed = points.iter().enumerate().filter(move |(index, _)| is_due(round, *index));
+            indexed.map(|(index, (point, timing))| (index, point.clone(), *timing))
+        };
+        Ok((0..rounds).flat_map(of_round).collect())
     }
 }
