@@ -36,6 +36,8 @@ pub enum PeerTables<'a> {
         entries: BorrowedFd<'a>,
         /// The counters of accesses, which they add to.
         counters: BorrowedFd<'a>,
+        /// The counters of the region's hits, which they add to.
+        hits: BorrowedFd<'a>,
         /// The file with the frames.
         pool: BorrowedFd<'a>,
         /// The same, open for reading only.

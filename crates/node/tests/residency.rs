@@ -3,8 +3,10 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use common::*;
-use terrace_nic::PortConfig;
+use terrace_nic::{PathChoice, PortConfig};
 use terrace_node::*;
 
 const PAGE: u64 = 4096;
@@ -63,6 +65,29 @@ fn pages_that_the_nic_fetches_become_resident() {
 #[test]
 fn pages_that_clients_access_by_rpc_become_resident() {
     accessed_pages_become_resident(ServeMode::RpcTieringPromote);
+}
+
+#[test]
+fn hits_of_same_host_peers_are_counted() {
+    let node = Node::over(PathChoice::Local, "peer-hits", ServeMode::Term, 32 * MIB, 4 * MIB);
+    let client = node.client();
+    let region = client.open("data").expect("the region");
+    let received = || -> u64 {
+        let pairs = node.server.device().snapshot().queue_pairs;
+        pairs.iter().map(|pair| pair.counts["rx_packets"]).sum()
+    };
+    let started = Instant::now();
+    // Until the peer is known, accesses go by packets, which the server counts itself.
+    loop {
+        let before = received();
+        let (hits, misses) = read_all(&node.server, &client, &region, 0..200);
+        if received() - before < 20 {
+            assert_eq!((hits, misses), (200, 0));
+            break;
+        }
+        assert!(hits + misses >= 200, "{hits} hits and {misses} misses of 200");
+        assert!(started.elapsed() < Duration::from_secs(20), "the accesses go by packets");
+    }
 }
 
 #[test]

@@ -39,7 +39,9 @@ impl PagedRegion {
     pub fn stats(&self) -> RegionStats {
         let region = &self.region;
         let HostRange { addr, len: len_bytes } = region.range();
-        RegionStats { addr, len_bytes, is_failing: region.is_failing(), ..region.counters.read() }
+        let stats = region.counters.read();
+        let hits = stats.hits.wrapping_add(region.peer_hits.total());
+        RegionStats { addr, len_bytes, hits, is_failing: region.is_failing(), ..stats }
     }
 
     /// Pins the frame of a page for a write, and returns it. `None` if the page is not in memory.
@@ -192,6 +194,7 @@ impl Translation for PagedRegion {
         Some(PeerTables::Frames {
             entries: self.region.table.entries().file()?,
             counters: pool.counters().file(),
+            hits: self.region.peer_hits.file(),
             pool: to_write,
             pool_to_read: to_read,
             offset: pool.frames_offset(),

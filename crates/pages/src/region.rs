@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::io::Errno;
 use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_memory::AccessError;
-use terrace_shm::PageState;
+use terrace_shm::{PageState, PeerHits};
 
 use crate::error::PagesError;
 use crate::frames::FileIdentity;
@@ -28,6 +28,8 @@ pub(crate) struct Region {
     /// A bit for each page, 1 while it is mapped: for clients that read it over RDMA.
     bitmap: Mapping,
     pub(crate) counters: Arc<RegionCounters>,
+    /// Hits that are not in `counters`.
+    pub(crate) peer_hits: PeerHits,
     /// The region takes no new accesses.
     pub(crate) is_closing: AtomicBool,
     /// A sync has failed: the next flush writes all pages that are in memory again.
@@ -56,6 +58,7 @@ impl Region {
             bitmap,
             addresses,
             counters: Arc::default(),
+            peer_hits: PeerHits::new().map_err(PagesError::system("make counters of hits"))?,
             is_closing: AtomicBool::new(false),
             must_rewrite: AtomicBool::new(false),
             unwritable: AtomicU64::new(0),

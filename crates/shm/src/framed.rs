@@ -9,6 +9,7 @@ use terrace_hostmem::{HostRange, PAGE_BYTES, fault};
 
 use crate::page_entry::PageEntry;
 use crate::page_table::{AccessCounters, PageEntries};
+use crate::peer_hits::PeerHits;
 use crate::source::{BackedBy, Direction, Mapped, Missing};
 
 /// The frames of another process's pool.
@@ -20,6 +21,17 @@ pub struct Frames {
     pub offset: u64,
     /// The number of frames.
     pub count: u32,
+}
+
+/// The descriptors of what the other process keeps about a region in frames.
+#[derive(Debug)]
+pub struct FrameTables {
+    /// The page table ([`PageEntries::file`]).
+    pub entries: OwnedFd,
+    /// The counters of accesses of the pool's frames ([`AccessCounters::file`]).
+    pub counters: OwnedFd,
+    /// The counters of the region's hits ([`PeerHits::file`]).
+    pub hits: OwnedFd,
 }
 
 /// A region of another process whose pages are in frames.
@@ -34,14 +46,15 @@ pub struct Framed {
     frame_count: u32,
     entries: PageEntries,
     counters: AccessCounters,
+    hits: PeerHits,
 }
 
 impl Framed {
-    /// Maps the frames, and the tables whose descriptors are given. `range` has the owner's addresses of the region.
+    /// Maps the frames and the tables. `range` has the owner's addresses of the region.
     ///
     /// # Errors
     /// `InvalidData` when the tables do not fit; the system's.
-    pub fn new(range: HostRange, frames: Frames, entries: OwnedFd, counters: OwnedFd) -> io::Result<Framed> {
+    pub fn new(range: HostRange, frames: Frames, tables: FrameTables) -> io::Result<Framed> {
         let Frames { file, offset, count } = frames;
         let page_count =
             usize::try_from(range.len.div_ceil(PAGE_BYTES)).map_err(|_| io::ErrorKind::InvalidData)?;
@@ -50,8 +63,9 @@ impl Framed {
             range,
             frames: Mapped::new(&BackedBy { file, offset, range: all })?,
             frame_count: count,
-            entries: PageEntries::open(entries, page_count)?,
-            counters: AccessCounters::open(counters, count as usize)?,
+            entries: PageEntries::open(tables.entries, page_count)?,
+            counters: AccessCounters::open(tables.counters, count as usize)?,
+            hits: PeerHits::open(tables.hits)?,
         })
     }
 
@@ -105,7 +119,7 @@ impl Framed {
         if !self.pieces(host, local.len)?.all(|(page, ..)| self.permits(direction, page)) {
             return Err(Missing);
         }
-        let mut here = local.addr;
+        let (mut here, mut page_count) = (local.addr, 0);
         for (page, offset, len) in self.pieces(host, local.len)? {
             let theirs = self.place(page, offset, len)?;
             let (to, from) = match direction {
@@ -116,7 +130,9 @@ impl Framed {
             // this call; the other side is our mapping.
             unsafe { fault::copy_across(to, from, len as usize, theirs) }.map_err(|fault::Fault| Missing)?;
             here += len;
+            page_count += 1;
         }
+        self.hits.add(page_count);
         Ok(())
     }
 
@@ -126,7 +142,9 @@ impl Framed {
         if len < 8 || !self.permits(Direction::Write, page) {
             return Err(Missing);
         }
-        self.place(page, offset, len)
+        let place = self.place(page, offset, len)?;
+        self.hits.add(1);
+        Ok(place)
     }
 }
 
@@ -149,6 +167,7 @@ mod tests {
         pool: File,
         entries: PageEntries,
         counters: AccessCounters,
+        hits: PeerHits,
     }
 
     fn owner() -> (Owner, Framed) {
@@ -158,10 +177,16 @@ mod tests {
         let pool = unsafe { File::from_raw_fd(fd) };
         pool.set_len(5 * PAGE_BYTES).expect("memory");
         let (entries, counters) = (PageEntries::new(3).expect("made"), AccessCounters::new(4).expect("made"));
+        let hits = PeerHits::new().expect("made");
         let frames =
             Frames { file: pool.try_clone().expect("a descriptor").into(), offset: PAGE_BYTES, count: 4 };
-        let framed = Framed::new(RANGE, frames, sent(entries.file().expect("shared")), sent(counters.file()));
-        (Owner { pool, entries, counters }, framed.expect("mapped"))
+        let tables = FrameTables {
+            entries: sent(entries.file().expect("shared")),
+            counters: sent(counters.file()),
+            hits: sent(hits.file()),
+        };
+        let framed = Framed::new(RANGE, frames, tables);
+        (Owner { pool, entries, counters, hits }, framed.expect("mapped"))
     }
 
     fn set(owner: &Owner, page: usize, state: PageState, frame: u32) {
@@ -195,6 +220,7 @@ mod tests {
         let place = framed.place_of_atomic(RANGE.addr + PAGE_BYTES + 8).expect("writable");
         assert_eq!(place % 8, 0);
         assert_eq!(framed.place_of_atomic(RANGE.addr), Err(Missing));
+        assert_eq!(owner.hits.total(), 4, "two pages read, one written, an atomic");
         let mut found = [0; 9];
         owner.pool.read_exact_at(&mut found, PAGE_BYTES).expect("read");
         assert_eq!(found, [9, 9, 9, 9, 9, 9, 9, 9, 2]);

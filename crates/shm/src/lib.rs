@@ -20,6 +20,7 @@
 //! | `shared_registry` | the records of regions and queue pairs, and how peers read them |
 //! | `residency` | the tables of paged regions that peers use |
 //! | `page_entry`, `page_table` | the tables of regions that are paged by 4 KiB pages |
+//! | `peer_hits` | hits that peers count themselves |
 //! | `reader_slots` | reader epochs, and the wait for them |
 //! | `reader_line` | the words of a reader slot, and the orders of loads and stores |
 //! | `reader_list` | the readers that grace periods wait for |
@@ -47,6 +48,7 @@ mod handshake;
 mod keys;
 mod page_entry;
 mod page_table;
+mod peer_hits;
 mod permutation;
 mod prefetch_hint;
 mod process;
@@ -64,10 +66,11 @@ mod sync;
 
 pub use cached::Cached;
 pub use direct_access::{DirectAccess, LocalMemory, PeerMemory, Refusal};
-pub use framed::{Framed, Frames};
+pub use framed::{FrameTables, Framed, Frames};
 pub use keys::{KEY_INDEX_BITS, KeyMemo, KeyOrder};
 pub use page_entry::{PageEntry, PageState};
 pub use page_table::{AccessCounters, PageEntries};
+pub use peer_hits::PeerHits;
 pub use permutation::KeyedPermutation;
 pub use prefetch_hint::PrefetchHint;
 pub use reader_line::EpochGuard;

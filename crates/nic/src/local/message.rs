@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 /// The version of messages and segments together.
-pub(super) const LAYOUT: u32 = 11;
+pub(super) const LAYOUT: u32 = 12;
 /// Longest message in bytes.
 const MESSAGE_BYTES_MAX: usize = 512;
 /// Most descriptors with one message.
-const DESCRIPTORS_MAX: usize = 3;
+const DESCRIPTORS_MAX: usize = 4;
 
 /// A message. `key` and `version` name a published region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,7 +43,8 @@ pub(super) enum RegionPath {
     Paged { offset: u64, addr: u64, len: u64 },
     /// By the attached file, as far as the attached page table permits. The third file has `count` counters.
     Cached { offset: u64, count: u32, addr: u64, len: u64 },
-    /// By the attached page table and counters, in the frames of the attached file: `count` of them, from `offset` on.
+    /// In the frames of the attached file, `count` of them from `offset` on, by the attached page table and two files of
+    /// counters.
     Framed { offset: u64, count: u32, addr: u64, len: u64 },
     /// By the kernel.
     Process,

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use terrace_hostmem::HostRange;
 use terrace_memory::{PeerTables, RegionMemory};
 use terrace_shm::{
-    BackedBy, Cached, Framed, Frames, Mapped, Paged, PeerMemory, PeerReaders, ReaderSlots, RingFile, RxRing,
-    Source, TxRing, Version,
+    BackedBy, Cached, FrameTables, Framed, Frames, Mapped, Paged, PeerMemory, PeerReaders, ReaderSlots,
+    RingFile, RxRing, Source, TxRing, Version,
 };
 
 use super::{Peer, PeerSocket, Sockets, Unsent};
@@ -273,13 +273,14 @@ impl PeerSocket {
         }
         let tables = memory.as_ref().and_then(|memory| memory.pager.as_ref()?.translation().peer_tables());
         let answer = |path| Message::Answer { key, version: version.0, path };
-        if let Some(PeerTables::Frames { entries, counters, pool, pool_to_read, offset, count }) = tables
+        if let Some(PeerTables::Frames { entries, counters, hits, pool, pool_to_read, offset, count }) =
+            tables
             && let Some(memory) = &memory
         {
             let HostRange { addr, len } = memory.range_of_pager();
             let path = RegionPath::Framed { offset, count, addr, len };
             let pool = if memory.is_writable { pool } else { pool_to_read };
-            message::send(&self.socket, &answer(path), &[pool, entries, counters])?;
+            message::send(&self.socket, &answer(path), &[pool, entries, counters, hits])?;
             self.may_map.insert((key, version));
             return Ok(());
         }
@@ -370,9 +371,10 @@ impl Peer {
                 Mapped::new(&backed(offset, addr, len)?).map(Source::Mapped)
             }
             RegionPath::Framed { offset, count, addr, len } => {
-                let (file, entries, counters) = (files.next()?, files.next()?, files.next()?);
-                let range = HostRange { addr, len };
-                Framed::new(range, Frames { file, offset, count }, entries, counters).map(Source::Framed)
+                let file = files.next()?;
+                let (entries, counters, hits) = (files.next()?, files.next()?, files.next()?);
+                let (range, frames) = (HostRange { addr, len }, Frames { file, offset, count });
+                Framed::new(range, frames, FrameTables { entries, counters, hits }).map(Source::Framed)
             }
             RegionPath::Paged { offset, addr, len } => {
                 let backed = backed(offset, addr, len)?;
