@@ -10,6 +10,7 @@
 mod bench;
 mod clients;
 mod devices;
+mod doctor;
 mod library;
 mod log;
 mod program;
@@ -33,6 +34,7 @@ Examples:
     host a:  terrace run --addr 192.0.2.1 -- ib_write_bw
     host b:  terrace run --addr 192.0.2.2 -- ib_write_bw 192.0.2.1
 
+  What works on this machine:         terrace doctor
   The device that a program gets:     terrace devices
   Counters of a running program:      terrace stat PID --watch
 
@@ -57,6 +59,8 @@ enum Command {
     Recover(recover::Options),
     /// Show the device that a program gets
     Devices(devices::Options),
+    /// Check what works here, and say what to do about the rest
+    Doctor(doctor::Options),
     /// Show the counters of a running program's NIC
     Stat(stat::Options),
     /// Measure regions larger than memory
@@ -75,6 +79,7 @@ pub fn run() -> ExitCode {
         Command::Serve(options) => serve::serve(&options).map_err(|error| (1, error.to_string())),
         Command::Recover(options) => recover::recover(&options).map_err(|error| (1, error.to_string())),
         Command::Devices(options) => devices::show(&options).map_err(|error| (1, error.to_string())),
+        Command::Doctor(options) => doctor::doctor(&options).map_err(|error| (1, error.to_string())),
         Command::Stat(options) => stat::show(&options).map_err(|error| (1, error.to_string())),
         Command::Bench(options) => bench::bench(&options).map_err(|error| (1, error.to_string())),
     };

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// The drop-in's file name. It must be the real library's SONAME, or programs that `dlopen` that name get the real
 /// library.
-const LIBRARY: &str = "libibverbs.so.1";
+pub const LIBRARY: &str = "libibverbs.so.1";
 
 /// An error of preloading the library.
 #[derive(Debug, thiserror::Error)]

@@ -32,13 +32,22 @@ fn check_machine(proc: &Path, budget: u64) -> Result<(), PagesError> {
 }
 
 fn check_cgroup(proc: &Path, budget: u64, overhead: u64) -> Result<(), PagesError> {
-    let groups = std::fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
-    let mounts = std::fs::read_to_string(proc.join("self/mountinfo")).unwrap_or_default();
-    let Some((limit, file)) = lowest_limit(&limit_files(&groups, &mounts)) else { return Ok(()) };
+    let Some((limit, file)) = cgroup_limit(proc) else { return Ok(()) };
     if budget.saturating_add(overhead) > limit {
         return Err(PagesError::CgroupLimit { budget, overhead, limit, file });
     }
     Ok(())
+}
+
+/// The lowest limit on memory of this process's control groups, in bytes, and its file. `None` without a limit.
+pub fn memory_limit() -> Option<(u64, PathBuf)> {
+    cgroup_limit(Path::new("/proc"))
+}
+
+fn cgroup_limit(proc: &Path) -> Option<(u64, PathBuf)> {
+    let groups = std::fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
+    let mounts = std::fs::read_to_string(proc.join("self/mountinfo")).unwrap_or_default();
+    lowest_limit(&limit_files(&groups, &mounts))
 }
 
 /// The lowest limit in the files.

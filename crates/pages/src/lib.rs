@@ -92,7 +92,7 @@ mod table;
 mod write_back;
 mod write_queue;
 
-pub use budget::{check_memory, field_bytes};
+pub use budget::{check_memory, field_bytes, memory_limit};
 pub use config::PagesConfig;
 pub use error::PagesError;
 pub use histogram::{Histogram, LatencyStats};

@@ -23,6 +23,7 @@ use crate::{Gid, Port, PortCounters, RxBatch, TxBatch};
 pub use error::OpenError;
 use poll_set::PollSet;
 pub use probe::Probe;
+pub use socket::Buffers;
 use socket::{Received, Sent, UdpSocket};
 
 /// A function that is called with every new socket before it is bound.

@@ -9,12 +9,9 @@ use terrace_wire::ROCE_PORT;
 
 use super::addresses::{self, is_link_local};
 use super::poll_set::PollSet;
-use super::socket::UdpSocket;
+use super::socket::{RECEIVE_BUFFER_BYTES, UdpSocket};
 use super::{OpenError, UdpConfig, UdpPort};
 use crate::{Gid, PortCounters};
-
-/// Receive buffer size unless the configuration sets one.
-const RECEIVE_BUFFER_BYTES: usize = 16 << 20;
 
 pub(super) fn open(config: &UdpConfig) -> Result<UdpPort, OpenError> {
     let mut gids = addresses::choose(config.addr, &addresses::list()?)?;

@@ -23,6 +23,8 @@ use crate::tx::Run;
 
 /// Requested size of the send buffer, which queues packets while an interface is busy.
 const SEND_BUFFER_BYTES: usize = 4 << 20;
+/// Receive buffer size of a port unless its configuration sets one.
+pub(super) const RECEIVE_BUFFER_BYTES: usize = 16 << 20;
 
 /// Space for the control messages of one datagram. All possible messages together need less than half of it.
 const CONTROL_BYTES: usize = 192;
@@ -245,6 +247,35 @@ fn grow_buffers(socket: &Socket, receive_bytes: usize) {
     }
     if setsockopt(socket, sockopt::SndBufForce, &SEND_BUFFER_BYTES).is_err() {
         let _ = socket.set_send_buffer_size(SEND_BUFFER_BYTES);
+    }
+}
+
+/// The buffers of a UDP socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffers {
+    /// For datagrams that have arrived.
+    pub receive_bytes: usize,
+    /// For datagrams that leave.
+    pub send_bytes: usize,
+}
+
+impl Buffers {
+    /// What a port asks the kernel for.
+    pub const WANTED: Buffers =
+        Buffers { receive_bytes: RECEIVE_BUFFER_BYTES, send_bytes: SEND_BUFFER_BYTES };
+
+    /// What the kernel grants to a port of this process.
+    ///
+    /// # Errors
+    /// When there is no socket.
+    pub fn granted() -> io::Result<Buffers> {
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
+        grow_buffers(&socket, Buffers::WANTED.receive_bytes);
+        // The kernel doubles the number that it was asked for, to have room for its own data.
+        Ok(Buffers {
+            receive_bytes: socket.recv_buffer_size()? / 2,
+            send_bytes: socket.send_buffer_size()? / 2,
+        })
     }
 }
 
