@@ -95,35 +95,49 @@ class Command(NegativeTest):
         self.assertEqual((outcome.returncode, outcome.stdout), (0, "--frob --addr -x\n"))
 
     def test_bad_addresses(self):
+        for address, said in (("192.0.2.199", "not an address of this machine"), ("2001:db8::77", "not an address of this machine"),
+                              ("255.255.255.255", "not an address of this")):
+            with self.subTest(address):
+                self.assertIn("--addr", self.refused(OWN, said, "run", "--addr", address, "--", "true"))
         for address, said in (("nonsense", "not an IP address"), ("", "not an IP address"), ("127.0.0.1:80", "not an IP address"),
-                              ("127.1", "not an IP address"), ("192.0.2.199", "not an address of this machine"),
-                              ("2001:db8::77", "not an address of this machine"), ("255.255.255.255", "not an address of this"),
+                              ("127.1", "not an IP address"),
                               ("0.0.0.0", "the wildcard"), ("::", "the wildcard"), ("224.0.0.1", "a multicast address"),
                               ("ff02::1", "a multicast address")):
             with self.subTest(address):
-                self.assertIn("--addr", self.refused(OWN, said, "run", "--addr", address, "--", "true"))
+                self.assertIn("--addr", self.refused(USAGE, said, "run", "--addr", address, "--", "true"))
         self.refused(OWN, "not an address of this machine", "run", "--", "true", TERRACE_ADDR="192.0.2.199")
         self.refused(1, "not an address of this machine", "devices", "--addr", "192.0.2.199")
+        self.refused(USAGE, "not an IP address", "devices", "--addr", "nonsense")
+        self.refused(USAGE, "not an IP address", "doctor", "--addr", "nonsense")
 
     def test_bad_path_mtus(self):
         for mtu in ("0", "255", "257", "1500", "8192", "-1", "1e3", "", "99999999999999999999"):
             with self.subTest(mtu):
-                self.run_refused(OWN, "choose 256, 512, 1024, 2048 or 4096", f"--mtu={mtu}", "--", "true")
-        self.run_refused(OWN, "choose 256", "--", "true", TERRACE_MTU="77")
+                self.run_refused(USAGE, "choose 256, 512, 1024, 2048 or 4096", f"--mtu={mtu}", "--", "true")
+        self.run_refused(USAGE, "choose 256", "--", "true", TERRACE_MTU="77")
 
     def test_bad_fault_plans(self):
-        self.run_refused(OWN, "none.toml: No such file", "--fault-plan", "none.toml", "--", "true")
-        self.run_refused(OWN, "Is a directory", "--fault-plan", self.directory, "--", "true")
+        self.run_refused(USAGE, "none.toml: No such file", "--fault-plan", "none.toml", "--", "true")
+        self.run_refused(USAGE, "Is a directory", "--fault-plan", self.directory, "--", "true")
         for number, (content, said) in enumerate((("loss = 1.5", "1.5"), ("loss = -0.1", "-0.1"), ("loss = nan", "loss"),
                                                   ("loss = \"x\"", "loss"), ("lost = 0.1", "lost"), ("loss", "expected"),
                                                   ("delay_us_min = 9\ndelay_us_max = 5", "delay_us"),
                                                   ("[loss]\na = 1", "loss"))):
             with self.subTest(content):
                 plan = self.file(f"plan{number}.toml", content)
-                self.run_refused(OWN, said, "--fault-plan", plan, "--", "true")
+                self.run_refused(USAGE, said, "--fault-plan", plan, "--", "true")
         plan = self.file("binary.toml")
         plan.write_bytes(bytes(range(256)))
-        self.run_refused(OWN, "binary.toml", "--fault-plan", plan, "--", "true")
+        self.run_refused(USAGE, "binary.toml", "--fault-plan", plan, "--", "true")
+
+    def test_bad_log_levels(self):
+        self.refused(USAGE, "[possible values: off, error, warn, info, debug, trace]", "run", "--", "true", TERRACE_LOG="loud")
+        library = TERRACE.parents[1] / "lib/terrace/libibverbs.so.1"
+        for level, lines in (("loud", 1), ("", 0), ("OFF", 0)):
+            with self.subTest(level):
+                variables = {**os.environ, "LD_PRELOAD": str(library), "TERRACE_ADDR": self.address, "TERRACE_LOG": level}
+                outcome = subprocess.run(["ibv_devinfo"], env=variables, capture_output=True, text=True, timeout=20)
+                self.assertEqual((outcome.returncode, outcome.stderr.count("TERRACE_LOG is `loud`, which is not off")), (0, lines))
 
     def test_unwritable_captures(self):
         self.run_refused(OWN, "No such file or directory", "--pcap", "no/such/directory.pcap", "--", "true")
@@ -167,6 +181,14 @@ class Command(NegativeTest):
             self.eventually(counted, "dropped packets are counted")
         self.eventually(lambda: "receive buffer was full" in end.error_output(), "and logged")
         self.assertEqual(end.error_output().count("receive buffer was full"), 1)
+
+    def test_watching_a_process_takes_its_number(self):
+        """README's `stat --watch PID`: the number is the process, not the interval."""
+        end = self.start(self.address)
+        watch = subprocess.Popen([TERRACE, "stat", "--watch", str(end.pid)], stdout=subprocess.PIPE, text=True)
+        self.addCleanup(watch.communicate)
+        self.addCleanup(watch.kill)
+        self.assertIn(f"process {end.pid} (", watch.stdout.readline())
 
     def test_statistics_of_missing_processes(self):
         self.refused(1, "process 1 does not run with Terrace", "stat", "1")

@@ -21,7 +21,7 @@ from harness import cgroup  # noqa: E402  (support has set the path)
 PAGE, MIB = 4096, 1 << 20
 PROT_NONE, PROT_READ = 0, 1
 BYTES = 8 * MIB
-OWN_FAILURE = 125
+OWN_FAILURE, USAGE = 125, 2
 
 
 class Paged(NegativeTest):
@@ -358,9 +358,9 @@ class Budgets(NegativeTest):
         return subprocess.run([*wrapper, TERRACE, "run", "--addr", address, *arguments], capture_output=True, text=True,
                               stdin=subprocess.DEVNULL, env={**os.environ, **variables}, timeout=20)
 
-    def refused(self, said, *arguments, **keywords):
+    def refused(self, said, *arguments, status=OWN_FAILURE, **keywords):
         outcome = self.terrace(*arguments, "--", "true", **keywords)
-        self.assertEqual(outcome.returncode, OWN_FAILURE, outcome.stderr)
+        self.assertEqual(outcome.returncode, status, outcome.stderr)
         self.assertTrue(outcome.stderr.startswith("terrace: "), outcome.stderr)
         self.assertEqual(outcome.stderr.count("\n"), 1, outcome.stderr)
         self.assertIn(said, outcome.stderr)
@@ -368,9 +368,9 @@ class Budgets(NegativeTest):
     def test_invalid_sizes(self):
         for size in ("0", "much", "-1", "1.5G", "5X", "99999999999999999999", " 1M"):
             with self.subTest(size):
-                self.refused("such as 512M", f"--dram={size}")
-        self.refused("such as 512M", TERRACE_DRAM="x")
-        self.refused("--dram 512M", "--mode", "pin")
+                self.refused("such as 512M", f"--dram={size}", status=USAGE)
+        self.refused("such as 512M", status=USAGE, TERRACE_DRAM="x")
+        self.refused("--dram 512M", "--mode", "pin", status=USAGE)
         self.assertEqual(self.terrace("--dram", "1M", "--mode", "fast", "--", "true").returncode, 2)
 
     def test_more_than_physical_memory(self):

@@ -101,8 +101,8 @@ class Errors(Serving):
 
     def test_names(self):
         region = f"{self.path('r', MIB)}"
-        self.refused("cannot be named \"a\"", "--region", f"a={region}", "--region", f"a={region}", "--dram", "1M")
-        self.refused("cannot be named", "--region", f"{'x' * 256}={region}", "--dram", "1M")
+        self.refused("cannot be named \"a\"", "--region", f"a={region}", "--region", f"a={region}", "--dram", "1M", status=USAGE)
+        self.refused("cannot be named", "--region", f"{'x' * 256}={region}", "--dram", "1M", status=USAGE)
         for nonsense in ("", "r", "=x", "r="):
             self.refused("--region", "--region", nonsense, "--dram", "1M", status=USAGE)
 

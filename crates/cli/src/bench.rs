@@ -1,7 +1,7 @@
 //! `terrace bench`: runs plans of measurements of regions larger than memory, and the demo.
 
 use crate::log::{self, LogLevel};
-use crate::table;
+use crate::{table, values};
 use clap::{Args, Subcommand};
 use std::io::Write;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ A short run shows the ratios, but is too short to judge them.";
 
 /// Options of `terrace bench`.
 #[derive(Args)]
-#[command(after_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
+#[command(after_long_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
 pub struct Options {
     #[command(subcommand)]
     command: Option<Command>,
@@ -47,7 +47,7 @@ pub struct Options {
     #[arg(long, conflicts_with = "short")]
     full: bool,
     /// Only these modes (figures only)
-    #[arg(long, value_name = "MODE,...", value_delimiter = ',', value_parser = str::parse::<Mode>)]
+    #[arg(long, value_name = "MODE,...", value_delimiter = ',', value_parser = values::bench_mode())]
     mode: Vec<Mode>,
     /// Parent of the directory for the results
     #[arg(long, value_name = "DIR", default_value = "results/term")]
@@ -61,8 +61,8 @@ struct Common {
     /// Directory of the region's file, on the disk to measure
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     data: PathBuf,
-    /// Transport between clients and server, which are on one host: udp, local (shared memory), or auto
-    #[arg(long, value_name = "PATH", default_value = "udp")]
+    /// Transport between clients and server, which are on one host
+    #[arg(long, value_name = "PATH", default_value = "udp", value_parser = values::path())]
     path: PathChoice,
     /// Print JSON
     #[arg(long)]
@@ -71,7 +71,14 @@ struct Common {
     #[arg(long)]
     rehearse: bool,
     /// Log level of the clients, which log to standard error
-    #[arg(long, value_name = "LEVEL", env = "TERRACE_LOG", hide_env_values = true, default_value = "warn")]
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        ignore_case = true,
+        env = "TERRACE_LOG",
+        hide_env_values = true,
+        default_value = "warn"
+    )]
     log: LogLevel,
 }
 
@@ -137,6 +144,13 @@ pub enum BenchError {
     /// Standard output is closed or full.
     #[error("cannot write: {0}")]
     Output(#[from] std::io::Error),
+}
+
+impl BenchError {
+    /// Whether the command line is wrong, or a plan that it names.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, BenchError::NoPlan | BenchError::Plan(_))
+    }
 }
 
 /// Runs plans, or the demo.

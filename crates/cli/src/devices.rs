@@ -20,7 +20,7 @@ one with an option like -x or -g INDEX.";
 
 /// Options of `terrace devices`.
 #[derive(Args)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct Options {
     /// Address of this host, as for `terrace run`
     #[arg(long, value_name = "ADDRESS", env = "TERRACE_ADDR", hide_env_values = true)]

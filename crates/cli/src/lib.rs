@@ -20,6 +20,7 @@ mod run;
 mod serve;
 mod stat;
 mod table;
+mod values;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
@@ -36,14 +37,18 @@ Examples:
 
   What works on this machine:         terrace doctor
   The device that a program gets:     terrace devices
-  Counters of a running program:      terrace stat PID --watch
+  Counters of a running program:      terrace stat --watch PID
 
 Every option of `run` can also be given as an environment variable (see `terrace run --help`).
-`terrace COMMAND --help` explains a command and shows examples.";
+`terrace COMMAND --help` explains a command and shows examples; `-h` lists its options. All
+environment variables: docs/environment.md in Terrace's sources.
+
+Exit status: 0 if everything was done, 1 if it was not, 2 if the command line is wrong. `run` has the
+program's own, and for itself 2, 125, 126 or 127 (see `terrace run --help`).";
 
 /// RDMA without RDMA hardware: runs unmodified verbs programs over plain UDP (RoCEv2).
 #[derive(Parser)]
-#[command(name = "terrace", version, after_help = AFTER_HELP, max_term_width = 100)]
+#[command(name = "terrace", version, after_long_help = AFTER_HELP, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -67,21 +72,37 @@ enum Command {
     Bench(bench::Options),
 }
 
+/// The exit status for a wrong command line. The parser of the command line has the same.
+const USAGE: u8 = 2;
+
 /// The definition of the command line, from which `examples/manual.rs` writes man pages and completions.
 pub fn definition() -> clap::Command {
     Cli::command()
+}
+
+/// The exit status of a command other than `run`.
+fn usage_or_1(is_usage: bool) -> u8 {
+    if is_usage { USAGE } else { 1 }
 }
 
 /// Runs the command with the arguments of this process.
 pub fn run() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(options) => run::run(&options).map_err(|error| (error.exit_code(), error.to_string())),
-        Command::Serve(options) => serve::serve(&options).map_err(|error| (1, error.to_string())),
+        Command::Serve(options) => {
+            serve::serve(&options).map_err(|error| (serve::exit_code(&error), error.to_string()))
+        }
         Command::Recover(options) => recover::recover(&options).map_err(|error| (1, error.to_string())),
-        Command::Devices(options) => devices::show(&options).map_err(|error| (1, error.to_string())),
-        Command::Doctor(options) => doctor::doctor(&options).map_err(|error| (1, error.to_string())),
+        Command::Devices(options) => {
+            devices::show(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))
+        }
+        Command::Doctor(options) => {
+            doctor::doctor(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))
+        }
         Command::Stat(options) => stat::show(&options).map_err(|error| (1, error.to_string())),
-        Command::Bench(options) => bench::bench(&options).map_err(|error| (1, error.to_string())),
+        Command::Bench(options) => {
+            bench::bench(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))
+        }
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

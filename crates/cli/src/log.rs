@@ -6,11 +6,17 @@ use tracing_subscriber::filter::LevelFilter;
 /// The log level of the NIC.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum LogLevel {
+    /// No log
     Off,
+    /// What a program or its peers lose
     Error,
+    /// What the user should know
     Warn,
+    /// What happens to devices and connections
     Info,
+    /// The same in detail
     Debug,
+    /// Every packet
     Trace,
 }
 

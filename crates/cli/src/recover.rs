@@ -32,7 +32,7 @@ and 1 otherwise.";
 
 /// Options of `terrace recover`.
 #[derive(Args)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct Options {
     /// Files of regions, or pools
     #[arg(value_name = "PATH", required = true)]
@@ -44,7 +44,14 @@ pub struct Options {
     #[arg(long)]
     json: bool,
     /// Log level; the log goes to standard error
-    #[arg(long, value_name = "LEVEL", env = "TERRACE_LOG", hide_env_values = true, default_value = "warn")]
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        ignore_case = true,
+        env = "TERRACE_LOG",
+        hide_env_values = true,
+        default_value = "warn"
+    )]
     log: LogLevel,
 }
 

@@ -1,7 +1,7 @@
 //! `terrace run`: checks the options, then executes the program with the NIC preloaded.
 
 use crate::log::LogLevel;
-use crate::{library, program};
+use crate::{USAGE, library, program, values};
 use clap::{Args, ValueEnum};
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
@@ -64,12 +64,12 @@ mount that only the program sees, without root:
   unshare -rm sh -c 'mount --bind DIR/lib/terrace/libibverbs.so.1 PATH && exec terrace run -- PROGRAM'
 
 The first process on an address uses UDP port 4791, the next one 4792 and so on; a firewall between
-hosts must pass them. Exit status: the program's own; 125 if Terrace itself fails, 126 if
-the program cannot be executed, 127 if there is no such program.";
+hosts must pass them. Exit status: the program's own; 2 if the command line is wrong,
+125 if Terrace itself fails, 126 if the program cannot be executed, 127 if there is no such program.";
 
 /// Options of `terrace run`.
 #[derive(Args)]
-#[command(override_usage = "terrace run [OPTIONS] -- PROGRAM [ARGUMENTS]...", after_help = AFTER_HELP)]
+#[command(override_usage = "terrace run [OPTIONS] -- PROGRAM [ARGUMENTS]...", after_long_help = AFTER_HELP)]
 pub struct Options {
     /// Address of this host that peers send to [default: the first interface's]
     #[arg(long, value_name = "ADDRESS", env = "TERRACE_ADDR", hide_env_values = true)]
@@ -86,9 +86,8 @@ pub struct Options {
     /// Write every packet to this file, for Wireshark; if another process uses it, a number is added to the name
     #[arg(long, value_name = "FILE", env = "TERRACE_PCAP", hide_env_values = true)]
     pcap: Option<PathBuf>,
-    /// Transport to peers on the same host: local (shared memory where possible), udp, or auto (the same as local, but udp if
-    /// packets are captured or faults injected)
-    #[arg(long, value_name = "PATH", env = "TERRACE_PATH", hide_env_values = true, default_value = "auto")]
+    /// Transport to peers on the same host
+    #[arg(long, value_name = "PATH", env = "TERRACE_PATH", hide_env_values = true, default_value = "auto", value_parser = values::path())]
     path: PathChoice,
     /// Memory budget of regions larger than memory: 512M, 2G, or a number of bytes [default: no such regions]
     #[arg(long, value_name = "SIZE", env = "TERRACE_DRAM", hide_env_values = true)]
@@ -100,7 +99,7 @@ pub struct Options {
     #[arg(long, value_name = "MODE", env = "TERRACE_MODE", hide_env_values = true)]
     mode: Option<PagingMode>,
     /// Log level of the NIC, which logs to standard error
-    #[arg(long, value_name = "LEVEL", env = "TERRACE_LOG", hide_env_values = true)]
+    #[arg(long, value_name = "LEVEL", ignore_case = true, env = "TERRACE_LOG", hide_env_values = true)]
     log: Option<LogLevel>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
@@ -166,14 +165,31 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// The exit status, as of `env` and `timeout`: 125 for an error of this command, 126 and 127 for the program.
+    /// Whether an option has a value that is wrong on every machine.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            RunError::AddressSyntax(_) | RunError::MtuSyntax(_) | RunError::FaultPlan { .. } => true,
+            RunError::DramSyntax(_) | RunError::ModeWithoutDram | RunError::SwapWithoutDram => true,
+            RunError::Port(error) => is_usage(error),
+            _ => false,
+        }
+    }
+
+    /// The exit status: 2 for a wrong command line. Else as of `env` and `timeout`: 125 for an error of this command, 126
+    /// and 127 for the program.
     pub fn exit_code(&self) -> u8 {
         match self {
             RunError::Program(program::ProgramError::NotFound(..)) => 127,
             RunError::Program(_) | RunError::Interpreter(_) | RunError::Exec { .. } => 126,
+            _ if self.is_usage() => USAGE,
             _ => 125,
         }
     }
+}
+
+/// Whether address or path MTU are wrong on every machine.
+pub fn is_usage(error: &OpenError) -> bool {
+    matches!(error, OpenError::NotUnicast { .. } | OpenError::BadMtu { .. })
 }
 
 /// Replaces this process with the program. Returns only on failure.
@@ -375,7 +391,8 @@ mod tests {
 
     #[test]
     fn exit_statuses_distinguish_errors_of_terrace_and_of_the_program() {
-        assert_eq!(RunError::MtuSyntax("x".into()).exit_code(), 125);
+        assert_eq!(RunError::MtuSyntax("x".into()).exit_code(), 2);
+        assert_eq!(RunError::Port(OpenError::NoInterface).exit_code(), 125);
         assert_eq!(RunError::Program(program::ProgramError::NotExecutable("x".into())).exit_code(), 126);
         assert_eq!(RunError::Program(program::ProgramError::NotFound("x".into(), "")).exit_code(), 127);
     }

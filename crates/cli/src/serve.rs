@@ -8,17 +8,18 @@ use std::str::FromStr;
 use clap::Args;
 use nix::sys::signal::{SigSet, Signal};
 use terrace_faults::FaultPlan;
-use terrace_nic::{PathChoice, PortConfig};
+use terrace_nic::{OpenError, PathChoice, PortConfig};
 use terrace_node::{Metrics, RegionConfig, ServeError, ServeMode, Server, ServerConfig};
 use terrace_tier::{FaultModel, size};
 
 use crate::log::{self, LogLevel};
+use crate::{run, usage_or_1, values};
 
 const AFTER_HELP: &str = "\
 Examples:
   terrace serve --region table=/data/table.bin:64G --dram 8G
   terrace serve --region a=/data/a.bin --region b=/dev/sdb --dram 8G --listen 192.0.2.7
-  terrace stat \"$(pidof terrace)\" --watch
+  terrace stat --watch \"$(pidof terrace)\"
 
 A region is a file, created sparse if it is missing and a size is given, or a block device. All
 regions share the memory budget of --dram bytes, which contains their hottest pages of 4 KiB. Other
@@ -44,7 +45,7 @@ apply to IO without page faults, in all modes except pin, odp and rpc.";
 
 /// Options of `terrace serve`.
 #[derive(Args)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct Options {
     /// A region: its name, its file, and its size if the file does not exist
     #[arg(long = "region", value_name = "NAME=PATH[:SIZE]", required = true)]
@@ -53,7 +54,7 @@ pub struct Options {
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     dram: u64,
     /// Method of access to pages that are not in memory
-    #[arg(long, value_name = "MODE", default_value = "term")]
+    #[arg(long, value_name = "MODE", default_value = "term", value_parser = values::serve_mode())]
     mode: ServeMode,
     /// Local address [default: chosen as for `terrace run`]
     #[arg(long, value_name = "ADDRESS", env = "TERRACE_ADDR", hide_env_values = true)]
@@ -61,11 +62,18 @@ pub struct Options {
     /// Largest path MTU in bytes
     #[arg(long, value_name = "BYTES", env = "TERRACE_MTU", hide_env_values = true)]
     mtu: Option<u32>,
-    /// Transport to clients on this host: auto or local (shared memory where possible), or udp
-    #[arg(long, value_name = "PATH", env = "TERRACE_PATH", hide_env_values = true, default_value = "auto")]
+    /// Transport to clients on this host
+    #[arg(long, value_name = "PATH", env = "TERRACE_PATH", hide_env_values = true, default_value = "auto", value_parser = values::path())]
     path: PathChoice,
     /// Log level; the log goes to standard error
-    #[arg(long, value_name = "LEVEL", env = "TERRACE_LOG", hide_env_values = true, default_value = "warn")]
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        ignore_case = true,
+        env = "TERRACE_LOG",
+        hide_env_values = true,
+        default_value = "warn"
+    )]
     log: LogLevel,
     /// Serve metrics for Prometheus at this address and port
     #[arg(long, value_name = "ADDRESS:PORT")]
@@ -115,6 +123,15 @@ impl FromStr for Region {
         };
         Ok(Region(RegionConfig { name: name.into(), path: PathBuf::from(path), size }))
     }
+}
+
+/// The exit status after an error.
+pub fn exit_code(error: &ServeError) -> u8 {
+    usage_or_1(match error {
+        ServeError::Name(_) => true,
+        ServeError::Port(OpenError::Udp(error)) => run::is_usage(error),
+        _ => false,
+    })
 }
 
 /// Serves until SIGINT or SIGTERM.

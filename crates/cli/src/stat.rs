@@ -13,7 +13,8 @@ const AFTER_HELP: &str = "\
 Examples:
   terrace stat                   # all processes that run with Terrace
   terrace stat 4242              # counters of one process: its port, its queue pairs
-  terrace stat 4242 --watch      # repeatedly, each second, with rates
+  terrace stat --watch 4242      # repeatedly, each second, with rates
+  terrace stat --watch=10 4242   # every ten seconds
   terrace stat 4242 --json | jq '.[0].port'
 
 Counters that explain low performance: retransmits, timeouts, bad_icrc, and rx_overflows (packets
@@ -24,15 +25,15 @@ A process with --fault-plan also shows the faults that the plan has injected.
 A process with --dram has a table of its regions larger than memory: MiB resident; accesses to
 resident memory (hits) and to absent memory (misses), by page; pages read from the file, placed
 without a read because they were written whole, evicted, written to the file, and taken over from
-an earlier server or from what the program has brought into memory; failed accesses; and latencies of misses. What same-host peers access by
-themselves is not counted.
+an earlier server or from what the program has brought into memory; failed accesses; and latencies
+of misses. What same-host peers access by themselves is not counted.
 
 `terrace serve` adds a table of its clients: the requests that the NIC has executed (one-sided;
 fetched: transfers of absent memory for them), and RPCs, by region.";
 
 /// Options of `terrace stat`.
 #[derive(Args)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct Options {
     /// Process to show; without it, all processes are listed
     pid: Option<u32>,
@@ -40,7 +41,7 @@ pub struct Options {
     #[arg(long)]
     json: bool,
     /// Print repeatedly, at this interval
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_parser = clap::value_parser!(u64).range(1..))]
     watch: Option<u64>,
 }
 

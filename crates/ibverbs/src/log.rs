@@ -22,13 +22,26 @@ impl Write for StandardError {
     }
 }
 
-/// Starts the log once per process. Unknown levels mean the default, warnings. A program's own subscriber stays
+const DEFAULT: LevelFilter = LevelFilter::WARN;
+
+/// The level of a name. An empty one means the default.
+fn level(name: &str) -> Option<LevelFilter> {
+    if name.is_empty() { Some(DEFAULT) } else { name.parse().ok() }
+}
+
+/// Starts the log once per process. A line tells of an unknown level. A program's own subscriber stays
 /// installed. The caller holds [`once`](crate::once::once).
 pub fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
-        let wanted = std::env::var("TERRACE_LOG").ok();
-        let level = wanted.and_then(|name| name.parse::<LevelFilter>().ok()).unwrap_or(LevelFilter::WARN);
+        let name = std::env::var_os("TERRACE_LOG").unwrap_or_default();
+        let name = name.to_string_lossy();
+        let level = level(&name).unwrap_or_else(|| {
+            write_line(format_args!(
+                "TERRACE_LOG is `{name}`, which is not off, error, warn, info, debug or trace; the log has warnings"
+            ));
+            DEFAULT
+        });
         let subscriber = tracing_subscriber::fmt()
             .with_max_level(level)
             .with_writer(|| StandardError)
@@ -44,4 +57,18 @@ pub fn install() {
 pub fn write_line(what: impl Display) {
     // There is no place to report an error.
     let _ = StandardError.write_all(format!("terrace: {what}\n").as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_level_is_told_from_no_level() {
+        assert_eq!(
+            (level(""), level("Debug"), level("off")),
+            (Some(DEFAULT), Some(LevelFilter::DEBUG), Some(LevelFilter::OFF))
+        );
+        assert_eq!(level("loud"), None);
+    }
 }

@@ -91,6 +91,13 @@ pub enum DoctorError {
     Output(#[from] io::Error),
 }
 
+impl DoctorError {
+    /// Whether the command line is wrong.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, DoctorError::Address(_))
+    }
+}
+
 /// The JSON document.
 #[derive(Serialize)]
 struct Report {

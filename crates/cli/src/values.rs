@@ -1,0 +1,68 @@
+//! Options with a list of values, which help, man pages and completions show, each with a line about it.
+
+use std::error::Error;
+use std::str::FromStr;
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use terrace_bench::plan::Mode;
+use terrace_nic::PathChoice;
+use terrace_node::ServeMode;
+
+const PATHS: [(&str, &str); 3] = [
+    ("auto", "Shared memory where possible; UDP if packets are captured or faults injected"),
+    ("udp", "UDP"),
+    ("local", "Shared memory where possible, whatever else is configured"),
+];
+
+/// The modes of servers, and of the figures that measure them.
+const MODES: [(&str, &str); 9] = [
+    ("pin", "The whole region is locked in memory"),
+    ("odp", "A model of hardware with on-demand paging"),
+    ("rpc", "RPC; the server copies from the mapping, with page faults"),
+    ("rpc-buffer", "RPC; the server reads through the page cache"),
+    ("rpc-direct", "RPC; the server bypasses the page cache"),
+    ("rpc-tiering", "RPC; cached pages through the page cache, others bypassing it"),
+    ("rpc-tiering-promote", "RPC to pages in memory"),
+    ("term", "One-sided; clients fetch absent pages by RPC"),
+    ("wait", "One-sided; the NIC fetches absent pages"),
+];
+
+/// `--path`.
+pub fn path() -> impl TypedValueParser<Value = PathChoice> {
+    one_of(&PATHS)
+}
+
+/// `--mode` of `terrace serve`.
+pub fn serve_mode() -> impl TypedValueParser<Value = ServeMode> {
+    one_of(&MODES)
+}
+
+/// `--mode` of `terrace bench`.
+pub fn bench_mode() -> impl TypedValueParser<Value = Mode> {
+    one_of(&MODES)
+}
+
+fn one_of<T>(values: &'static [(&'static str, &'static str)]) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err: Into<Box<dyn Error + Send + Sync>>> + Clone + Send + Sync + 'static,
+{
+    let values = values.iter().map(|(name, help)| PossibleValue::new(*name).help(*help));
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<T>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_listed_value_is_one_and_none_is_missing() {
+        assert!(
+            PATHS
+                .iter()
+                .all(|(name, _)| name.parse::<PathChoice>().is_ok_and(|path| path.to_string() == *name))
+        );
+        assert!(MODES.iter().all(|(name, _)| name.parse::<Mode>().is_ok()));
+        let listed: Vec<&str> = MODES.iter().map(|(name, _)| *name).collect();
+        assert_eq!(listed, ServeMode::ALL.map(|(_, name)| name));
+    }
+}
