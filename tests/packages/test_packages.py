@@ -26,7 +26,7 @@ import build  # noqa: E402
 IS_ROOT = os.geteuid() == 0
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--") if IS_ROOT else ()
 TIMEOUT_S = 60
-COMMANDS = ("run", "recover", "serve", "devices", "doctor", "stat", "bench")
+COMMANDS = ("run", "recover", "serve", "devices", "doctor", "stat", "top", "bench")
 # Below the prefix, in both packages.
 FILES = {
     "bin/terrace": 0o755,

@@ -20,6 +20,7 @@ mod run;
 mod serve;
 mod stat;
 mod table;
+mod top;
 mod values;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -37,6 +38,7 @@ Examples:
 
   What works on this machine:         terrace doctor
   The device that a program gets:     terrace devices
+  A live view of running programs:    terrace top
   Counters of a running program:      terrace stat --watch PID
 
 Every option of `run` can also be given as an environment variable (see `terrace run --help`).
@@ -68,6 +70,8 @@ enum Command {
     Doctor(doctor::Options),
     /// Show the counters of a running program's NIC
     Stat(stat::Options),
+    /// Show queue pairs, regions and rates of running programs, live
+    Top(top::Options),
     /// Measure regions larger than memory
     Bench(bench::Options),
 }
@@ -100,6 +104,7 @@ pub fn run() -> ExitCode {
             doctor::doctor(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))
         }
         Command::Stat(options) => stat::show(&options).map_err(|error| (1, error.to_string())),
+        Command::Top(options) => top::top(&options).map_err(|error| (1, error.to_string())),
         Command::Bench(options) => {
             bench::bench(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))
         }

@@ -34,7 +34,8 @@ pub fn text(now: &MemoryStats, before: Option<&MemoryStats>, seconds: u64) -> St
     text
 }
 
-fn name_of(region: &RegionStats) -> String {
+/// The region's name, or its address.
+pub fn name_of(region: &RegionStats) -> String {
     if region.name.is_empty() { format!("{:#x}", region.addr) } else { region.name.clone() }
 }
 

@@ -159,7 +159,7 @@ fn process_rows(pid: u32, answer: &io::Result<Vec<DeviceSnapshot>>) -> Vec<Vec<S
     }
 }
 
-fn program_name(pid: u32) -> String {
+pub fn program_name(pid: u32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/comm"))
         .map_or_else(|_| "?".into(), |name| name.trim_end().into())
 }
@@ -222,7 +222,7 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
 }
 
 /// The state of the process's regions larger than memory, if it has any.
-fn memory(device: &DeviceSnapshot) -> Option<MemoryStats> {
+pub fn memory(device: &DeviceSnapshot) -> Option<MemoryStats> {
     device.reports.get("memory").and_then(|report| MemoryStats::deserialize(report).ok())
 }
 

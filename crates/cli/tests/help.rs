@@ -2,8 +2,9 @@
 
 use std::process::{Command, Output};
 
-const COMMANDS: [&str; COMMANDS_COUNT] = ["run", "serve", "recover", "devices", "doctor", "stat", "bench"];
-const COMMANDS_COUNT: usize = 7;
+const COMMANDS: [&str; COMMANDS_COUNT] =
+    ["run", "serve", "recover", "devices", "doctor", "stat", "top", "bench"];
+const COMMANDS_COUNT: usize = 8;
 
 fn terrace(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
