@@ -17,7 +17,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance interop chaos fork crash endurance sanitize soak soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-term bench-term-full lint clean
+.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance interop chaos fork crash endurance sanitize soak soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-term bench-term-full docs lint clean
 .DEFAULT_GOAL := help
 # Targets share output directories, and cargo uses all processors by itself.
 .NOTPARALLEL:
@@ -224,6 +224,10 @@ bench-term-full: build ## As bench-term, with all points, into bench/term/result
 	@scripts/setup.sh bench
 	build/bin/terrace bench --full $(if $(TRANSPORT),--path $(TRANSPORT)) --out bench/term/results bench/term/*.toml
 	build/bin/terrace bench flush $(if $(TRANSPORT),--path $(TRANSPORT))
+
+docs: ## Build the documentation as a book, build/docs/html/index.html
+	@scripts/setup.sh docs
+	$(PYTHON) scripts/docs.py
 
 lint: ## Run rustfmt, clippy and cargo-deny
 	@scripts/setup.sh lint

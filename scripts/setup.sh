@@ -2,7 +2,7 @@
 # Prepares a Debian machine for a target of the Makefile: checks the Rust toolchain, and installs missing packages with
 # apt-get. Prints nothing if nothing is missing.
 #
-#   scripts/setup.sh build|profile|packages|demo|test|conformance|interop|bench|bench-peers|sanitize|fuzz|lint|all-but-fuzz|all
+#   scripts/setup.sh build|profile|packages|demo|test|conformance|interop|bench|bench-peers|sanitize|fuzz|docs|lint|all-but-fuzz|all
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -61,11 +61,14 @@ install_if_possible() {
     done
 }
 
-# cargo's tools come from crates.io. Building one takes minutes, so it is built only if it is missing.
+# cargo's tools come from crates.io. Building one takes minutes, so it is built only if it is missing. Name and version come
+# first, then options of cargo.
 install_cargo_tool() {
-    command -v "$1" >/dev/null 2>&1 && return 0
-    echo "setup: building $1 $2 (once, a few minutes)"
-    cargo install --locked --quiet --version "$2" "$1" || fail "cargo could not install $1"
+    tool=$1 version=$2
+    shift 2
+    command -v "$tool" >/dev/null 2>&1 && return 0
+    echo "setup: building $tool $version (once, a few minutes)"
+    cargo install --locked --quiet --version "$version" "$@" "$tool" || fail "cargo could not install $tool"
 }
 
 # The kernel of the guest that `make interop` boots. The kernel is unpacked below build/ and not installed: boot loader,
@@ -130,6 +133,11 @@ interop)
 bench) check_rust; install_packages $compiler $verbs $plots perftest linux-perf; install_if_possible fio ;;
 bench-peers) check_rust; install_packages $compiler $verbs $plots; install_if_possible $peers ;;
 sanitize) check_rust; install_packages $compiler $verbs valgrind ;;
+docs)
+    check_rust
+    install_packages $compiler python3
+    install_cargo_tool mdbook 0.5.4 --no-default-features --features search
+    ;;
 fuzz) check_rust; install_packages $compiler g++; install_cargo_tool cargo-fuzz 0.13.2 ;;
 lint)
     check_rust
@@ -143,6 +151,6 @@ all-but-fuzz)
     for part in build demo test conformance interop bench sanitize lint; do "$0" "$part"; done
     "$0" profile || echo "setup: continues without profiles" >&2
     ;;
-all) "$0" all-but-fuzz && "$0" packages && "$0" fuzz ;;
-*) fail "usage: $0 build|profile|packages|demo|test|conformance|interop|bench|bench-peers|sanitize|fuzz|lint|all-but-fuzz|all" ;;
+all) "$0" all-but-fuzz && "$0" packages && "$0" docs && "$0" fuzz ;;
+*) fail "usage: $0 build|profile|packages|demo|test|conformance|interop|bench|bench-peers|sanitize|fuzz|docs|lint|all-but-fuzz|all" ;;
 esac
