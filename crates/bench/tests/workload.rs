@@ -86,6 +86,10 @@ impl Target for Faulty<'_> {
         }
     }
 
+    fn commit(&mut self, offset: u64, len: usize, tag: u64) -> Result<(), TargetError> {
+        self.inner.commit(offset, len, tag)
+    }
+
     fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), TargetError> {
         self.inner.poll(done)?;
         match (self.fault, self.is_due()) {
@@ -190,6 +194,10 @@ impl Target for Slow<'_> {
 
     fn write(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError> {
         self.inner.write(offset, slot, len, tag)
+    }
+
+    fn commit(&mut self, offset: u64, len: usize, tag: u64) -> Result<(), TargetError> {
+        self.inner.commit(offset, len, tag)
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), TargetError> {

@@ -28,10 +28,7 @@ pub fn checks() -> Vec<Check> {
 }
 
 fn check_dropin(preload: &Preload) -> Check {
-    let path = match &preload.folder {
-        Some(folder) => folder.join(library::LIBRARY),
-        None => PathBuf::from(&preload.entry),
-    };
+    let path = preload.folder.join(library::LIBRARY);
     let file = path.display();
     match load(Some(preload), None) {
         Ok(loaded) if loaded.paths.contains(&path) => {
@@ -78,8 +75,8 @@ fn load(preload: Option<&Preload>, other: Option<&str>) -> io::Result<Loaded> {
     let entries: Vec<OsString> =
         preload.map(|preload| preload.entry.clone()).into_iter().chain(other.map(OsString::from)).collect();
     command.env("LD_PRELOAD", entries.join(":".as_ref()));
-    if let Some(folder) = preload.and_then(|preload| preload.folder.as_ref()) {
-        command.env("LD_LIBRARY_PATH", folder);
+    if let Some(preload) = preload {
+        command.env("LD_LIBRARY_PATH", &preload.folder);
     }
     let output = command.output()?;
     let complaint = String::from_utf8_lossy(&output.stderr);
