@@ -11,7 +11,7 @@ PAGE = ROOT / "docs/environment.md"
 OWN = re.compile(r"\bTERRACE_[A-Z_]*[A-Z]\b")
 READ = re.compile(r"""(?:env::var(?:_os)?\(|environ(?:\.get\(|\[)|getenv\()\s*["']([A-Z_]+)["']""")
 # What systems, compilers and packagers define.
-FOREIGN = {"PATH", "HOME", "TMPDIR", "LD_PRELOAD", "LD_LIBRARY_PATH", "OUT_DIR", "CARGO_TARGET_DIR", "SOURCE_DATE_EPOCH"}
+FOREIGN = {"PATH", "HOME", "TMPDIR", "LD_PRELOAD", "LD_LIBRARY_PATH", "ASAN_OPTIONS", "OUT_DIR", "CARGO_TARGET_DIR", "SOURCE_DATE_EPOCH"}
 # Directories of code that users run.
 PRODUCT = re.compile(r"crates/(cli|ibverbs|nic|node)/src/")
 # Read by the library, and useful to tests alone.
