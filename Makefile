@@ -17,7 +17,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance interop chaos fork crash endurance sanitize soak soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-term bench-term-full docs lint clean
+.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance interop errors chaos fork crash endurance sanitize soak soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-term bench-term-full docs lint clean
 .DEFAULT_GOAL := help
 # Targets share output directories, and cargo uses all processors by itself.
 .NOTPARALLEL:
@@ -144,6 +144,10 @@ conformance: build ## Run real RDMA programs on Terrace: perftest, pingpongs, qp
 
 interop: build ## Run Terrace against the Linux kernel's Soft-RoCE in a guest (ONLY=PATTERN for a part)
 	$(PYTHON) tests/interop/kernel/run.py $(ONLY)
+
+errors: build ## Compare the errors of paged and ordinary memory in over 5,000 combinations of control operations and requests (ONLY=NAME for some)
+	@$(MAKE) --no-print-directory negative-programs
+	$(PYTHON) tests/errors/run.py $(ONLY)
 
 chaos: build ## Attack a live node and live programs while well-behaved peers continue (ONLY=PATTERN for a part)
 	@scripts/setup.sh conformance

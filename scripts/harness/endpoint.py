@@ -21,7 +21,7 @@ PROGRAM = pathlib.Path(os.environ.get("TERRACE_NEGATIVE", procs.ROOT / "build/ne
 ANSWER_TIMEOUT_S = 20.0
 
 # Statuses of completions (ibv_wc_status).
-SUCCESS, LOC_LEN_ERR, LOC_QP_OP_ERR, LOC_PROT_ERR, WR_FLUSH_ERR = 0, 1, 2, 4, 5
+SUCCESS, LOC_LEN_ERR, LOC_QP_OP_ERR, LOC_PROT_ERR, WR_FLUSH_ERR, LOC_ACCESS_ERR = 0, 1, 2, 4, 5, 8
 REM_INV_REQ_ERR, REM_ACCESS_ERR, REM_OP_ERR, RETRY_EXC_ERR, RNR_RETRY_EXC_ERR = 9, 10, 11, 12, 13
 # States of queue pairs (ibv_qp_state).
 RTS, ERR = 3, 6

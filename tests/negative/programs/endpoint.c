@@ -15,13 +15,15 @@
  *     hex NAME OFFSET BYTES, bytes NAME OFFSET HEX  reads bytes, or sets them
  *     unmap|protect|truncate|dereg NAME ...
  *     discard NAME OFFSET BYTES dontneed|free       gives the contents of memory up
+ *     pageout NAME OFFSET BYTES                     writes a shared mapping to its file, and has its pages leave memory
+ *     free NAME                                     unmaps all of the memory that has this name
  *     replace ADDRESS BYTES, mapped NAME ADDRESS BYTES
  *                                                   unmaps memory and maps private memory there, by system calls that
  *                                                   nothing interposes; gives such memory a name
  *     qp NAME rc|uc|ud                              creates a queue pair and its completion queue
  *     connect NAME ADDRESS QPN [name=value ...]     connects to RTS; sets the peer of a UD queue pair
- *     recv NAME ID MR OFFSET BYTES
- *     post NAME OP ID MR OFFSET BYTES REMOTE RKEY [imm=N|inv=RKEY|compare=N swap=N|add=N|qkey=N]
+ *     recv NAME ID MR OFFSET BYTES [lkey=N]
+ *     post NAME OP ID MR OFFSET BYTES REMOTE RKEY [imm=N|inv=RKEY|compare=N swap=N|add=N|qkey=N|lkey=N]
  *                                                   OP: send, send_imm, send_inv, write, write_imm, read, add, cas
  *     mw NAME                                       allocates a memory window of type 2
  *     bind NAME ID MW MR OFFSET BYTES ACCESS        binds it to a part of a region, which changes its key
@@ -31,6 +33,7 @@
  *                                                   the same address, or throughout N bytes
  *     stop NAME                                     stops that thread
  *     state|error|destroy NAME
+ *     events                                        returns the types of the asynchronous events so far
  *     fork MODE MR, reap PID                        MODE: exit, _exit, exec, daemon
  */
 #include "env.h"
@@ -328,6 +331,23 @@ static void command_discard(void)
     answer_code(madvise(region_named(1)->memory + number(2), number(3), advice) == 0 ? 0 : errno);
 }
 
+static void command_pageout(void)
+{
+    uint8_t *first = region_named(1)->memory + number(2);
+    uint64_t bytes = number(3);
+    for (uint64_t i = 0; i < bytes; i += 4096) /* pages without an entry in the page table stay */
+        (void)*(volatile uint8_t *)(first + i);
+    bool is_out = msync(first, bytes, MS_SYNC) == 0 && madvise(first, bytes, MADV_PAGEOUT) == 0;
+    answer_code(is_out ? 0 : errno);
+}
+
+static void command_free(void)
+{
+    struct region *region = region_named(1);
+    region->name[0] = '\0';
+    answer_code(munmap(region->memory, region->bytes) == 0 ? 0 : errno);
+}
+
 static void command_replace(void)
 {
     uint64_t addr = number(1), bytes = number(2);
@@ -432,7 +452,8 @@ static void command_connect(void)
 
 static struct ibv_sge part_of(const struct region *region, uint64_t offset, uint32_t bytes)
 {
-    return (struct ibv_sge){.addr = (uintptr_t)region->memory + offset, .length = bytes, .lkey = region->mr->lkey};
+    uint32_t lkey = (uint32_t)option("lkey", region->mr == NULL ? 0 : region->mr->lkey);
+    return (struct ibv_sge){.addr = (uintptr_t)region->memory + offset, .length = bytes, .lkey = lkey};
 }
 
 static void command_recv(void)
@@ -568,6 +589,17 @@ static void command_error(void)
     answer_code(ibv_modify_qp(connection_named(1)->qp, &attr, IBV_QP_STATE));
 }
 
+static void command_events(void)
+{
+    struct ibv_async_event event;
+    printf("ok");
+    while (ibv_get_async_event(context, &event) == 0) {
+        printf(" %d", event.event_type);
+        ibv_ack_async_event(&event);
+    }
+    puts("");
+}
+
 static void command_destroy(void)
 {
     struct connection *connection = connection_named(1);
@@ -687,6 +719,8 @@ static void command_open(void)
     struct ibv_device **list = ibv_get_device_list(NULL);
     context = ibv_open_device(list[0]);
     pd = context == NULL ? NULL : ibv_alloc_pd(context);
+    if (context != NULL)
+        env_nonblocking(context->async_fd);
     answer_code(pd == NULL ? errno : 0);
     ibv_free_device_list(list);
 }
@@ -704,6 +738,7 @@ static const struct command {
     {"close", command_close},     {"lock", command_lock},       {"word", command_word},         {"hex", command_hex},
     {"bytes", command_bytes},     {"mw", command_mw},           {"bind", command_bind},         {"map", command_map},
     {"discard", command_discard}, {"replace", command_replace}, {"mapped", command_mapped},
+    {"pageout", command_pageout}, {"free", command_free},       {"events", command_events},
 };
 
 static void run(char *line)
