@@ -9,8 +9,8 @@ import tempfile
 import time
 import unittest
 
-from support import ALL, REM_ACCESS_ERR, REM_OP_ERR, SUCCESS, TERRACE, NegativeTest, connect, fresh_address
-from test_paged import BYTES, MIB, OWN_FAILURE, PAGE, Paged
+from support import ALL, ON_DEMAND, REM_ACCESS_ERR, REM_OP_ERR, SUCCESS, TERRACE, NegativeTest, connect, fresh_address
+from test_paged import BYTES, MIB, OWN_FAILURE, PAGE, PROT_READ, USAGE, Paged
 
 from harness import cgroup  # noqa: E402  (support has set the path)
 
@@ -132,6 +132,56 @@ class Changes(Private):
         self.expect_here("n", 0, 4 * MIB, 8)
         self.write(moved, 77, PAGE, 3)
         self.expect_content(moved, 77, PAGE, 3)
+
+    def test_protected_and_deregistered(self):
+        region = self.private()
+        self.write(region, 0, 4 * PAGE, 1)
+        self.server("map", "plain", "anon", PAGE)
+        self.server("protect", "r", PAGE, PAGE, PROT_READ)
+        self.expect("write", region, PAGE, 8, REM_ACCESS_ERR)
+        address = self.server.mr("n", "anon", BYTES)["addr"]
+        self.server("mapped", "same", region["addr"], BYTES)
+        self.server("dereg", "r")
+        rights = [line.split()[1] for line in pathlib.Path(f"/proc/{self.server.pid}/maps").read_text().splitlines()
+                  if line.startswith(f"{region['addr'] + PAGE:x}-")]
+        self.assertEqual(rights, ["r--p"], "what the program has protected stays protected")
+        self.expect_here("same", 0, 4 * PAGE, 1)
+        self.assertIn(address, self.tiered_regions())
+
+    def test_memory_of_the_allocator(self):
+        """A block in the heap, whose pages have the allocator's own data, while other threads allocate."""
+        heap = self.start(None, *self.options, inner_wrapper=["env", "GLIBC_TUNABLES=glibc.malloc.mmap_max=0"])
+        connect(self.client, "h", heap, "h")
+        heap("storm", 2)
+        for number in range(20):
+            region = heap.mr(f"h{number}", "malloc", 2 * MIB + number * 4321)
+            self.client("fill", "m", 0, PAGE, number)
+            for offset in (0, MIB + 77, 2 * MIB - PAGE):
+                self.client("post", "h", "write", 1, "m", 0, PAGE, region["addr"] + offset, region["rkey"])
+                self.assertEqual(self.client.status("h"), SUCCESS)
+                self.assertEqual(heap("check", f"h{number}", offset, PAGE, number, "from=0")["differ"], 0)
+            if number % 2:
+                heap("dereg", f"h{number}")
+        # Blocks that share a page with memory that has moved stay where they are.
+        self.assertGreater(len(heap.stat()["memory"]["regions"]), 0)
+
+    def test_lengthened_after_it_was_registered(self):
+        region = self.private(size=2 * MIB)
+        self.server("fill", "r", 0, 2 * MIB, 4)
+        self.server("dereg", "r")
+        moved = self.server("lengthen", region["addr"], 2 * MIB, 6 * MIB)["addr"]
+        self.server("mapped", "n", moved, 6 * MIB)
+        self.expect_here("n", 0, 2 * MIB, 4)
+        again = self.server("submr", "again", "n", 0, 6 * MIB, ALL | ON_DEMAND)
+        self.write(again, 4 * MIB, PAGE, 5)
+        self.expect_content(again, 4 * MIB, PAGE, 5)
+        child = self.server("fork", "_exit")["pid"]
+        self.assertEqual(self.server("reap", child), [])
+        self.expect_here("n", 0, 2 * MIB, 4)
+        self.write(again, 3 * MIB, PAGE, 6)
+        self.server("word", "n", 3 * MIB + PAGE, 1234)
+        self.expect_content(again, 3 * MIB, PAGE, 6)
+        self.expect_here("n", 0, 2 * MIB, 4)
 
     def test_unmapped(self):
         region = self.private()
@@ -263,12 +313,13 @@ class Options(unittest.TestCase):
                               stdin=subprocess.DEVNULL, timeout=20)
 
     def test_directories_that_cannot_have_swap_files(self):
-        for options, said in ((("--dram", "2M", "--swap", "/dev/null/x"), "/dev/null/x: cannot create a swap file"),
-                              (("--dram", "2M", "--swap", "/dev/shm"), "choose a directory on a disk"),
-                              (("--swap", "/var/tmp"), "--swap needs --dram"),
-                              (("--dram", "2M", "--mode", "odp", "--swap", "/var/tmp"), "no other --mode than wait")):
+        for options, status, said in (
+                (("--dram", "2M", "--swap", "/dev/null/x"), OWN_FAILURE, "/dev/null/x: cannot create a swap file"),
+                (("--dram", "2M", "--swap", "/dev/shm"), OWN_FAILURE, "choose a directory on a disk"),
+                (("--swap", "/var/tmp"), USAGE, "--swap needs --dram"),
+                (("--dram", "2M", "--mode", "odp", "--swap", "/var/tmp"), USAGE, "no other --mode than wait")):
             outcome = self.run_true(*options)
-            self.assertEqual((outcome.returncode, outcome.stderr.count("\n")), (OWN_FAILURE, 1), outcome.stderr)
+            self.assertEqual((outcome.returncode, outcome.stderr.count("\n")), (status, 1), outcome.stderr)
             self.assertIn(said, outcome.stderr)
 
     def test_none(self):

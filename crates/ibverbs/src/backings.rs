@@ -6,6 +6,7 @@ use terrace_nic::Backings;
 use terrace_shm::BackedBy;
 use terrace_vm::maps;
 
+use crate::paged;
 use crate::paged::backing::{self, Purpose};
 
 /// Finds the files in the kernel's list of mappings.
@@ -14,6 +15,9 @@ pub struct ProgramFiles;
 impl Backings for ProgramFiles {
     fn find(&self, range: HostRange, writable: bool) -> Option<BackedBy> {
         let run = maps::find(range).ok()?.ok()?;
+        if !paged::may_be_shared(range, run.file) {
+            return None;
+        }
         // Closing another descriptor of the file would release the program's POSIX locks on it.
         if (writable && !run.writable) || backing::is_locked_by_us(run.file.inode()) {
             return None;

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use terrace_hostmem::HostRange;
+use terrace_hostmem::{HostRange, PAGE_BYTES};
 
 use crate::refusal::Refusal;
 
@@ -34,6 +34,16 @@ struct UffdioRegister {
     ioctls: u64,
 }
 
+/// `struct uffdio_copy`.
+#[repr(C)]
+struct UffdioCopy {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    copied: i64,
+}
+
 const UFFD_API: u64 = 0xaa;
 const MODE_MISSING: u64 = 1;
 
@@ -46,6 +56,7 @@ const READ: u64 = 2;
 const READ_WRITE: u64 = 3;
 const UFFDIO_API: libc::c_ulong = request(READ_WRITE, 0x3f, size_of::<UffdioApi>());
 const UFFDIO_REGISTER: libc::c_ulong = request(READ_WRITE, 0, size_of::<UffdioRegister>());
+const UFFDIO_COPY: libc::c_ulong = request(READ_WRITE, 3, size_of::<UffdioCopy>());
 const UFFDIO_WAKE: libc::c_ulong = request(READ, 2, size_of::<UffdioRange>());
 /// Of `/dev/userfaultfd`.
 const USERFAULTFD_IOC_NEW: libc::c_ulong = request(0, 0, 0);
@@ -88,6 +99,16 @@ impl Guard {
         // SAFETY: the structure of this request.
         let woken = unsafe { self.request(UFFDIO_WAKE, &raw mut range) };
         debug_assert!(woken.is_ok(), "whole pages are woken: {woken:?}");
+    }
+
+    /// Puts a copy of a page where none is.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn put_page(&self, from: u64, to: u64) -> io::Result<()> {
+        let mut copy = UffdioCopy { dst: to, src: from, len: PAGE_BYTES, mode: 0, copied: 0 };
+        // SAFETY: the structure of this request.
+        unsafe { self.request(UFFDIO_COPY, &raw mut copy) }
     }
 
     /// # Safety

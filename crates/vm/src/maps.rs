@@ -41,6 +41,7 @@ pub(crate) struct Mapping {
     end: u64,
     readable: bool,
     writable: bool,
+    executable: bool,
     shared: bool,
     offset: u64,
     file: FileId,
@@ -121,8 +122,12 @@ fn list_in(mut list: impl BufRead, range: HostRange) -> io::Result<Vec<Mapping>>
 
 /// The file that is mapped at an address.
 pub fn file_at(addr: u64) -> io::Result<Option<FileId>> {
-    let found = find_line(BufReader::new(File::open(MAPS)?), addr)?;
-    Ok(found.map(|mapping| mapping.file))
+    Ok(at(addr)?.map(|mapping| mapping.file))
+}
+
+/// The mapping at an address.
+pub(crate) fn at(addr: u64) -> io::Result<Option<Mapping>> {
+    find_line(BufReader::new(File::open(MAPS)?), addr)
 }
 
 fn find_line(mut list: impl BufRead, addr: u64) -> io::Result<Option<Mapping>> {
@@ -224,16 +229,40 @@ impl Mapping {
         HostRange { addr: self.start, len: self.end - self.start }
     }
 
-    /// Whether it is private memory without a file, for loads and stores. Not the main thread's stack, which grows.
+    /// Whether it is private memory without a file, for loads and stores alone. Not the main thread's stack, which grows.
     pub(crate) fn is_private_memory(&self) -> bool {
         let is_named =
             self.path.starts_with(b"[") && self.path != b"[heap]" && !self.path.starts_with(b"[anon:");
-        !self.shared && self.readable && self.writable && self.file.inode == 0 && !is_named
+        let is_data = self.readable && self.writable && !self.executable;
+        is_data && !self.shared && self.file.inode == 0 && !is_named
     }
 
-    /// Where in a file the mapping begins, if it is a shared one of that file.
-    pub(crate) fn offset_if_shared(&self, file: FileId) -> Option<u64> {
-        (self.shared && self.file == file).then_some(self.offset)
+    /// Where in the file the mapping begins.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Whether it is a shared mapping.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared
+    }
+
+    /// Whether both are mappings of one file. Numbers alone do not tell on all file systems.
+    pub(crate) fn is_of_same_file(&self, other: &Mapping) -> bool {
+        self.file == other.file && self.path == other.path
+    }
+
+    /// The file's identifier.
+    pub(crate) fn file(&self) -> FileId {
+        self.file
+    }
+
+    /// The rights to access it, as `mmap(2)` takes them.
+    pub(crate) fn rights(&self) -> libc::c_int {
+        let right = |is_given, right| if is_given { right } else { libc::PROT_NONE };
+        right(self.readable, libc::PROT_READ)
+            | right(self.writable, libc::PROT_WRITE)
+            | right(self.executable, libc::PROT_EXEC)
     }
 
     fn cut(mut self, start: u64, end: u64) -> Mapping {
@@ -262,6 +291,7 @@ impl Mapping {
             end: u64::from_str_radix(end, 16).ok()?,
             readable: permissions.first() == Some(&b'r'),
             writable: permissions.get(1) == Some(&b'w'),
+            executable: permissions.get(2) == Some(&b'x'),
             shared: permissions.get(3) == Some(&b's'),
             offset: u64::from_str_radix(offset, 16).ok()?,
             file: FileId {
@@ -363,12 +393,10 @@ mod tests {
             places,
             [(0x23000, 0x24000, 0x4000), (0x24000, 0x25000, 0x5000), (0x25000, 0x25800, 0x6000)]
         );
-        let file = found[0].file;
-        assert_eq!(
-            found.iter().map(|mapping| mapping.offset_if_shared(file)).collect::<Vec<_>>(),
-            [Some(0x4000), Some(0x5000), None]
-        );
-        assert_eq!(list(0x40000, 1)[0].offset_if_shared(file), None, "it is private");
+        let same: Vec<bool> = found.iter().map(|mapping| mapping.is_of_same_file(&found[0])).collect();
+        assert_eq!(same, [true, true, false]);
+        assert!(found[0].is_shared() && !list(0x40000, 1)[0].is_shared());
+        assert_eq!(found[0].rights(), libc::PROT_READ | libc::PROT_WRITE);
         assert!(list(0x13000, 0x1000).is_empty() && list(u64::MAX, 9).is_empty());
     }
 
@@ -382,6 +410,7 @@ mod tests {
             "1-2 rw-p 0 00:00 0   [stack]",
             "1-2 r--p 0 00:00 0",
             "1-2 -w-p 0 00:00 0",
+            "1-2 rwxp 0 00:00 0",
             "1-2 rw-s 0 00:01 7 /dev/zero (deleted)",
             "1-2 rw-p 0 00:0f 7 /anon_hugepage (deleted)",
             "1-2 rw-p 0 fe:00 7 /lib/x.so",

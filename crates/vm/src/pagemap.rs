@@ -13,6 +13,9 @@ const SWAPPED: u64 = 1 << 62;
 /// The page is one of a file, or of shared memory.
 const OF_FILE: u64 = 1 << 61;
 
+/// Bytes of the table for one page.
+pub(crate) const WORD_BYTES: u64 = 8;
+
 /// The kernel's table.
 #[derive(Debug)]
 pub(crate) struct Pagemap(File);
@@ -22,14 +25,18 @@ impl Pagemap {
         Ok(Pagemap(File::open("/proc/self/pagemap")?))
     }
 
-    /// The addresses of the pages of a range that are private to the process, and not only zeros that were never
-    /// touched.
-    pub(crate) fn private_pages(&self, range: HostRange) -> io::Result<Vec<u64>> {
-        let mut words = vec![0; (range.len / PAGE_BYTES) as usize * size_of::<u64>()];
-        self.0.read_exact_at(&mut words, range.addr / PAGE_BYTES * size_of::<u64>() as u64)?;
+    /// The addresses of the pages of a range that are private to the process, and not only zeros that were never touched.
+    /// `words` has room for [`WORD_BYTES`] for each page. Nothing is allocated.
+    pub(crate) fn private_pages<'a>(
+        &self,
+        range: HostRange,
+        words: &'a mut [u8],
+    ) -> io::Result<impl Iterator<Item = u64> + use<'a>> {
+        let words = &mut words[..(range.len / PAGE_BYTES * WORD_BYTES) as usize];
+        self.0.read_exact_at(words, range.addr / PAGE_BYTES * WORD_BYTES)?;
         let words = words.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
         let pages = (range.addr..range.addr + range.len).step_by(PAGE_BYTES as usize);
         let is_private = |word: u64| word & SWAPPED != 0 || word & PRESENT != 0 && word & OF_FILE == 0;
-        Ok(pages.zip(words).filter_map(|(page, word)| is_private(word).then_some(page)).collect())
+        Ok(pages.zip(words).filter_map(move |(page, word)| is_private(word).then_some(page)))
     }
 }

@@ -12,9 +12,17 @@ pub enum Refusal {
     /// A part of the range is no private memory without a file that can be read and written to.
     #[error("a part of it is not private, writable memory without a file")]
     NotPrivate,
+    /// It is in the mapping of the calling thread's stack.
+    #[error("it is in the stack of the thread that registers it")]
+    Stack,
+    /// Devices or rings of io_uring may be using it.
+    #[error(
+        "pages of the process are pinned, for example for io_uring or for another device, which would go on using them"
+    )]
+    Pinned,
     /// Other threads may use the range meanwhile, and the kernel does not let this process have them wait.
     #[error(
-        "while it is moved, other threads must wait if they touch it, which needs userfaultfd(2) for faults of the kernel: \
+        "other threads must wait if they touch it while it is moved, which needs userfaultfd(2) for faults of the kernel: \
          run as root, permit the user to open /dev/userfaultfd, or set the sysctl vm.unprivileged_userfaultfd to 1"
     )]
     Privilege,

@@ -7,6 +7,9 @@ use std::path::Path;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::maps::{FileId, Mapping};
+use crate::sys;
+
 /// The length of a swap file, unless the file system or a limit has less: more than any range of memory. A range that
 /// the program lengthens later continues with zeros.
 const LENGTH_MAX: u64 = 1 << 43;
@@ -16,7 +19,11 @@ const MEMORY_FILE_SYSTEMS: [u64; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
 
 /// A file without a name.
 #[derive(Debug)]
-pub(crate) struct SwapFile(OwnedFd);
+pub(crate) struct SwapFile {
+    file: OwnedFd,
+    /// A mapping of it, as the kernel lists it.
+    listed: Mapping,
+}
 
 impl SwapFile {
     /// Creates one that is at least so long, and sparse.
@@ -39,30 +46,41 @@ impl SwapFile {
         }
         // Advisory: page faults and reads bring the page that they need and no others.
         let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
-        Ok(SwapFile(file))
+        let listed = sys::list_mapping_of(file.as_fd())?;
+        Ok(SwapFile { file, listed })
     }
 
     /// Whether its bytes are in memory anyway.
     pub(crate) fn is_in_memory(&self) -> io::Result<bool> {
-        Ok(MEMORY_FILE_SYSTEMS.contains(&(rustix::fs::fstatfs(&self.0)?.f_type as u64)))
+        Ok(MEMORY_FILE_SYSTEMS.contains(&(rustix::fs::fstatfs(&self.file)?.f_type as u64)))
     }
 
     /// Makes a part of the file a hole, which reads as zeros.
     pub(crate) fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(rustix::fs::fallocate(&self.0, flags, offset, len)?)
+        Ok(rustix::fs::fallocate(&self.file, flags, offset, len)?)
+    }
+
+    /// The kernel's identifier of the file in its list of mappings.
+    pub(crate) fn id(&self) -> FileId {
+        self.listed.file()
+    }
+
+    /// Whether a mapping is a shared one of this file.
+    pub(crate) fn is_behind(&self, mapping: &Mapping) -> bool {
+        mapping.is_shared() && mapping.is_of_same_file(&self.listed)
     }
 
     /// Another description of the file.
     pub(crate) fn open_again(&self) -> io::Result<OwnedFd> {
-        let path = format!("/proc/self/fd/{}", self.0.as_raw_fd());
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         Ok(rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
     }
 }
 
 impl AsFd for SwapFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.file.as_fd()
     }
 }
 

@@ -4,10 +4,8 @@ use std::path::{Path, PathBuf};
 
 use terrace_hostmem::{HostRange, PAGE_BYTES, pages_of};
 
-use crate::guard::Guard;
 use crate::maps;
 use crate::moving::Mover;
-use crate::pagemap::Pagemap;
 use crate::refusal::{Refusal, SwapError};
 use crate::swap_file::SwapFile;
 use crate::swapped::Swapped;
@@ -41,8 +39,7 @@ impl SwapSpace {
     }
 
     /// Moves the pages that contain a range into a swap file. The program finds the same bytes at the same addresses at all
-    /// times; its other threads may wait for some milliseconds when they touch them. Without
-    /// other threads, the privilege to have them wait is not needed.
+    /// times; its other threads may wait for some milliseconds when they touch them.
     ///
     /// # Errors
     /// All of [`Refusal`]. The memory is private then, as before.
@@ -57,37 +54,47 @@ impl SwapSpace {
         if covered != pages.len || !mappings.iter().all(maps::Mapping::is_private_memory) {
             return Err(Refusal::NotPrivate);
         }
-        let guard = match Guard::open() {
-            Ok(guard) => Some(guard),
-            Err(Refusal::Privilege) if is_alone() => None,
-            Err(error) => return Err(error),
-        };
-        let pagemap = Pagemap::open().map_err(Refusal::system("open /proc/self/pagemap"))?;
-        let file =
-            SwapFile::create(&self.directory, pages.len).map_err(Refusal::system("create a swap file"))?;
-        let mover = Mover { pagemap: &pagemap, guard: guard.as_ref(), file: &file };
+        if has_stack_in(pages).map_err(Refusal::system("list the process's mappings"))? {
+            return Err(Refusal::Stack);
+        }
+        if has_pinned_memory() {
+            return Err(Refusal::Pinned);
+        }
+        let file = SwapFile::create(&self.directory, pages.len);
+        let file = file.map_err(Refusal::system("create a swap file"))?;
+        let mut mover = Mover::new(&file)?;
         let moved = mappings.iter().try_for_each(|mapping| {
             let part = mapping.range();
             // SAFETY: just found to be such memory. The program registers it, so it does not unmap it meanwhile.
             unsafe { mover.move_mapping(part, part.addr - pages.addr) }
         });
-        let begun = Swapped::new(pages, file).map_err(Refusal::system("find the swap file's mapping"));
-        match (moved, begun) {
-            (Ok(()), swapped) => swapped,
-            (Err(error), begun) => {
-                begun?.end().map_err(Refusal::system("map the swap file"))?;
+        // Nobody waits from now on.
+        drop(mover);
+        let swapped = Swapped::new(pages, file);
+        match moved {
+            Ok(()) => Ok(swapped),
+            Err(error) => {
+                swapped.end().map_err(Refusal::system("make it private again"))?;
                 Err(error)
             }
         }
     }
 }
 
-/// Whether this thread is the only one that runs the program. Terrace's own threads, whose names begin with `terrace-`,
-/// touch the program's memory only where it is registered.
-fn is_alone() -> bool {
-    let is_own = |task: &std::fs::DirEntry| {
-        std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.starts_with("terrace-"))
-    };
-    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    tasks.filter(|task| !is_own(task)).count() == 1
+/// Whether this thread's stack is in the mapping that a range begins in, or in one of those up to its end.
+fn has_stack_in(pages: HostRange) -> std::io::Result<bool> {
+    let local = 0u8;
+    let stack = maps::at(std::ptr::from_ref(&local).addr() as u64)?;
+    Ok(stack.is_some_and(|stack| {
+        let stack = stack.range();
+        stack.addr < pages.addr + pages.len && pages.addr < stack.addr + stack.len
+    }))
+}
+
+/// Whether the kernel counts pages of this process as pinned for long: devices, or rings of io_uring, go on using them
+/// when memory has moved.
+fn has_pinned_memory() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let pinned = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
+    pinned.is_some_and(|pinned| pinned.split_whitespace().next() != Some("0"))
 }

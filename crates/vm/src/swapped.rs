@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use terrace_hostmem::HostRange;
 
@@ -18,15 +18,11 @@ use crate::sys::{self, Sharing};
 pub struct Swapped {
     pages: HostRange,
     file: SwapFile,
-    id: FileId,
 }
 
 impl Swapped {
-    /// # Errors
-    /// The system's, when the mappings cannot be listed.
-    pub(crate) fn new(pages: HostRange, file: SwapFile) -> io::Result<Swapped> {
-        let id = maps::file_at(pages.addr)?.ok_or(io::ErrorKind::NotFound)?;
-        Ok(Swapped { pages, file, id })
+    pub(crate) fn new(pages: HostRange, file: SwapFile) -> Swapped {
+        Swapped { pages, file }
     }
 
     /// The pages.
@@ -42,27 +38,39 @@ impl Swapped {
         self.file.open_again()
     }
 
-    /// The swap file: the page at the first address is its first one.
-    pub fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
-
     /// Whether the mapping of any part is still there, among the files that are mapped.
     pub fn is_among(&self, mapped: &HashSet<FileId>) -> bool {
-        mapped.contains(&self.id)
+        mapped.contains(&self.file.id())
+    }
+
+    /// Whether a mapping with this identifier is one of the swap file.
+    pub fn is_file(&self, id: FileId) -> bool {
+        self.file.id() == id
     }
 
     /// Makes the memory private again, as far as the program has not unmapped it, and wherever it has moved it: for all
     /// threads at all times, it has the same bytes. What is not stored to from then on stays in the file.
     ///
+    /// A mapping that another thread unmaps in the very instant, and maps other memory in its place, would be replaced:
+    /// no system call asks for both. So each is looked up again just before.
+    ///
     /// # Errors
     /// The system's. The memory then stays a mapping that children do not inherit, or in part.
     pub fn end(self) -> io::Result<()> {
-        for mapping in maps::list(maps::EVERYTHING)? {
-            if let Some(offset) = mapping.offset_if_shared(self.id) {
-                // SAFETY: a mapping of the same part of the same file, which has all that was stored until now.
-                unsafe { sys::map_file(mapping.range(), self.file.as_fd(), offset, Sharing::Private) }?;
+        for mapping in maps::list(maps::EVERYTHING)?.iter().filter(|mapping| self.file.is_behind(mapping)) {
+            if maps::at(mapping.range().addr)?.as_ref() != Some(mapping) {
+                continue;
             }
+            // SAFETY: a mapping of the same part of the same file, which has all that was stored until now.
+            unsafe {
+                sys::map_file(
+                    mapping.range(),
+                    self.file.as_fd(),
+                    mapping.offset(),
+                    mapping.rights(),
+                    Sharing::Private,
+                )
+            }?;
         }
         Ok(())
     }

@@ -3,7 +3,9 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use terrace_hostmem::HostRange;
+use terrace_hostmem::{HostRange, PAGE_BYTES};
+
+use crate::maps::{self, Mapping};
 
 /// What [`map_file`] maps a part of a file as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +20,8 @@ fn check(result: libc::c_long) -> io::Result<u64> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result as u64) }
 }
 
-/// Puts a mapping of a part of a file in the place of what is mapped at a range. Atomic: another thread finds the one or
-/// the other.
+/// Puts a mapping of a part of a file, with these rights, in the place of what is mapped at a range. Atomic: another
+/// thread finds the one or the other.
 ///
 /// # Safety
 /// The range is memory of the program, which finds the same bytes in the file.
@@ -27,9 +29,9 @@ pub(crate) unsafe fn map_file(
     range: HostRange,
     file: BorrowedFd<'_>,
     offset: u64,
+    rights: libc::c_int,
     sharing: Sharing,
 ) -> io::Result<()> {
-    let rights = libc::PROT_READ | libc::PROT_WRITE;
     let kind = match sharing {
         Sharing::Shared => libc::MAP_SHARED,
         Sharing::Private => libc::MAP_PRIVATE | libc::MAP_NORESERVE,
@@ -47,6 +49,46 @@ pub(crate) unsafe fn map_file(
         )
     };
     check(result).map(|_| ())
+}
+
+/// How the kernel lists a mapping of a file.
+pub(crate) fn list_mapping_of(file: BorrowedFd<'_>) -> io::Result<Mapping> {
+    let (descriptor, kind) = (file.as_raw_fd(), libc::MAP_SHARED);
+    // SAFETY: a new mapping, wherever the kernel has room, that nobody can access.
+    let addr =
+        check(unsafe { libc::syscall(libc::SYS_mmap, 0, PAGE_BYTES, libc::PROT_NONE, kind, descriptor, 0) })?;
+    let found = maps::at(addr);
+    // SAFETY: the mapping from above.
+    unsafe { unmap(HostRange { addr, len: PAGE_BYTES }) };
+    found?.ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// Private memory of this function's caller, which is not the allocator's: its allocation and its use touch nothing else.
+#[derive(Debug)]
+pub(crate) struct Scratch(HostRange);
+
+impl Scratch {
+    /// # Errors
+    /// The system's.
+    pub(crate) fn new(len: u64) -> io::Result<Scratch> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping, wherever the kernel has room.
+        let addr = check(unsafe { libc::syscall(libc::SYS_mmap, 0, len, rights, flags, -1, 0) })?;
+        Ok(Scratch(HostRange { addr, len }))
+    }
+
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: memory of this object alone, readable and writable, which is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.0.addr as *mut u8, self.0.len as usize) }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // SAFETY: nobody has a reference to it any more.
+        unsafe { unmap(self.0) };
+    }
 }
 
 /// Reserves addresses.

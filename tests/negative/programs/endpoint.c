@@ -5,7 +5,7 @@
  * other, or with a peer of the test. A command is one line of words, and its result is one line: `ok` and results as
  * `name=value`, or `errno N`. The test chooses the names of the objects.
  *
- *     mr NAME KIND BYTES ACCESS [PATH]              KIND: anon, file, readonly, memfd, huge, hugefd, sparse
+ *     mr NAME KIND BYTES ACCESS [PATH]              KIND: anon, malloc, file, readonly, memfd, huge, hugefd, sparse
  *     map NAME KIND BYTES [PATH]                    the same memory, not registered
  *     submr|rereg NAME MR OFFSET BYTES ACCESS       registers a part of MR's memory, or re-registers a region there
  *     close|lock NAME                               closes a region's descriptor, or takes a POSIX lock on its file
@@ -17,6 +17,8 @@
  *     discard NAME OFFSET BYTES dontneed|free       gives the contents of memory up
  *     pageout NAME OFFSET BYTES                     writes a shared mapping to its file, and has its pages leave memory
  *     free NAME                                     unmaps all of the memory that has this name
+ *     storm THREADS                                 starts threads that allocate and free memory for ever
+ *     lengthen ADDRESS BYTES MORE                   mremap(2), by a system call that nothing interposes
  *     replace ADDRESS BYTES, mapped NAME ADDRESS BYTES
  *                                                   unmaps memory and maps private memory there, by system calls that
  *                                                   nothing interposes; gives such memory a name
@@ -159,6 +161,10 @@ static bool map(struct region *region, const char *kind, const char *path)
 {
     int protection = PROT_READ | PROT_WRITE, flags = MAP_SHARED;
     region->fd = -1;
+    if (strcmp(kind, "malloc") == 0) {
+        region->memory = malloc(region->bytes);
+        return region->memory != NULL;
+    }
     if (strcmp(kind, "anon") == 0)
         flags = MAP_PRIVATE | MAP_ANONYMOUS;
     else if (strcmp(kind, "sparse") == 0)
@@ -354,6 +360,33 @@ static void command_replace(void)
     syscall(SYS_munmap, addr, bytes);
     addr = (uint64_t)syscall(SYS_mmap, addr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     printf("ok addr=%llu\n", (unsigned long long)addr);
+}
+
+static void command_lengthen(void)
+{
+    uint64_t addr = (uint64_t)syscall(SYS_mremap, number(1), number(2), number(3), MREMAP_MAYMOVE);
+    printf("ok addr=%llu\n", (unsigned long long)addr);
+}
+
+static void *allocate_for_ever(void *seed)
+{
+    void *blocks[64] = {NULL};
+    for (size_t i = (size_t)seed;; i = i * 6364136223846793005u + 1442695040888963407u) {
+        free(blocks[i >> 58]);
+        blocks[i >> 58] = malloc(i >> 32 & 0xffff);
+    }
+    return NULL;
+}
+
+static void command_storm(void)
+{
+    for (uint64_t i = 0; i < number(1); i++) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, allocate_for_ever, (void *)(uintptr_t)(i + 1)) != 0)
+            die("no thread");
+        pthread_detach(thread);
+    }
+    answer_code(0);
 }
 
 static void command_mapped(void)
@@ -738,6 +771,7 @@ static const struct command {
     {"close", command_close},     {"lock", command_lock},       {"word", command_word},         {"hex", command_hex},
     {"bytes", command_bytes},     {"mw", command_mw},           {"bind", command_bind},         {"map", command_map},
     {"discard", command_discard}, {"replace", command_replace}, {"mapped", command_mapped},
+    {"lengthen", command_lengthen}, {"storm", command_storm},
     {"pageout", command_pageout}, {"free", command_free},       {"events", command_events},
 };
 

@@ -173,7 +173,7 @@ mod tests {
     use terrace_hostmem::HostRange;
 
     use super::*;
-    use crate::paged::maps::{NoRun, find};
+    use terrace_vm::maps::{NoRun, find};
 
     fn open(run: &Run) -> Result<(OwnedFd, u64), NoBacking> {
         super::open(run, Purpose::Paging)

@@ -20,13 +20,13 @@ use std::ffi::c_int;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use ranges::discard;
+pub use ranges::{discard, forget, may_be_shared, may_be_swapped};
+use table::NoLease;
 pub use table::{ForkHold, Lease, before_change, hold_for_fork};
-use table::{NoMapping, lease_file, lease_private};
 use terrace_hostmem::{HostRange, fault};
 use terrace_pages::cached::CachedConfig;
 use terrace_tier::{TierConfig, TierError};
-use terrace_vm::{BACKED_MIN_BYTES, Refusal, SwapSpace, maps};
+use terrace_vm::{BACKED_MIN_BYTES, Refusal, SwapSpace};
 
 use crate::abi::IBV_ACCESS_ON_DEMAND;
 use crate::errno::{EINVAL, Result};
@@ -101,20 +101,14 @@ pub fn lease(range: HostRange, access: u32) -> Result<Option<Lease>> {
     if !is_on_demand && !has_swap() {
         return Ok(None);
     }
-    let refusal = match maps::find(range) {
-        Ok(Ok(run)) => match lease_file(range, run, is_on_demand, settings)? {
-            Ok(lease) => return Ok(Some(lease)),
-            Err(NoMapping::NotOnDemand) => return Ok(None),
-            Err(NoMapping::Refused(refusal)) => refusal,
-        },
-        Ok(Err(maps::NoRun::NoSharedFile)) => {
-            let Some(space) = SWAP_SPACE.get() else { return Ok(None) };
-            let leased = lease_private(range, space, settings)?;
-            return Ok(leased.inspect_err(|refusal| note_private(range, refusal)).ok());
+    let refusal = match table::lease(range, is_on_demand, SWAP_SPACE.get(), settings)? {
+        Ok(lease) => return Ok(Some(lease)),
+        Err(NoLease::NotWanted) => return Ok(None),
+        Err(NoLease::Private(refusal)) => {
+            note_private(range, &refusal);
+            return Ok(None);
         }
-        Ok(Err(_)) if !is_on_demand => return Ok(None),
-        Ok(Err(other)) => other.to_string(),
-        Err(error) => format!("cannot read the list of mappings: {error}"),
+        Err(NoLease::Refused(refusal)) => refusal,
     };
     tracing::warn!(
         addr = format_args!("{:#x}", range.addr),
@@ -130,7 +124,7 @@ fn note_private(range: HostRange, refusal: &Refusal) {
     let is_expected = match refusal {
         Refusal::Small | Refusal::NotPrivate => true,
         Refusal::Privilege => IS_PRIVILEGE_LOGGED.swap(true, Ordering::Relaxed),
-        Refusal::OtherUserfaultfd | Refusal::System { .. } => false,
+        Refusal::Stack | Refusal::Pinned | Refusal::OtherUserfaultfd | Refusal::System { .. } => false,
     };
     let (addr, len) = (format_args!("{:#x}", range.addr), range.len);
     if is_expected {

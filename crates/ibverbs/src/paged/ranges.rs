@@ -2,76 +2,80 @@
 //! of the program, and from within allocators. So no function that these call takes a lock or allocates, and the list is
 //! consistent at a fork.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use terrace_hostmem::HostRange;
+use terrace_vm::maps::FileId;
 
 /// The range of a paged mapping; free while `end` is 0.
 struct Slot {
     start: AtomicU64,
     end: AtomicU64,
-    /// Regions are registered there.
-    is_leased: AtomicBool,
-    /// The swap file of memory that was private, whose first byte is that of the range; otherwise [`NO_FILE`].
-    swap_file: AtomicI32,
+    /// [`LEASED`] and [`SWAPPED`].
+    flags: AtomicU64,
+    /// The inode's number of the file.
+    inode: AtomicU64,
 }
 
-const NO_FILE: i32 = -1;
+/// Regions are registered there.
+const LEASED: u64 = 1;
+/// The memory was private, and is a mapping of a swap file.
+const SWAPPED: u64 = 2;
 
-/// Capacity of the list. After an overflow every change of a mapping is checked against the table.
+/// Capacity of the list: more than there are regions over swap files. After an overflow every change of a mapping is
+/// checked against the table.
 const SLOTS_MAX: usize = 1024;
 
 static SLOTS: [Slot; SLOTS_MAX] = [const {
     Slot {
         start: AtomicU64::new(0),
         end: AtomicU64::new(0),
-        is_leased: AtomicBool::new(false),
-        swap_file: AtomicI32::new(NO_FILE),
+        flags: AtomicU64::new(0),
+        inode: AtomicU64::new(0),
     }
 }; SLOTS_MAX];
-/// Number of slots that were ever used. Most programs use none.
-static USED: AtomicUsize = AtomicUsize::new(0);
 /// Whether the list has ever overflown.
 static OVERFLOWN: AtomicBool = AtomicBool::new(false);
-/// Threads that may be using a swap file of the list.
-static DISCARDING: AtomicUsize = AtomicUsize::new(0);
+/// Number of slots that were ever used. Most programs use none.
+static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Adds a leased mapping. The swap file stays open until the mapping is removed. Calls of `add`, [`set_leased`] and
-/// [`remove`] exclude each other.
-pub fn add(range: HostRange, swap_file: Option<BorrowedFd<'_>>) {
-    let Some(slot) = SLOTS.iter().find(|slot| slot.end.load(Ordering::Relaxed) == 0) else {
-        return OVERFLOWN.store(true, Ordering::SeqCst);
+/// A mapping's place in the list; `None` if the list was full.
+#[derive(Clone, Copy, Debug)]
+pub struct Listed(Option<usize>);
+
+/// Adds a leased mapping. Calls of `add`, [`Listed::set_leased`] and [`Listed::remove`] exclude each other.
+pub fn add(range: HostRange, file: FileId, is_swapped: bool) -> Listed {
+    let Some(index) = SLOTS.iter().position(|slot| slot.end.load(Ordering::Relaxed) == 0) else {
+        OVERFLOWN.store(true, Ordering::SeqCst);
+        return Listed(None);
     };
-    slot.start.store(range.addr, Ordering::SeqCst);
-    slot.is_leased.store(true, Ordering::SeqCst);
-    slot.swap_file.store(swap_file.map_or(NO_FILE, |file| file.as_raw_fd()), Ordering::SeqCst);
-    slot.end.store(range.addr + range.len, Ordering::SeqCst);
-    let index = SLOTS.iter().position(|other| std::ptr::eq(other, slot)).unwrap_or(SLOTS_MAX - 1);
+    let flags = LEASED | if is_swapped { SWAPPED } else { 0 };
+    SLOTS[index].start.store(range.addr, Ordering::SeqCst);
+    SLOTS[index].flags.store(flags, Ordering::SeqCst);
+    SLOTS[index].inode.store(file.inode(), Ordering::SeqCst);
+    SLOTS[index].end.store(range.addr + range.len, Ordering::SeqCst);
     USED.fetch_max(index + 1, Ordering::SeqCst);
+    Listed(Some(index))
 }
 
-/// Sets whether regions are registered in a mapping of the list.
-pub fn set_leased(range: HostRange, is_leased: bool) {
-    if let Some(slot) = find(range) {
-        slot.is_leased.store(is_leased, Ordering::SeqCst);
+impl Listed {
+    /// Sets whether regions are registered in the mapping.
+    pub fn set_leased(self, is_leased: bool) {
+        let Some(index) = self.0 else { return };
+        let flags = &SLOTS[index].flags;
+        if is_leased {
+            flags.fetch_or(LEASED, Ordering::SeqCst)
+        } else {
+            flags.fetch_and(!LEASED, Ordering::SeqCst)
+        };
     }
-}
 
-/// Removes a mapping. Nobody uses its swap file any more when this returns.
-pub fn remove(range: HostRange) {
-    let Some(slot) = find(range) else { return };
-    slot.end.store(0, Ordering::SeqCst);
-    while DISCARDING.load(Ordering::SeqCst) != 0 {
-        std::thread::yield_now();
+    /// Removes the mapping.
+    pub fn remove(self) {
+        if let Some(index) = self.0 {
+            SLOTS[index].end.store(0, Ordering::SeqCst);
+        }
     }
-}
-
-fn find(range: HostRange) -> Option<&'static Slot> {
-    SLOTS.iter().find(|slot| {
-        slot.start.load(Ordering::Relaxed) == range.addr
-            && slot.end.load(Ordering::Relaxed) == range.addr + range.len
-    })
 }
 
 /// Empties the list, in a forked child.
@@ -79,84 +83,108 @@ pub fn clear() {
     SLOTS.iter().for_each(|slot| slot.end.store(0, Ordering::Relaxed));
     OVERFLOWN.store(false, Ordering::Relaxed);
     USED.store(0, Ordering::SeqCst);
-    DISCARDING.store(0, Ordering::SeqCst);
 }
 
 /// Whether a range may overlap a leased mapping.
 #[inline]
 pub fn may_overlap(range: HostRange) -> bool {
-    let used = USED.load(Ordering::Relaxed);
-    used != 0 && overlaps_leased(range, used)
+    any(range, LEASED, |_, _| true) || OVERFLOWN.load(Ordering::Relaxed)
 }
 
-#[cold]
-fn overlaps_leased(range: HostRange, used: usize) -> bool {
-    let is_its = |slot: &Slot| slot.is_leased.load(Ordering::SeqCst) && slot.overlap(range).is_some();
-    OVERFLOWN.load(Ordering::SeqCst) || SLOTS[..used].iter().any(is_its)
-}
-
-/// Has memory that was private read as zeros, as far as it is in a range: it becomes a hole of its swap file. Returns
-/// whether there was any.
-///
-/// # Errors
-/// The system's.
+/// Whether a range may overlap memory that was private.
 #[inline]
-pub fn discard(range: HostRange) -> std::io::Result<bool> {
-    match USED.load(Ordering::Relaxed) {
-        0 => Ok(false),
-        used => discard_in(range, used),
-    }
+pub fn may_be_swapped(range: HostRange) -> bool {
+    any(range, SWAPPED, |_, _| true)
+}
+
+/// Whether `is_it` holds for the overlap of a range with any mapping that has this flag.
+#[inline]
+fn any(range: HostRange, flag: u64, is_it: impl FnMut(&Slot, HostRange) -> bool) -> bool {
+    let used = USED.load(Ordering::Relaxed);
+    used != 0 && any_of(used, range, flag, is_it)
 }
 
 #[cold]
-fn discard_in(range: HostRange, used: usize) -> std::io::Result<bool> {
-    DISCARDING.fetch_add(1, Ordering::SeqCst);
-    let mut result = Ok(false);
-    for slot in &SLOTS[..used] {
-        // The overlap is read after the counter was incremented: the file is open until it is decremented.
-        let (Some((offset, len)), file) = (slot.overlap(range), slot.swap_file.load(Ordering::SeqCst)) else {
-            continue;
-        };
-        if file != NO_FILE {
-            let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-            // SAFETY: takes a descriptor and numbers.
-            if unsafe { libc::fallocate64(file, flags, offset as i64, len as i64) } != 0 {
-                result = Err(std::io::Error::last_os_error());
-                break;
-            }
-            result = Ok(true);
+fn any_of(used: usize, range: HostRange, flag: u64, mut is_it: impl FnMut(&Slot, HostRange) -> bool) -> bool {
+    SLOTS[..used].iter().any(|slot| {
+        slot.flags.load(Ordering::SeqCst) & flag != 0
+            && slot.overlap(range).is_some_and(|overlap| is_it(slot, overlap))
+    })
+}
+
+/// Whether same-host peers may map a file that is mapped at a range. A swap file's mapping may become private again unless
+/// all of it is leased: what they stored to the file then would not be the program's memory.
+pub fn may_be_shared(range: HostRange, file: FileId) -> bool {
+    let used = USED.load(Ordering::SeqCst);
+    SLOTS[..used].iter().all(|slot| {
+        let flags = slot.flags.load(Ordering::SeqCst);
+        let is_its =
+            slot.end.load(Ordering::SeqCst) != 0 && slot.inode.load(Ordering::SeqCst) == file.inode();
+        flags & SWAPPED == 0 || !is_its || flags & LEASED != 0 && slot.whole() == range
+    })
+}
+
+/// Has memory that was private read as zeros, as far as it is in a range: its pages become a hole of their swap file.
+/// Memory that was mapped in its place stays as it is, unless that is a shared mapping that [`forget`] was not told of.
+/// Returns whether there was any.
+pub fn discard(range: HostRange) -> bool {
+    let mut has_discarded = false;
+    any(range, SWAPPED, |_, part| {
+        // SAFETY: for a shared mapping, the call is what the program asks for. The kernel checks all else.
+        has_discarded |=
+            unsafe { libc::syscall(libc::SYS_madvise, part.addr, part.len, libc::MADV_REMOVE) } == 0;
+        false
+    });
+    has_discarded
+}
+
+/// Other memory is mapped at a range now, or none, where the program had no region registered.
+pub fn forget(range: HostRange) {
+    any(range, SWAPPED, |slot, part| {
+        if slot.flags.load(Ordering::SeqCst) & LEASED == 0 {
+            slot.cut(part);
         }
-    }
-    DISCARDING.fetch_sub(1, Ordering::SeqCst);
-    result
+        false
+    });
 }
 
 /// What to tell the user of a SIGBUS at an address. Called by a signal handler.
 pub fn explain_bus_error(addr: u64) -> Option<&'static str> {
-    let byte = HostRange { addr, len: 1 };
-    let is_its =
-        |slot: &Slot| slot.swap_file.load(Ordering::SeqCst) != NO_FILE && slot.overlap(byte).is_some();
-    SLOTS.iter().any(is_its).then_some(
+    may_be_swapped(HostRange { addr, len: 1 }).then_some(
         "terrace: the program has touched registered memory that its swap file cannot keep or give back: the disk of --swap \
          is full, or fails\n",
     )
 }
 
 impl Slot {
-    /// Where in the mapping its overlap with a range begins, and its length.
-    fn overlap(&self, range: HostRange) -> Option<(u64, u64)> {
+    fn whole(&self) -> HostRange {
+        let (addr, end) = (self.start.load(Ordering::SeqCst), self.end.load(Ordering::SeqCst));
+        HostRange { addr, len: end.saturating_sub(addr) }
+    }
+
+    /// The overlap of the mapping with a range.
+    fn overlap(&self, range: HostRange) -> Option<HostRange> {
         let (start, end) = (self.start.load(Ordering::SeqCst), self.end.load(Ordering::SeqCst));
         let from = start.max(range.addr);
         let to = end.min(range.addr.saturating_add(range.len));
-        (from < to).then(|| (from - start, to - from))
+        (from < to).then(|| HostRange { addr: from, len: to - from })
+    }
+
+    /// Takes a part out of the mapping, by one store: of what is before and behind a part in the middle, the latter goes,
+    /// too.
+    fn cut(&self, part: HostRange) {
+        let end = part.addr + part.len;
+        if self.start.load(Ordering::SeqCst) == part.addr && self.end.load(Ordering::SeqCst) != end {
+            self.start.store(end, Ordering::SeqCst);
+        } else {
+            self.end.store(part.addr, Ordering::SeqCst);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-    use std::os::fd::{AsFd, FromRawFd};
-    use std::os::unix::fs::FileExt;
+    use std::ptr::null_mut;
 
     use super::*;
 
@@ -167,44 +195,82 @@ mod tests {
         HostRange { addr: BASE + addr, len }
     }
 
+    /// That of this program.
+    fn some_file() -> FileId {
+        terrace_vm::maps::file_at(some_file as fn() -> FileId as usize as u64)
+            .expect("a list")
+            .expect("a file")
+    }
+
+    #[test]
+    fn peers_map_swap_files_only_of_mappings_that_are_leased_as_a_whole() {
+        let at = |addr, len| range((1u64 << 32) + addr, len);
+        assert!(may_be_shared(at(0, 100), some_file()));
+        let listed = add(at(0, 100), some_file(), true);
+        assert!(may_be_shared(at(0, 100), some_file()) && !may_be_shared(at(0, 50), some_file()));
+        assert!(!may_be_shared(at(500, 100), some_file()), "the program has moved it");
+        listed.set_leased(false);
+        assert!(!may_be_shared(at(0, 100), some_file()));
+        listed.remove();
+        assert!(may_be_shared(at(0, 50), some_file()));
+    }
+
     #[test]
     fn only_listed_ranges_overlap() {
         assert!(!may_overlap(range(0, 100)));
-        add(range(10, 10), None);
-        add(range(30, 10), None);
+        let first = add(range(10, 10), some_file(), false);
+        let second = add(range(30, 10), some_file(), false);
         for (addr, len, touched) in
             [(0, 10, false), (0, 11, true), (19, 1, true), (20, 10, false), (0, 100, true)]
         {
             assert_eq!(may_overlap(range(addr, len)), touched, "{addr} {len}");
         }
         assert!(may_overlap(HostRange { addr: BASE, len: u64::MAX }));
-        remove(range(10, 10));
+        assert!(!may_be_swapped(range(0, 100)));
+        first.remove();
         assert!(!may_overlap(range(0, 30)) && may_overlap(range(0, 31)));
-        set_leased(range(30, 10), false);
+        second.set_leased(false);
         assert!(!may_overlap(range(0, 100)));
-        set_leased(range(30, 10), true);
+        second.set_leased(true);
         assert!(may_overlap(range(0, 100)));
-        remove(range(30, 10));
+        second.remove();
         assert!(!may_overlap(range(0, 100)));
     }
 
     #[test]
-    fn what_is_discarded_becomes_a_hole() {
-        // SAFETY: a string that ends.
-        let fd = unsafe { libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC) };
-        // SAFETY: just created.
-        let file = unsafe { File::from_raw_fd(fd) };
-        file.write_all_at(&[7; 4 * 4096], 0).expect("written");
-        let first = 1 << 30;
-        add(range(first, 4 * 4096), Some(file.as_fd()));
-        set_leased(range(first, 4 * 4096), false);
-        assert!(discard(range(first + 4096, 2 * 4096)).expect("discarded"));
-        assert!(!discard(range(first - 4096, 4096)).expect("nothing to do"));
-        let mut bytes = [1; 4 * 4096];
-        file.read_exact_at(&mut bytes, 0).expect("read");
-        let page = |index: usize| bytes[index * 4096];
-        assert_eq!([page(0), page(1), page(2), page(3)], [7, 0, 0, 7]);
-        remove(range(first, 4 * 4096));
-        assert!(!discard(range(first, 4096)).expect("nothing to do"));
+    fn memory_that_is_mapped_in_the_place_of_other_is_forgotten_where_nothing_is_registered() {
+        let at = |addr| range((1u64 << 20) + addr, 1);
+        let listed = add(range(1 << 20, 100), some_file(), true);
+        forget(range(1 << 20, 100));
+        assert!(may_be_swapped(at(0)) && may_be_swapped(at(99)), "regions are registered");
+        listed.set_leased(false);
+        forget(range((1 << 20) - 10, 20));
+        forget(range((1 << 20) + 90, 20));
+        assert_eq!([9, 10, 89, 90].map(|addr| may_be_swapped(at(addr))), [false, true, true, false]);
+        forget(range((1 << 20) + 50, 1));
+        assert_eq!([49, 50, 60].map(|addr| may_be_swapped(at(addr))), [true, false, false]);
+        forget(range(0, 1 << 30));
+        assert!(!may_be_swapped(range(0, 1 << 30)));
+        listed.remove();
+    }
+
+    #[test]
+    fn what_is_discarded_of_a_shared_mapping_is_zeros_and_private_memory_stays() {
+        for (kind, is_discarded) in [(libc::MAP_SHARED, true), (libc::MAP_PRIVATE, false)] {
+            let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_ANONYMOUS);
+            // SAFETY: a new mapping, wherever the kernel has room.
+            let addr = unsafe { libc::mmap(null_mut(), 4 * 4096, rights, flags, -1, 0) };
+            assert_ne!(addr, libc::MAP_FAILED);
+            // SAFETY: the mapping from above, which only this test uses.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(addr.cast::<u8>(), 4 * 4096) };
+            bytes.fill(7);
+            let listed = add(HostRange { addr: addr as u64, len: 4 * 4096 }, some_file(), true);
+            listed.set_leased(false);
+            assert_eq!(discard(HostRange { addr: addr as u64 + 4096, len: 2 * 4096 }), is_discarded);
+            assert!(!discard(HostRange { addr: addr as u64 + 1, len: 1 }), "not whole pages");
+            let inner = if is_discarded { 0 } else { 7 };
+            assert_eq!([0, 1, 2, 3].map(|page| bytes[page * 4096]), [7, inner, inner, 7]);
+            listed.remove();
+        }
     }
 }

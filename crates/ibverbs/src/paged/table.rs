@@ -3,6 +3,7 @@
 //! The region is shared because accesses by different keys to the same bytes have to take effect in order, and because
 //! a page has one place in the budget.
 
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,13 +16,14 @@ use terrace_nic::{Paging, ProgressCallback};
 use terrace_pages::cached::{CachedConfig, CachedFiles, CachedRegion, CachedSource};
 use terrace_pages::{MemoryStats, PagesError};
 use terrace_tier::{FaultModel, FaultPager, IoMethod, Source, Tier, TierConfig, TierRegion};
-use terrace_vm::maps::{self, Run};
+use terrace_vm::maps::{self, FileId, Run};
 use terrace_vm::{Refusal, SwapSpace, Swapped};
 
 use super::backing::{self, Purpose};
+use super::churn;
 use super::pager::{Inner, MappingPager};
+use super::ranges::{self, Listed};
 use super::settings::{Mode, Settings};
-use super::{churn, ranges};
 use crate::errno::{ENOMEM, Errno, Result};
 use crate::log::write_line;
 use crate::shim::signals::without_signals;
@@ -33,6 +35,7 @@ pub struct PagedMapping {
     pager: Arc<MappingPager>,
     /// Of private memory that has moved into a swap file. Taken when the mapping ends.
     swapped: Mutex<Option<Swapped>>,
+    listed: Listed,
 }
 
 /// The region of a mapping.
@@ -161,70 +164,40 @@ impl Drop for Lease {
     }
 }
 
-/// The reason why the mapping of a file is not paged.
-pub enum NoMapping {
-    /// The program has not registered it for on-demand paging.
-    NotOnDemand,
+/// The reason why memory is not paged.
+pub enum NoLease {
+    /// The program has not registered a file's mapping for on-demand paging, or private memory is not to be moved.
+    NotWanted,
+    /// It is private memory that stays where it is.
+    Private(Refusal),
     /// It cannot be paged, for a reason for the log.
     Refused(String),
 }
 
-impl From<String> for NoMapping {
-    fn from(reason: String) -> NoMapping {
-        NoMapping::Refused(reason)
-    }
-}
-
-/// Takes a lease of the mapping `run`, which contains the range. Adds the mapping if it is new, and the program asks for
-/// on-demand paging. A swap file's mapping has been added.
+/// Takes a lease of the mapping that contains a range. Adds the mapping if it is new, and the program asks for on-demand
+/// paging; private memory moves into a file in `space` first.
 ///
 /// # Errors
-/// ENOMEM if the budget exceeds the available memory, after a line for the user. The inner error is for a mapping that
-/// is not paged.
-pub fn lease_file(
+/// ENOMEM if the budget exceeds the available memory, after a line for the user. The inner error is for memory that is
+/// not paged.
+pub fn lease(
     range: HostRange,
-    run: Run,
     is_on_demand: bool,
+    space: Option<&SwapSpace>,
     settings: &Settings,
-) -> Result<std::result::Result<Lease, NoMapping>> {
+) -> Result<std::result::Result<Lease, NoLease>> {
     let mut table = table();
-    table.end_idle(|mapping| mapping.run.overlaps(run.range) && !mapping.run.covers(range, &run));
-    let overlaps = |entry: &&mut Entry| entry.mapping.run.overlaps(run.range);
-    let mapping =
-        match table.entries.iter_mut().filter(|entry| !entry.mapping.pager.is_ordinary()).find(overlaps) {
-            Some(entry) if !is_on_demand && !entry.mapping.is_swapped() => {
-                return Ok(Err(NoMapping::NotOnDemand));
-            }
-            Some(entry) if entry.mapping.run.covers(range, &run) => {
-                entry.users += 1;
-                ranges::set_leased(entry.mapping.run.range, true);
-                entry.mapping.clone()
-            }
-            Some(_) => {
-                let reason = "a part of the mapping is paged already, and the mapping has changed since";
-                return Ok(Err(String::from(reason).into()));
-            }
-            None if !is_on_demand => return Ok(Err(NoMapping::NotOnDemand)),
-            None => match table.add_file(range, run, settings)? {
-                Ok(mapping) => mapping,
-                Err(reason) => return Ok(Err(reason.into())),
-            },
-        };
-    Ok(Ok(Lease { mapping: Some(mapping), generation: generation() }))
-}
-
-/// Moves the private memory of a range into a swap file, and takes a lease of that mapping.
-///
-/// # Errors
-/// ENOMEM if the budget exceeds the available memory, after a line for the user. The inner error is for memory that
-/// stays where it is.
-pub fn lease_private(
-    range: HostRange,
-    space: &SwapSpace,
-    settings: &Settings,
-) -> Result<std::result::Result<Lease, Refusal>> {
-    let added = table().add_private(range, space, settings)?;
-    Ok(added.map(|mapping| Lease { mapping: Some(mapping), generation: generation() }))
+    let mapping = match table.find_run(range) {
+        Ok(Ok(run)) => table.lease_file(range, run, is_on_demand, settings)?,
+        Ok(Err(maps::NoRun::NoSharedFile)) => match space {
+            Some(space) => table.add_private(range, space, settings)?.map_err(NoLease::Private),
+            None => Err(NoLease::NotWanted),
+        },
+        Ok(Err(_)) if !is_on_demand => Err(NoLease::NotWanted),
+        Ok(Err(other)) => Err(NoLease::Refused(other.to_string())),
+        Err(error) => Err(NoLease::Refused(format!("cannot read the list of mappings: {error}"))),
+    };
+    Ok(mapping.map(|mapping| Lease { mapping: Some(mapping), generation: generation() }))
 }
 
 /// The main loop of the `TERRACE_CHURN` thread.
@@ -251,32 +224,74 @@ impl Table {
     fn leave(&mut self, index: usize) {
         let mapping = &self.entries[index].mapping;
         if mapping.is_swapped() && !mapping.pager.is_ordinary() {
-            ranges::set_leased(mapping.run.range, false);
+            mapping.listed.set_leased(false);
         } else {
             self.entries.swap_remove(index).mapping.end();
         }
     }
 
-    /// Ends mappings without leases.
-    fn end_idle(&mut self, is_one: impl Fn(&PagedMapping) -> bool) {
-        for entry in self.entries.extract_if(.., |entry| entry.users == 0 && is_one(&entry.mapping)) {
-            entry.mapping.end();
-        }
+    /// Ends mappings without leases. Returns whether there was any.
+    fn end_idle(&mut self, is_one: impl Fn(&PagedMapping) -> bool) -> bool {
+        let ended = self.entries.extract_if(.., |entry| entry.users == 0 && is_one(&entry.mapping));
+        ended.map(|entry| entry.mapping.end()).count() > 0
     }
 
-    /// Ends mappings without leases that the program, or the C library, has unmapped meanwhile: as far as that is known,
-    /// because a range is private memory again, or nothing is mapped any more. If there are many, ends all of them.
-    fn end_lost(&mut self, range: HostRange) {
+    /// The mapping of a file that covers a range. Mappings without leases that were there, or of which the program has
+    /// moved or lengthened a part, end first, which changes what is found.
+    fn find_run(&mut self, range: HostRange) -> io::Result<std::result::Result<Run, maps::NoRun>> {
+        let found = maps::find(range)?;
+        let is_other = |mapping: &PagedMapping| match &found {
+            Ok(run) => {
+                (mapping.is_swap_file(run.file) || mapping.run.overlaps(run.range))
+                    && !mapping.run.covers(range, run)
+            }
+            Err(_) => mapping.run.overlaps(range),
+        };
+        if self.end_idle(is_other) { maps::find(range) } else { Ok(found) }
+    }
+
+    fn lease_file(
+        &mut self,
+        range: HostRange,
+        run: Run,
+        is_on_demand: bool,
+        settings: &Settings,
+    ) -> Result<std::result::Result<Arc<PagedMapping>, NoLease>> {
+        let is_its =
+            |entry: &Entry| !entry.mapping.pager.is_ordinary() && entry.mapping.run.overlaps(run.range);
+        // The file of memory that was private is nothing else's.
+        let is_of_swap = self.entries.iter().any(|entry| entry.mapping.is_swap_file(run.file));
+        match self.entries.iter_mut().find(|entry| is_its(entry)) {
+            Some(entry) if !is_on_demand && !entry.mapping.is_swapped() => {
+                return Ok(Err(NoLease::NotWanted));
+            }
+            Some(entry) if entry.mapping.run.covers(range, &run) => {
+                entry.users += 1;
+                entry.mapping.listed.set_leased(true);
+                return Ok(Ok(entry.mapping.clone()));
+            }
+            None if !is_on_demand => return Ok(Err(NoLease::NotWanted)),
+            None if !is_of_swap => {
+                return Ok(self.add_file(range, run, settings)?.map_err(NoLease::Refused));
+            }
+            Some(_) | None => {}
+        }
+        let reason = "a part of the mapping is paged already, and the mapping has changed since";
+        Ok(Err(NoLease::Refused(reason.into())))
+    }
+
+    /// Makes room among the mappings: ends those without leases that the C library has unmapped meanwhile and, if there
+    /// are many, the others, too.
+    fn make_room(&mut self) {
         if self.entries.iter().all(|entry| entry.users > 0) {
             return;
         }
         let is_full = self.entries.len() >= IDLE_MAX;
         let mapped = maps::shared_files().unwrap_or_default();
-        let is_mapped = |mapping: &PagedMapping| {
+        self.end_idle(|mapping| {
             let swapped = mapping.swapped.lock().unwrap_or_else(PoisonError::into_inner);
-            swapped.as_ref().is_some_and(|swapped| swapped.is_among(&mapped))
-        };
-        self.end_idle(|mapping| is_full || mapping.run.overlaps(range) || !is_mapped(mapping));
+            is_full || !swapped.as_ref().is_some_and(|swapped| swapped.is_among(&mapped))
+        });
     }
 
     fn add_file(
@@ -309,7 +324,7 @@ impl Table {
         let Budget::Cached(files) = self.budget(settings)? else {
             unreachable!("the modes for comparison have no swap files")
         };
-        self.end_lost(range);
+        self.make_room();
         // A signal handler on this thread would wait for ever if it touched the memory meanwhile.
         let swapped = match without_signals(|| space.back(range)) {
             Ok(swapped) => swapped,
@@ -318,10 +333,9 @@ impl Table {
         match add_swapped(files, &swapped) {
             Ok((run, region)) => Ok(Ok(self.add_mapping(run, region, Some(swapped)))),
             Err(refusal) => {
-                let ended = swapped.end();
-                Ok(Err(ended
-                    .err()
-                    .map_or(refusal, |source| Refusal::System { attempt: "map the swap file", source })))
+                let ended =
+                    swapped.end().map_err(|source| Refusal::System { attempt: "map the swap file", source });
+                Ok(Err(ended.err().unwrap_or(refusal)))
             }
         }
     }
@@ -333,8 +347,8 @@ impl Table {
             Region::Tier(_, region, None) => Inner::Units(region.clone()),
         };
         let pager = Arc::new(MappingPager::new(inner));
-        ranges::add(run.range, swapped.as_ref().map(Swapped::file));
-        let mapping = Arc::new(PagedMapping { run, region, pager, swapped: Mutex::new(swapped) });
+        let listed = ranges::add(run.range, run.file, swapped.is_some());
+        let mapping = Arc::new(PagedMapping { run, region, pager, swapped: Mutex::new(swapped), listed });
         self.entries.push(Entry { mapping: mapping.clone(), users: 1 });
         mapping
     }
@@ -385,9 +399,9 @@ fn add_swapped(files: Arc<CachedFiles>, swapped: &Swapped) -> std::result::Resul
     let attempt = "add the swap file's mapping";
     let failed = |source| Refusal::System { attempt, source };
     let run = maps::find(swapped.pages()).map_err(failed)?;
-    let run = run.map_err(|error| failed(std::io::Error::other(error.to_string())))?;
+    let run = run.map_err(|error| failed(io::Error::other(error.to_string())))?;
     let file = swapped.open_file().map_err(failed)?;
-    let region = add_cached(files, file, &run, true).map_err(|error| failed(std::io::Error::other(error)))?;
+    let region = add_cached(files, file, &run, true).map_err(|error| failed(io::Error::other(error)))?;
     Ok((run, region))
 }
 
@@ -435,12 +449,8 @@ fn out_of_memory(error: &impl std::fmt::Display) -> Errno {
 impl PagedMapping {
     /// Releases the mapping from its budget.
     fn release(&self) {
-        if self.is_swapped() {
-            // What the program gives up is still to be emptied.
-            ranges::set_leased(self.run.range, false);
-        } else {
-            ranges::remove(self.run.range);
-        }
+        // What the program gives up of memory that was private is still to be emptied.
+        self.listed.set_leased(false);
         match &self.region {
             Region::Cached(files, region) => files.remove(region),
             Region::Tier(tier, region, faults) => {
@@ -457,20 +467,26 @@ impl PagedMapping {
         self.swapped.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
+    /// Whether a file is its swap file.
+    fn is_swap_file(&self, file: FileId) -> bool {
+        let swapped = self.swapped.lock().unwrap_or_else(PoisonError::into_inner);
+        swapped.as_ref().is_some_and(|swapped| swapped.is_file(file))
+    }
+
     /// Gives the program back what is left of the mapping.
     fn end(self: Arc<Self>) {
         if !self.pager.is_ordinary() {
             self.release();
         }
-        let swapped = self.swapped.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(swapped) = swapped {
-            ranges::remove(self.run.range);
+        self.listed.remove();
+        if let Some(swapped) = self.swapped.lock().unwrap_or_else(PoisonError::into_inner).take() {
             if let Err(error) = swapped.end() {
                 tracing::warn!(
                     %error, addr = format_args!("{:#x}", self.run.range.addr),
                     "memory that was registered stays a mapping of its swap file, which forked children do not inherit"
                 );
             }
+            return;
         }
         if backing::is_locked_by_us(self.run.file.inode()) {
             // Closing any descriptor of a file releases the process's locks on it.
@@ -520,6 +536,10 @@ impl ForkHold {
     /// Forgets all mappings in the child, where they are plain memory, because the parent's threads do not exist.
     pub fn forget_in_child(mut self) {
         GENERATION.fetch_add(1, Ordering::Relaxed);
+        for entry in &self.table.entries {
+            // Its descriptor would keep the space when the parent has ended.
+            drop(entry.mapping.swapped.lock().unwrap_or_else(PoisonError::into_inner).take());
+        }
         std::mem::forget(std::mem::take(&mut *self.table));
         ranges::clear();
     }

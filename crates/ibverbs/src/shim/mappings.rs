@@ -22,6 +22,7 @@ fn range(addr: *const c_void, len: size_t) -> HostRange {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(addr: *mut c_void, len: size_t) -> c_int {
     paged::before_change(range(addr, len));
+    paged::forget(range(addr, len));
     // SAFETY: the caller's.
     unsafe { libc::syscall(libc::SYS_munmap, addr, len) as c_int }
 }
@@ -38,22 +39,18 @@ pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: size_t, protection: c_
 }
 
 /// `madvise(2)`. Memory that was private, and is a mapping of a swap file now, would keep its bytes with `MADV_DONTNEED`,
-/// and takes no `MADV_FREE`: it is emptied first.
+/// and takes no `MADV_FREE`: it is emptied first. Children would share it with `MADV_DOFORK`: they do not get it.
 ///
 /// # Safety
 /// As for the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, mut advice: c_int) -> c_int {
-    if matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE) {
-        match paged::discard(range(addr, len)) {
-            Ok(true) => advice = libc::MADV_DONTNEED,
-            Ok(false) => {}
-            Err(error) => {
-                // SAFETY: the thread's own variable.
-                unsafe { *libc::__errno_location() = error.raw_os_error().unwrap_or(libc::EAGAIN) };
-                return -1;
-            }
+    match advice {
+        libc::MADV_DONTNEED | libc::MADV_FREE if paged::discard(range(addr, len)) => {
+            advice = libc::MADV_DONTNEED;
         }
+        libc::MADV_DOFORK if paged::may_be_swapped(range(addr, len)) => return 0,
+        _ => {}
     }
     // SAFETY: the caller's.
     unsafe { libc::syscall(libc::SYS_madvise, addr, len, c_long::from(advice)) as c_int }
@@ -75,6 +72,7 @@ pub unsafe extern "C" fn mremap(
     if flags & libc::MREMAP_FIXED != 0 {
         paged::before_change(range(new, new_len));
     }
+    paged::forget(range(old, old_len));
     // SAFETY: the caller's.
     unsafe { libc::syscall(libc::SYS_mremap, old, old_len, new_len, c_long::from(flags), new) as *mut c_void }
 }
@@ -97,7 +95,12 @@ pub unsafe extern "C" fn mmap64(
     }
     let (protection, flags, fd) = (c_long::from(protection), c_long::from(flags), c_long::from(fd));
     // SAFETY: the caller's.
-    unsafe { libc::syscall(libc::SYS_mmap, addr, len, protection, flags, fd, offset) as *mut c_void }
+    let mapped =
+        unsafe { libc::syscall(libc::SYS_mmap, addr, len, protection, flags, fd, offset) as *mut c_void };
+    if mapped != libc::MAP_FAILED {
+        paged::forget(range(mapped, len));
+    }
+    mapped
 }
 
 /// As `mmap64`; both have 64-bit offsets.
