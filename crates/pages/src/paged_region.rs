@@ -40,7 +40,7 @@ impl PagedRegion {
         let region = &self.region;
         let HostRange { addr, len: len_bytes } = region.range();
         let stats = region.counters.read();
-        let hits = stats.hits.wrapping_add(region.peer_hits.total());
+        let hits = stats.hits.saturating_add(region.count_of_peer_hits());
         RegionStats { addr, len_bytes, hits, is_failing: region.is_failing(), ..stats }
     }
 

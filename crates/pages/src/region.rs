@@ -30,6 +30,8 @@ pub(crate) struct Region {
     pub(crate) counters: Arc<RegionCounters>,
     /// Hits that are not in `counters`.
     pub(crate) peer_hits: PeerHits,
+    /// The most that `peer_hits` has had.
+    peer_hits_max: AtomicU64,
     /// The region takes no new accesses.
     pub(crate) is_closing: AtomicBool,
     /// A sync has failed: the next flush writes all pages that are in memory again.
@@ -59,6 +61,7 @@ impl Region {
             addresses,
             counters: Arc::default(),
             peer_hits: PeerHits::new().map_err(PagesError::system("make counters of hits"))?,
+            peer_hits_max: AtomicU64::new(0),
             is_closing: AtomicBool::new(false),
             must_rewrite: AtomicBool::new(false),
             unwritable: AtomicU64::new(0),
@@ -92,6 +95,13 @@ impl Region {
             }
             _ => {}
         }
+    }
+
+    /// Hits that same-host peers have counted. Never fewer than before, as it must be with a counter, although a peer may
+    /// have written any number.
+    pub(crate) fn count_of_peer_hits(&self) -> u64 {
+        let now = self.peer_hits.total();
+        self.peer_hits_max.fetch_max(now, Ordering::Relaxed).max(now)
     }
 
     pub(crate) fn key(&self, page: u64) -> PageKey {
