@@ -136,7 +136,11 @@ impl Client {
         let calls_max = link.wait_until_connected()?;
         let depth = config.depth.max(1);
         let fetches_max = fetch::PAIR_COUNT as u32 * fetch::PAIR_DEPTH;
-        let cq = device.create_cq(CqInit { depth: depth + fetches_max, channel: None, cookie: 0 })?;
+        let cq = device.create_cq(CqInit {
+            depth: depth.saturating_add(fetches_max),
+            channel: None,
+            cookie: 0,
+        })?;
         let (qp, qpns) = link.connect_pair(&cq, depth, remote)?;
         let link = link.link;
         let io = Mutex::new(Io::new(qp, cq.clone(), link, depth, calls_max));
