@@ -17,7 +17,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance interop errors chaos fork crash endurance sanitize soak soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-term bench-term-full docs lint clean
+.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance interop errors chaos fork crash endurance sanitize soak soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np bench-term bench-term-full docs lint clean
 .DEFAULT_GOAL := help
 # Targets share output directories, and cargo uses all processors by itself.
 .NOTPARALLEL:
@@ -80,6 +80,11 @@ build/bench/peers/nbd: LIBRARIES := -lnbd
 build/bench/peers/native: $(TARGET_DIR)/release/examples/libpeer_native.a $(PEERS_SHARED)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ bench/peers/peer.c $< $(NATIVE_LIBRARIES) -lpthread -ldl -lm -lgcc_s
+
+# The ends of `make bench-np`.
+build/bench/np/np: $(wildcard bench/np/*.c bench/np/*.h) bench/peers/clock.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $(filter %.c,$^) -libverbs
 
 peers-programs: $(PEERS_PROGRAMS) build/bench/peers/native
 
@@ -218,6 +223,11 @@ bench-peers-full: build ## As bench-peers, with all sizes and more rounds, into 
 	scripts/release.sh --package terrace-nic --example peer_native
 	-@$(MAKE) --no-print-directory --keep-going peers-programs
 	$(PYTHON) bench/peers/peers.py --full --out bench/peers/results
+
+bench-np: build ## Measure memory that is not pinned as NP-RDMA does, beside ordinary memory and a model of on-demand paging: three minutes
+	@scripts/setup.sh bench
+	@$(MAKE) --no-print-directory build/bench/np/np
+	$(PYTHON) bench/np/np.py
 
 bench-term: build ## Measure regions larger than memory as TeRM does: all figures, in a short run (TRANSPORT=local: over shared memory)
 	@scripts/setup.sh bench
