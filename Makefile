@@ -140,6 +140,7 @@ test: build ## Run the tests, including 2,000 seeds of the simulation
 	@$(MAKE) --no-print-directory negative-programs build/interop/programs/cm_talk
 	$(PYTHON) -m unittest discover --start-directory tests/negative --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory bench/peers --pattern 'test_*.py'
+	$(PYTHON) -m unittest discover --start-directory bench/np --pattern 'test_*.py'
 
 conformance: build ## Run real RDMA programs on Terrace: perftest, pingpongs, qperf, UCX, pyverbs (ONLY=PATTERN for a part)
 	@scripts/setup.sh conformance

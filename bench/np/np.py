@@ -137,13 +137,22 @@ def wait_until_steady(pid):
 
 
 def summarise(rows):
-    """The median of the rounds of each measurement."""
+    """One row for each measurement: of times and rates the best round counts, because other load on the machine only slows them down; of
+    counters the median."""
     grouped = {}
     for row in rows:
         grouped.setdefault((row["case"], row["op"], row["size"]), []).append(row)
-    metrics = {key: sorted({name for row in found for name in row} - {"case", "op", "size"}) for key, found in grouped.items()}
-    return [{"case": key[0], "op": key[1], "size": key[2], **{name: statistics.median(row[name] for row in found) for name in metrics[key]}}
-            for key, found in grouped.items()]
+    summary = []
+    for (case, op, size), found in grouped.items():
+        metrics = [name for name in found[0] if name not in ("case", "op", "size")]
+        summary.append({"case": case, "op": op, "size": size, **{name: best_of(name)(row[name] for row in found) for name in metrics}})
+    return summary
+
+
+def best_of(metric):
+    if metric.endswith(("_ns", "_us")):
+        return min
+    return max if metric in ("rate", "bytes_per_s") else statistics.median
 
 
 if __name__ == "__main__":
