@@ -12,7 +12,7 @@
 enum {
     SAMPLES_MAX = 1 << 17,
     LATENCY_NS = 120000000,
-    RATE_NS = 120000000,
+    RATE_NS = 250000000,
     SIGNAL_EVERY = SLOTS / 2,
     FAULTS = 1500,
     FAULTS_NS = 400000000,
@@ -140,19 +140,25 @@ static void measure_latency(struct client *client, enum ibv_wr_opcode opcode, si
     report_latency(name_of(opcode), size);
 }
 
+/* Where the WRITEs of a slot go: each to pages of its own, and small ones to different sets of the cache. */
+static uint64_t offset_of(unsigned slot, size_t size)
+{
+    return (uint64_t)slot * BYTES_MAX + (size <= 64 ? slot * 64 : 0);
+}
+
 /* WRITEs with many in flight. Of unsignalled ones every SIGNAL_EVERYth is signalled, so that there is an end to wait for. */
 static void measure_rate(struct client *client, size_t size, bool is_signalled)
 {
     unsigned step = is_signalled ? 1 : SIGNAL_EVERY, in_flight = 0;
     uint64_t count = 0;
     for (unsigned slot = 0; slot < SLOTS; slot++)
-        prepare_write(client, slot, (uint64_t)slot * BYTES_MAX, size);
+        prepare_write(client, slot, offset_of(slot, size), size);
     uint64_t begun_ns = clock_ns(), now_ns;
     while ((now_ns = clock_ns()) - begun_ns < RATE_NS) {
         for (; in_flight + step <= SLOTS; in_flight += step) {
             for (unsigned i = 0; i < step; i++, count++) {
                 unsigned slot = (unsigned)(count % SLOTS);
-                post(client, 0, IBV_WR_RDMA_WRITE, slot, (uint64_t)slot * BYTES_MAX, size, i + 1 == step);
+                post(client, 0, IBV_WR_RDMA_WRITE, slot, offset_of(slot, size), size, i + 1 == step);
             }
         }
         while (poll_once(client) >= 0)
@@ -165,7 +171,7 @@ static void measure_rate(struct client *client, size_t size, bool is_signalled)
            is_signalled ? "signalled" : "unsignalled", size, (unsigned long long)count, (double)count / seconds,
            (double)count * (double)size / seconds);
     for (unsigned slot = 0; slot < SLOTS; slot++)
-        one_request(client, 0, IBV_WR_RDMA_READ, (uint64_t)slot * BYTES_MAX, size);
+        one_request(client, 0, IBV_WR_RDMA_READ, offset_of(slot, size), size);
 }
 
 void measure_present(struct client *client)
