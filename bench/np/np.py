@@ -43,10 +43,11 @@ def main():
     for section in SECTIONS:
         for path in section.paths:
             if options.only in section.name and path in (options.path or path):
+                rows = [{"round": index, **row} for index in range(options.rounds) for row in measure(section, path, index, options)]
                 document = {
                     "command": " ".join(["bench/np/np.py", *sys.argv[1:]]), "machine": bench.machine(), "load_before": os.getloadavg()[0],
                     "section": section.name, "path": path, "rounds": options.rounds,
-                    "points": summarise([row for index in range(options.rounds) for row in measure(section, path, index, options)]),
+                    "points": summarise(rows), "rows": rows,
                 }
                 (out / f"{section.name}-{path}.json").write_text(json.dumps(document, indent=1) + "\n")
     page, documents, bars = tables.write(out)
@@ -73,22 +74,32 @@ def measure(section, path, index, options):
     for case in cases[first:] + cases[:first]:
         bench.progress(f"round {index + 1} of {options.rounds}, {section.name}, {path}: {case.name} ...")
         with tempfile.TemporaryDirectory(prefix="terrace-np-", dir=options.directory) as directory:
-            if section.measures_disk:
-                yield from rows_of(run_np(("disk", f"{directory}/disk", section.region_bytes), directory), "disk")
+            if section.measures_disk and case.mode != ODP:
+                yield from measure_disk(section, directory)
             if section.test:
                 yield from run_pair(section, case, path, directory)
             else:
                 for size, content in section.regions:
                     argv = ("register", size, content, *case.mode.file_of(directory))
-                    shown = run_np(argv, directory, case.mode.options(section, directory))
+                    shown = run_np(argv, directory, CLIENT_CPU, case.mode.options(section, directory))
                     yield from ({**row, "op": content, "size": size} for row in rows_of(shown, case.name))
 
 
-def run_np(arguments, directory, options=None):
+def measure_disk(section, directory):
+    """The disk as the server finds it: on its processor, while the other one is busy, as the client's is. On the other processor, or while
+    that one sleeps, a read takes up to twice as long."""
+    busy = procs.Program(["taskset", "-c", CLIENT_CPU, "sh", "-c", "while :; do :; done"], directory, "busy")
+    try:
+        yield from rows_of(run_np(("disk", f"{directory}/disk", section.region_bytes), directory, SERVER_CPU), "disk")
+    finally:
+        busy.stop()
+
+
+def run_np(arguments, directory, cpu, options=None):
     """Runs `np`; under Terrace if there are options for it, even none."""
     argv = [str(NP), *map(str, arguments)]
     argv = argv if options is None else procs.under_terrace(argv, *options)
-    return procs.run_one(["taskset", "-c", CLIENT_CPU, *argv], directory, "np", TIMEOUT_S)
+    return procs.run_one(["taskset", "-c", cpu, *argv], directory, "np", TIMEOUT_S)
 
 
 def run_pair(section, case, path, directory):
@@ -102,7 +113,7 @@ def run_pair(section, case, path, directory):
         procs.wait_until(lambda: socket_path.exists() or server.wait(0) is not None, "the server's socket")
         wait_until_steady(server.process.pid)
         before = counters(server.process.pid)
-        rows = list(rows_of(run_np(("client", socket_path, section.test), directory, options), case.name))
+        rows = list(rows_of(run_np(("client", socket_path, section.test), directory, CLIENT_CPU, options), case.name))
         after = counters(server.process.pid)
     finally:
         server.stop()
@@ -146,7 +157,7 @@ def summarise(rows):
         grouped.setdefault((row["case"], row["op"], row["size"]), []).append(row)
     summary = []
     for (case, op, size), found in grouped.items():
-        metrics = [name for name in found[0] if name not in ("case", "op", "size")]
+        metrics = [name for name in found[0] if name not in ("round", "case", "op", "size")]
         summary.append({"case": case, "op": op, "size": size, **{name: best_of(name)(row[name] for row in found) for name in metrics}})
     return summary
 
