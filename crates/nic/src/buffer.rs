@@ -1,5 +1,6 @@
 //! Registered memory for callers without unsafe code.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use terrace_memory::{Accessor, Zeros};
@@ -9,7 +10,7 @@ use crate::device::Pd;
 use crate::error::Error;
 use crate::mr::{Mr, MrRequest};
 
-/// Registered memory that belongs to its region. Peers, too, can change the bytes at any time. So no caller gets a
+/// Registered memory that is freed with its region. Peers, too, can change the bytes at any time. So no caller gets a
 /// reference to them, and reads copy them out.
 pub struct Buffer {
     mr: Arc<Mr>,
@@ -21,6 +22,12 @@ enum Memory {
     Heap(Box<[u8]>),
     /// Only used pages take memory.
     Mapped(Zeros),
+    /// Memory of another owner, which is dropped after the registration.
+    Foreign {
+        addr: u64,
+        len: usize,
+        _owner: Box<dyn Any + Send + Sync>,
+    },
 }
 
 /// Length in bytes from which on a mapping, whose unused pages take no memory, is worth two system calls and a page
@@ -39,6 +46,7 @@ impl Memory {
         match self {
             Memory::Heap(memory) => memory.as_ptr() as u64,
             Memory::Mapped(zeros) => zeros.addr(),
+            Memory::Foreign { addr, .. } => *addr,
         }
     }
 
@@ -46,6 +54,7 @@ impl Memory {
         match self {
             Memory::Heap(memory) => memory.len(),
             Memory::Mapped(zeros) => zeros.len(),
+            Memory::Foreign { len, .. } => *len,
         }
     }
 }
@@ -53,9 +62,26 @@ impl Memory {
 impl Buffer {
     /// Registers `len` bytes of zeros with these `ibv_access_flags`. See [`MrRequest`] for the errors.
     pub fn new(pd: &Arc<Pd>, len: usize, access: u32) -> Result<Buffer, Error> {
-        let memory = Memory::new(len)?;
-        let addr = memory.addr();
-        let request = MrRequest { addr, length: len as u64, iova: addr, access, paging: None };
+        Buffer::register(pd, Memory::new(len)?, access)
+    }
+
+    /// Registers `len` bytes at `addr`, which `owner` keeps in place. The owner is dropped after the last access.
+    ///
+    /// The memory may change at any time, so no reference to it may exist while peers or work requests access it. Accesses
+    /// to unmapped memory fail. See [`MrRequest`] for the errors.
+    pub fn over(
+        pd: &Arc<Pd>,
+        addr: u64,
+        len: usize,
+        owner: Box<dyn Any + Send + Sync>,
+        access: u32,
+    ) -> Result<Buffer, Error> {
+        Buffer::register(pd, Memory::Foreign { addr, len, _owner: owner }, access)
+    }
+
+    fn register(pd: &Arc<Pd>, memory: Memory, access: u32) -> Result<Buffer, Error> {
+        let (addr, length) = (memory.addr(), memory.len() as u64);
+        let request = MrRequest { addr, length, iova: addr, access, paging: None };
         Ok(Buffer { mr: pd.reg_mr(request)?, memory })
     }
 

@@ -34,7 +34,7 @@ mod serving;
 mod sync;
 
 pub use agent::Agent;
-pub use client::{Client, ClientConfig, ClientCounters, ClientError, Completion, Region, Span};
+pub use client::{Client, ClientConfig, ClientCounters, ClientError, Completion, Region, RegionHandle, Span};
 pub use exports::Exported;
 pub use metrics::Metrics;
 pub use server::{RegionConfig, ServeError, ServeMode, Server, ServerConfig};

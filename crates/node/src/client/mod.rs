@@ -26,6 +26,7 @@ mod fetch;
 mod io;
 mod region;
 
+use std::any::Any;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,12 +45,14 @@ use crate::link::{Answer, LinkState};
 
 pub use error::ClientError;
 use io::Io;
-pub use region::{Region, Span};
+pub use region::{Region, RegionHandle, Span};
 
 /// The timeout of `connect` and `open`.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// `ibv_access_flags` of buffers. The server WRITEs and READs them when it executes requests.
-const BUFFER_ACCESS: u32 = 1 | 1 << 1 | 1 << 2;
+const BUFFER_ACCESS: u32 = 1 | 1 << 1 | REMOTE_READ;
+/// `ibv_access_flags` of buffers that are only written from.
+const REMOTE_READ: u32 = 1 << 2;
 
 /// The address of a client's server, and the client's parameters.
 #[derive(Clone, Debug)]
@@ -177,6 +180,11 @@ impl Client {
         Ok(Region::new(self, found, known))
     }
 
+    /// The region of a handle. The handle must be of a region of this client; accesses to another client's fail.
+    pub fn region(&self, handle: &RegionHandle) -> Region<'_> {
+        Region::of_handle(self, handle.clone())
+    }
+
     /// Requests the server's grant for a region, and starts to pull its residency bitmap.
     fn request_grant(&self, region: &Arc<Extended>) -> Result<(), ClientError> {
         let (rkey, region_id) = (region.rkey(), region.description().region_id);
@@ -215,6 +223,21 @@ impl Client {
     /// `Nic` for a length of 0, or without memory.
     pub fn buffer(&self, len: usize) -> Result<Buffer, ClientError> {
         Ok(Buffer::new(self.agent.pd(), len, BUFFER_ACCESS)?)
+    }
+
+    /// Registers `len` bytes of the caller's memory at `addr`; see [`Buffer::over`]. Reads need writable memory.
+    ///
+    /// # Errors
+    /// `Nic` for a length of 0, or if the device has no room for another registration.
+    pub fn buffer_over(
+        &self,
+        addr: u64,
+        len: usize,
+        is_writable: bool,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<Buffer, ClientError> {
+        let access = if is_writable { BUFFER_ACCESS } else { REMOTE_READ };
+        Ok(Buffer::over(self.agent.pd(), addr, len, owner, access)?)
     }
 
     /// Begins accesses, up to the first error.

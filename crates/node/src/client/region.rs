@@ -28,18 +28,33 @@ pub struct Span {
 /// A region of a server.
 pub struct Region<'a> {
     client: &'a Client,
+    handle: RegionHandle,
+}
+
+/// An open region without its client, for owners of both: [`Client::region`] makes a region of it again.
+#[derive(Clone)]
+pub struct RegionHandle {
     found: Found,
     known: Knowledge,
 }
 
 impl<'a> Region<'a> {
     pub(super) fn new(client: &'a Client, found: Found, known: Knowledge) -> Region<'a> {
-        Region { client, found, known }
+        Region { client, handle: RegionHandle { found, known } }
+    }
+
+    pub(super) fn of_handle(client: &'a Client, handle: RegionHandle) -> Region<'a> {
+        Region { client, handle }
+    }
+
+    /// The region without its client.
+    pub fn handle(&self) -> RegionHandle {
+        self.handle.clone()
     }
 
     /// Length in bytes.
     pub fn len(&self) -> u64 {
-        self.found.region.layout.length()
+        self.handle.found.region.layout.length()
     }
 
     /// Always false: a region has at least one byte.
@@ -50,7 +65,7 @@ impl<'a> Region<'a> {
     /// The signature page, if the server's NIC answers READs of absent pages with it. Reads of data that equals it are
     /// correct, but slower.
     pub fn signature_page(&self) -> Option<&[u8; PAGE_BYTES]> {
-        match &self.known {
+        match &self.handle.known {
             Knowledge::Extended(region) => Some(region.signature_page().bytes()),
             _ => None,
         }
@@ -102,9 +117,9 @@ impl<'a> Region<'a> {
     /// # Errors
     /// As for [`Region::read`].
     pub fn commit(&self, offset: u64, len: u32, tag: u64) -> Result<(), ClientError> {
-        let (va, rkey) = (self.va(offset, len.into())?, self.found.rkey);
+        let (va, rkey) = (self.va(offset, len.into())?, self.handle.found.rkey);
         let op = SendOp::Flush { va, rkey, length: len, placement: PERSISTENT, selectivity: RANGE };
-        self.client.begin(std::iter::once(Ok(work_request(op, SgeList::new(), tag))), &self.known)
+        self.client.begin(std::iter::once(Ok(work_request(op, SgeList::new(), tag))), &self.handle.known)
     }
 
     fn begin(
@@ -113,13 +128,13 @@ impl<'a> Region<'a> {
         spans: &[Span],
         op: impl Fn(u64, u32) -> SendOp,
     ) -> Result<(), ClientError> {
-        let rkey = self.found.rkey;
+        let rkey = self.handle.found.rkey;
         let wrs = spans.iter().map(|span| {
             let va = self.check(buffer, span)?;
             let sges = SgeList::from_slice(&[buffer.sge(span.at, span.len)]);
             Ok(work_request(op(va, rkey), sges, span.tag))
         });
-        self.client.begin(wrs, &self.known)
+        self.client.begin(wrs, &self.handle.known)
     }
 
     /// The address of a span's first byte in the region, if the span is within region and buffer.
@@ -137,7 +152,7 @@ impl<'a> Region<'a> {
         if offset > size || len > size - offset {
             return Err(ClientError::OutOfRange { offset, len, within: "the region", size });
         }
-        Ok(self.found.region.layout.base_va() + offset)
+        Ok(self.handle.found.region.layout.base_va() + offset)
     }
 }
 

@@ -1,0 +1,43 @@
+//! The Python module `terrace._native`: a client of memory nodes.
+//!
+//! The Python files in `python/terrace` make the module `terrace` of it, with exceptions, type stubs and asyncio.
+//!
+//! | module | contains |
+//! |---|---|
+//! | `client`, `region` | the classes `Client` and `Region` |
+//! | `memory` | the class `Memory`: registered memory of Python objects |
+//! | `operation` | the class `Operation`: an access that has begun |
+//! | `connection` | a client with the queue of its accesses |
+//! | `access` | an access, in steps of bounded length |
+//! | `watcher` | the thread that polls for accesses with callbacks |
+//! | `view` | views of Python's buffers |
+//! | `failure` | errors as exceptions |
+//!
+//! Methods release the interpreter's lock while they wait for the network. A thread that holds a lock of Rust never acquires
+//! the interpreter's: memory is released, and callbacks are called, without locks held.
+
+#![warn(missing_docs)]
+
+mod access;
+mod client;
+mod connection;
+mod failure;
+mod memory;
+mod operation;
+mod region;
+mod view;
+mod watcher;
+
+use pyo3::pymodule;
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::client::{Client, connect};
+    #[pymodule_export]
+    use crate::memory::Memory;
+    #[pymodule_export]
+    use crate::operation::Operation;
+    #[pymodule_export]
+    use crate::region::Region;
+}

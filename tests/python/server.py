@@ -1,0 +1,63 @@
+"""A memory node for tests: `terrace serve` with one region."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import tempfile
+
+import terrace
+
+COMMAND = os.environ.get("TERRACE") or str(pathlib.Path(__file__).resolve().parents[2] / "build/bin/terrace")
+MIB = 1 << 20
+TIMEOUT_S = 30
+
+
+class Server:
+    """Serves the region `table` until the end of a `with` block."""
+
+    def __init__(self, size_mib=8, dram_mib=4):
+        self.options = ("--dram", f"{dram_mib}M")
+        self.size = f"{size_mib}M"
+
+    def __enter__(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="terrace-python-")
+        self.path = pathlib.Path(self.folder.name, "table.bin")
+        command = (COMMAND, "serve", "--listen", "127.0.0.1", "--region", f"table={self.path}:{self.size}", *self.options)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        line = self.process.stdout.readline()
+        port = re.search(r"UDP port (\d+)", line)
+        if not port:
+            self.__exit__()
+            raise RuntimeError(f"the server says: {line}")
+        # Other processes of this machine may have the first instances.
+        self.instance = int(port[1]) - 4791
+        return self
+
+    def connect(self, **keywords):
+        return terrace.connect("127.0.0.1", instance=self.instance, **keywords)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait(TIMEOUT_S)
+
+    def pause(self):
+        """Stops the process; returns when all of its threads have stopped."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)
+
+    def go_on(self):
+        self.process.send_signal(signal.SIGCONT)
+
+    def stop(self):
+        """Ends the server, which writes the region to its file."""
+        self.process.terminate()
+        return self.process.wait(TIMEOUT_S)
+
+    def __exit__(self, *_exception):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(TIMEOUT_S)
+        self.process.stdout.close()
+        self.folder.cleanup()
