@@ -10,6 +10,7 @@ FUZZ_RUNS ?= 10000000
 MINUTES ?= 1
 ONLY ?=
 SEED ?=
+SIGN ?=
 
 # A shell that was open while rustup was installed does not have cargo in its PATH yet.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
@@ -47,10 +48,10 @@ uninstall: ## Remove the files of install below PREFIX
 	rm -f $(DESTDIR)$(PREFIX)/bin/terrace
 	rm -rf $(DESTDIR)$(PREFIX)/lib/terrace
 
-packages: build ## Build a Debian package, a tarball and SHA256SUMS in build/packages/
+packages: build ## Build a Debian package, a tarball, a Python wheel, an SBOM and SHA256SUMS in build/packages/ (SIGN=KEY signs with an SSH key)
 	@scripts/setup.sh packages
 	scripts/release.sh --package terrace-cli --example manual
-	$(PYTHON) packaging/build.py build/packages
+	$(PYTHON) packaging/build.py $(if $(SIGN),--sign $(SIGN)) build/packages
 
 packages-test: packages ## Unpack the packages, install and remove them below a temporary folder, run them, and build them again: the same bytes
 	$(PYTHON) -m unittest discover --start-directory tests/packages --pattern 'test_*.py'

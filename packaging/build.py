@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Builds a Debian package, a tarball and their checksums from the files of `make install`: build.py FOLDER.
+"""Builds a Debian package, a tarball, a Python wheel, a list of their crates and checksums from the files of `make install`:
 
-dpkg-deb packs a finished folder, so both packages contain the same installation. The same commit, compiler and source folder give the
-same bytes: times are the last commit's, owners are root, names are sorted.
+    build.py [--sign KEY] FOLDER
+
+dpkg-deb and maturin pack a finished folder, so all packages contain the same installation. The same commit, compiler and source folder
+give the same bytes: times are the last commit's, owners are root, names are sorted.
 """
 
+import argparse
 import gzip
 import hashlib
 import json
@@ -20,10 +23,16 @@ from datetime import datetime, timezone
 from email.utils import format_datetime
 
 import notices
+import sbom
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 HERE = ROOT / "packaging"
+MATURIN = ROOT / "build/tools/bin/maturin"
+# crates/python/pyproject.toml names the folder.
+WHEEL_DATA = ROOT / "build/python/terrace_rdma.data"
 MAINTAINER = "Terrace maintainers <maintainers@users.noreply.a-seed-a8c5e44a.example>"
+# What a signature is for; `ssh-keygen -Y verify` has to name it.
+NAMESPACE = "terrace"
 CONTROL = """\
 Package: terrace
 Version: {version}
@@ -79,7 +88,7 @@ def debian_changelog(text, epoch):
 
 
 def install(tree, third_party):
-    """Creates the installation of both packages, below `tree`/usr."""
+    """Creates the installation of all packages, below `tree`/usr."""
     make("install", f"DESTDIR={tree}", "PREFIX=/usr")
     usr = tree / "usr"
     libraries = sorted(path for path in (usr / "lib/terrace").iterdir() if path.is_file() and not path.is_symlink())
@@ -156,6 +165,29 @@ def build_tarball(usr, out, number, epoch):
     return package
 
 
+def glibc_of(paths):
+    """The newest version of glibc whose symbols the executables need."""
+    versions = output_of("readelf", "--version-info", "--wide", *map(str, paths))
+    return max((int(major), int(minor)) for major, minor in re.findall(r"\bGLIBC_(\d+)\.(\d+)", versions))
+
+
+def build_wheel(usr, out, crates, epoch):
+    """Packs the same installation as data of a Python package: pip installs it below the environment's prefix."""
+    shutil.rmtree(WHEEL_DATA, ignore_errors=True)
+    shutil.copytree(usr, WHEEL_DATA / "data")
+    (WHEEL_DATA / "data/bin").rename(WHEEL_DATA / "scripts")
+    set_modes_and_times(WHEEL_DATA, epoch)
+    executables = [WHEEL_DATA / "scripts/terrace", *sorted((WHEEL_DATA / "data/lib/terrace").iterdir())]
+    # maturin verifies this of the module.
+    tag = "manylinux_{}_{}".format(*glibc_of(executables))
+    command = (ROOT / "scripts/release.sh", "--manifest-path", ROOT / "crates/python/Cargo.toml", "--compatibility", tag,
+               "--sbom-include", crates, "--out", out)
+    variables = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "TERRACE_BUILDER": str(MATURIN)}
+    subprocess.run(command, cwd=ROOT, check=True, env=variables, stdout=sys.stderr)
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
 def build(out):
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or output_of("git", "log", "-1", "--format=%ct", cwd=ROOT))
     number = version()
@@ -165,13 +197,36 @@ def build(out):
         deb, tarball = pathlib.Path(work, "debian/terrace"), pathlib.Path(work, "tarball")
         install(deb, notices.text())
         shutil.copytree(deb / "usr", tarball / "usr", symlinks=True)
-        packages = [build_tarball(tarball / "usr", out, number, epoch), build_deb(deb, out, number, epoch)]
+        crates = out / f"terrace-{number}.cdx.json"
+        crates.write_text(sbom.text(number))
+        packages = [
+            crates,
+            build_wheel(deb / "usr", out, crates, epoch),
+            build_tarball(tarball / "usr", out, number, epoch),
+            build_deb(deb, out, number, epoch),
+        ]
     sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(packages))
     (out / "SHA256SUMS").write_text("".join(sums))
 
 
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: build.py FOLDER")
+def sign(sums, key):
+    """Signs the checksums with an SSH key, into SHA256SUMS.sig."""
+    # ssh-keygen asks before it replaces a signature.
+    pathlib.Path(f"{sums}.sig").unlink(missing_ok=True)
+    subprocess.run(["ssh-keygen", "-Y", "sign", "-f", key, "-n", NAMESPACE, sums], check=True, stdout=sys.stderr)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--sign", type=pathlib.Path, metavar="KEY", help="the private or public file of an SSH key")
+    options = parser.parse_args()
     os.umask(0o022)
-    build(pathlib.Path(sys.argv[1]).resolve())
+    out = options.folder.resolve()
+    build(out)
+    if options.sign:
+        sign(out / "SHA256SUMS", options.sign)
+
+
+if __name__ == "__main__":
+    main()

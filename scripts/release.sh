@@ -2,7 +2,8 @@
 # usage: release.sh ARGUMENTS...
 #
 # Runs `cargo build --release --locked ARGUMENTS` with the profile of `make profile`, if there is one. With
-# TERRACE_PROFILE_INTO=DIR, builds instrumented programs, which write their counts to files in DIR.
+# TERRACE_PROFILE_INTO=DIR, builds instrumented programs, which write their counts to files in DIR. With
+# TERRACE_BUILDER=PROGRAM, runs that program in place of cargo: maturin has the same options.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 flag=
@@ -28,6 +29,6 @@ if [ -n "$flag" ] && [ -n "${CARGO_ENCODED_RUSTFLAGS:-}${RUSTFLAGS:-}" ]; then
     flags=${CARGO_ENCODED_RUSTFLAGS:-$(echo "${RUSTFLAGS:-}" | tr -s ' ' '\037' | tr -d '\n')}
     export CARGO_ENCODED_RUSTFLAGS="$flags$separator$flag"
 elif [ -n "$flag" ]; then
-    set -- --config "build.rustflags=['$flag']" "$@"
+    set -- "$@" --config "build.rustflags=['$flag']"
 fi
-exec cargo "$@"
+exec "${TERRACE_BUILDER:-cargo}" "$@"

@@ -71,6 +71,14 @@ install_cargo_tool() {
     cargo install --locked --quiet --version "$version" "$@" "$tool" || fail "cargo could not install $tool"
 }
 
+# Tools from PyPI, in an environment of their own.
+install_python_tool() {
+    [ "$("$root/build/tools/bin/$1" --version 2>/dev/null)" = "$1 $2" ] && return 0
+    python3 -c 'import ensurepip, venv' 2>/dev/null || install_packages python3-venv
+    echo "setup: installing $1 $2 below build/"
+    python3 -m venv "$root/build/tools" && "$root/build/tools/bin/pip" install --quiet "$1==$2" || fail "pip could not install $1"
+}
+
 # The kernel of the guest that `make interop` boots. The kernel is unpacked below build/ and not installed: boot loader,
 # modules and initramfs of the machine do not change.
 fetch_kernel() {
@@ -119,7 +127,12 @@ profile)
         fail "rustc has no llvm-profdata: run 'rustup component add llvm-tools'"
     ;;
 # The packages include those of the test.
-packages) check_rust; install_packages $compiler $verbs dpkg-dev util-linux ;;
+packages)
+    check_rust
+    # ssh-keygen signs the checksums.
+    install_packages $compiler $verbs dpkg-dev util-linux openssh-client perftest
+    install_python_tool maturin 1.16.0
+    ;;
 demo) check_rust; install_packages $compiler $verbs perftest ;;
 # strace counts system calls; without it, one test is skipped.
 test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils librdmacm-dev iproute2; install_if_possible strace ;;

@@ -1,11 +1,10 @@
-"""The packages in build/packages/: their contents, an installation and run, and a second build with the same bytes.
+"""The Debian package and the tarball in build/packages/: their contents, an installation and run; a second build of all packages
+with the same bytes.
 
 `make packages-test` runs this.
 """
 
-import hashlib
 import json
-import os
 import pathlib
 import re
 import shlex
@@ -17,17 +16,10 @@ import tarfile
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PACKAGES = ROOT / "build/packages"
-sys.path.insert(0, str(ROOT / "packaging"))
+from common import IS_ROOT, NOBODY, PACKAGES, ROOT, TIMEOUT_S, PackageTest, build, commit_epoch, modes_below, run
 
-import build  # noqa: E402
-
-IS_ROOT = os.geteuid() == 0
-NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--") if IS_ROOT else ()
-TIMEOUT_S = 60
 COMMANDS = ("run", "recover", "serve", "devices", "doctor", "stat", "top", "bench")
-# Below the prefix, in both packages.
+# Below the prefix, in all packages.
 FILES = {
     "bin/terrace": 0o755,
     "lib/terrace/libibverbs.so": 0o644,
@@ -53,47 +45,22 @@ TARBALL_FILES = {
 }
 
 
-def run(*command, **keywords):
-    return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=TIMEOUT_S, **keywords)
-
-
-def modes_below(folder):
-    files = (path for path in folder.rglob("*") if not path.is_dir())
-    return {str(path.relative_to(folder)): path.lstat().st_mode & 0o7777 for path in files}
-
-
-class Packages(unittest.TestCase):
-    maxDiff = None
-
+class Packages(PackageTest):
     @classmethod
     def setUpClass(cls):
+        super().setUpClass()
         (cls.deb,), (cls.tarball,) = PACKAGES.glob("*.deb"), PACKAGES.glob("*.tar.gz")
-        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="terrace packages ")))
-        # The folder is accessible to an ordinary user.
-        cls.folder.chmod(0o755)
         cls.root = cls.folder / "root"
         subprocess.run(["dpkg-deb", "--extract", cls.deb, cls.root], check=True)
         subprocess.run(["tar", "--extract", "--file", cls.tarball, "--directory", cls.folder], check=True)
         cls.unpacked = cls.folder / cls.tarball.name.removesuffix(".tar.gz")
-
-    @classmethod
-    def enterClassContext(cls, context):
-        """unittest's own, which Python 3.9 lacks."""
-        value = context.__enter__()
-        cls.addClassCleanup(context.__exit__, None, None, None)
-        return value
-
-    def succeed(self, *command, **keywords):
-        outcome = run(*command, **keywords)
-        self.assertEqual(outcome.returncode, 0, outcome.stderr)
-        return outcome.stdout
 
     def test_files_and_modes(self):
         self.assertEqual(modes_below(self.root), {f"usr/{name}": mode for name, mode in DEB_FILES.items()})
         self.assertEqual(modes_below(self.unpacked), TARBALL_FILES)
 
     def test_owners_are_root_and_times_are_the_commits(self):
-        epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or build.output_of("git", "log", "-1", "--format=%ct", cwd=ROOT))
+        epoch = commit_epoch()
         archived = subprocess.run(["dpkg-deb", "--fsys-tarfile", self.deb], check=True, stdout=subprocess.PIPE).stdout
         data = self.folder / "data.tar"
         data.write_bytes(archived)
@@ -115,9 +82,7 @@ class Packages(unittest.TestCase):
         self.assertEqual(sorted(needed), ["libc6", "libgcc-s1"])
         self.assertEqual(self.succeed("dpkg-deb", "--info", self.deb).count(" script"), 0)
 
-    def test_checksums(self):
-        sums = dict(reversed(line.split("  ")) for line in (PACKAGES / "SHA256SUMS").read_text().splitlines())
-        self.assertEqual(sums, {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (self.deb, self.tarball)})
+    def test_checksums_of_installed_files(self):
         listed = self.succeed("dpkg-deb", "--info", self.deb, "md5sums").splitlines()
         self.assertEqual({line.split("  ", 1)[1] for line in listed}, {f"usr/{name}" for name in DEB_FILES})
 
