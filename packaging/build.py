@@ -32,7 +32,7 @@ MATURIN = ROOT / "build/tools/bin/maturin"
 WHEEL_DATA = ROOT / "build/python/terrace_rdma.data"
 MAINTAINER = "Terrace maintainers <maintainers@users.noreply.a-seed-a8c5e44a.example>"
 # What a signature is for; `ssh-keygen -Y verify` has to name it.
-NAMESPACE = "terrace"
+NAMESPACE = "terrace-packages"
 CONTROL = """\
 Package: terrace
 Version: {version}

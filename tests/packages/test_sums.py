@@ -26,7 +26,7 @@ class Sums(PackageTest):
         build.sign(self.sums, key)
         signers = self.folder / "signers"
         signers.write_text(f"maintainers {key.with_suffix('.pub').read_text()}")
-        verify = ("ssh-keygen", "-Y", "verify", "-f", signers, "-I", "maintainers", "-n", "terrace", "-s", f"{self.sums}.sig")
+        verify = ("ssh-keygen", "-Y", "verify", "-f", signers, "-I", "maintainers", "-n", build.NAMESPACE, "-s", f"{self.sums}.sig")
         content = self.sums.read_text()
         self.assertEqual(run(*verify, input=content).returncode, 0)
         self.assertNotEqual(run(*verify, input=content.replace("0", "1")).returncode, 0)

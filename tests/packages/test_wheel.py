@@ -24,8 +24,7 @@ OLDEST_MINOR = 9
 
 def pythons():
     """Interpreters of this machine that the wheel is for, one for each version."""
-    pyenv = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"))
-    paths = [*sorted(pyenv.glob("versions/3.*/bin/python3")), pathlib.Path(PYTHON)]
+    paths = [*sorted(pathlib.Path.home().glob(".pyenv/versions/3.*/bin/python3")), pathlib.Path(PYTHON)]
     found = {}
     for path in paths:
         outcome = run(path, "-c", "import sys; print(sys.version_info.minor)")

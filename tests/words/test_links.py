@@ -15,7 +15,8 @@ import docs  # noqa: E402  (scripts/docs.py, which builds the book)
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*/README.md")])
 # Programs of the system. `terrace` commands are parsed by crates/cli/tests/documents.rs.
-FOREIGN = {"apt-get", "curl", "install", "kill", "man", "mount", "printf", "rustup", "sysctl", "systemctl", "tar", "tshark"}
+FOREIGN = {"apt-get", "curl", "install", "kill", "man", "mount", "printf", "python3", "rustup", "sha256sum", "ssh-keygen", "sysctl", "systemctl", "tar",
+           "tshark", "environment/bin/pip"}
 
 
 def links_of(text):
