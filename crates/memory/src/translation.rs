@@ -29,6 +29,8 @@ pub enum PeerTables<'a> {
         counters: BorrowedFd<'a>,
         /// The number of counters.
         count: u32,
+        /// The file is a swap file, which nobody makes shorter.
+        is_swap_file: bool,
     },
     /// The bytes are in frames, as the page table says ([`Framed::new`](terrace_shm::Framed::new)).
     Frames {

@@ -69,7 +69,7 @@ impl Program {
             file_offset: 0,
             map,
             is_writable: true,
-            may_go_away: false,
+            is_swap_file: false,
         };
         let region = files.add(source).unwrap();
         Program { map, file, files, region, waker: Arc::new(|| {}) }

@@ -1,5 +1,5 @@
 //! A region of which the owner keeps pages in the page cache, as a same-host peer accesses it: what the owner's page table
-//! shows mapped is read from the file and written to a mapping of it.
+//! shows mapped is read from the file, and written to it or to a mapping of it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,13 +14,15 @@ use crate::source::{BackedBy, Direction, Mapped, Missing};
 /// A region of another process whose pages are in the page cache.
 ///
 /// A page that a process has mapped does not leave memory, so pages are mapped only while they are written to. A write
-/// to the file would need no mapping, but would extend a file that was truncated meanwhile. If a page leaves during a
-/// copy, the kernel reads it again: the bytes are never wrong.
+/// to the file needs no mapping, but would extend a file that was truncated meanwhile: only swap files are written so. (A
+/// copy by the kernel to the owner's memory, `process_vm_writev`, would dirty a page that may be leaving, without a page
+/// fault by which the file system learns of it.) If a page leaves during a copy, the kernel reads it again: the bytes are
+/// never wrong.
 #[derive(Debug)]
 pub struct Cached {
     backed: BackedBy,
-    /// For writes.
-    mapped: Mapped,
+    /// For writes, unless the file is a swap file.
+    mapped: Option<Mapped>,
     entries: PageEntries,
     counters: AccessCounters,
     counter_count: u32,
@@ -34,6 +36,7 @@ impl Cached {
     /// `InvalidData` when the tables do not fit; the system's.
     pub fn new(
         backed: BackedBy,
+        is_swap_file: bool,
         entries: OwnedFd,
         counters: OwnedFd,
         counter_count: u32,
@@ -42,14 +45,18 @@ impl Cached {
         let page_count = page_count.map_err(|_| io::ErrorKind::InvalidData)?;
         let entries = PageEntries::open(entries, page_count)?;
         let counters = AccessCounters::open(counters, counter_count as usize)?;
-        let mapped = Mapped::new(&backed)?;
-        mapped.advise(backed.range, libc::MADV_RANDOM);
+        let mapped = if is_swap_file { None } else { Some(Mapped::new(&backed)?) };
+        if let Some(mapped) = &mapped {
+            mapped.advise(backed.range, libc::MADV_RANDOM);
+        }
         Ok(Cached { backed, mapped, entries, counters, counter_count })
     }
 
     /// Drops the mapping.
     pub(crate) fn give_up(&self) {
-        self.mapped.give_up();
+        if let Some(mapped) = &self.mapped {
+            mapped.give_up();
+        }
     }
 
     fn entry(&self, page: u64) -> PageEntry {
@@ -72,11 +79,13 @@ impl Cached {
         if !pages().all(|page| self.entry(page).is_readable()) {
             return Err(Missing);
         }
-        match direction {
-            Direction::Read => self.backed.transfer(direction, self.backed.offset + offset, local)?,
-            Direction::Write => {
-                let written = self.mapped.copy(direction, host, local);
-                self.mapped.advise(HostRange { addr: host, len: local.len }, libc::MADV_DONTNEED);
+        match (direction, &self.mapped) {
+            (Direction::Read, _) | (Direction::Write, None) => {
+                self.backed.transfer(direction, self.backed.offset + offset, local)?;
+            }
+            (Direction::Write, Some(mapped)) => {
+                let written = mapped.copy(direction, host, local);
+                mapped.advise(HostRange { addr: host, len: local.len }, libc::MADV_DONTNEED);
                 written?;
             }
         }
@@ -109,7 +118,7 @@ mod tests {
         counters: AccessCounters,
     }
 
-    fn owner() -> (Owner, Cached) {
+    fn owner(is_swap_file: bool) -> (Owner, Cached) {
         // SAFETY: a string that ends, and flags.
         let fd = unsafe { libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC) };
         // SAFETY: just made.
@@ -119,7 +128,13 @@ mod tests {
         let sent = |file: BorrowedFd<'_>| file.try_clone_to_owned().expect("a descriptor");
         let copy = file.try_clone().expect("a descriptor").into();
         let backed = BackedBy { file: copy, offset: PAGE_BYTES, range: RANGE };
-        let cached = Cached::new(backed, sent(entries.file().expect("shared")), sent(counters.file()), 2);
+        let cached = Cached::new(
+            backed,
+            is_swap_file,
+            sent(entries.file().expect("shared")),
+            sent(counters.file()),
+            2,
+        );
         (Owner { file, entries, counters }, cached.expect("opened"))
     }
 
@@ -134,7 +149,16 @@ mod tests {
 
     #[test]
     fn present_pages_are_copied_and_counted() {
-        let (owner, cached) = owner();
+        check_copies(false);
+    }
+
+    #[test]
+    fn present_pages_of_swap_files_are_copied_and_counted() {
+        check_copies(true);
+    }
+
+    fn check_copies(is_swap_file: bool) {
+        let (owner, cached) = owner(is_swap_file);
         owner.file.write_all_at(&[7; 16], 2 * PAGE_BYTES - 8).expect("written");
         let mut bytes = [0; 16];
         set(&owner, 0, PageState::Clean, 1);
@@ -158,7 +182,7 @@ mod tests {
     #[test]
     fn a_truncated_file_is_not_extended() {
         fault::install().expect("installed");
-        let (owner, cached) = owner();
+        let (owner, cached) = owner(false);
         set(&owner, 1, PageState::Clean, 0);
         owner.file.set_len(PAGE_BYTES).expect("truncated");
         for direction in [Direction::Write, Direction::Read] {

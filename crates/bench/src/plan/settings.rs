@@ -28,7 +28,7 @@ pub enum Mode {
     RpcTiering,
     /// Like [`Mode::RpcTiering`], and hot units are promoted.
     RpcTieringPromote,
-    /// One-sided READs; absent pages are fetched by RPC.
+    /// One-sided READs; absent pages are fetched by READs that wait.
     Term,
     /// The NIC defers READs of absent pages.
     Wait,

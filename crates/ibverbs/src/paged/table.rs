@@ -387,10 +387,10 @@ fn add_cached(
     files: Arc<CachedFiles>,
     file: OwnedFd,
     run: &Run,
-    may_go_away: bool,
+    is_swap_file: bool,
 ) -> std::result::Result<Region, PagesError> {
     let Run { range: map, file_offset, writable: is_writable, .. } = *run;
-    let region = files.add(CachedSource { file, file_offset, map, is_writable, may_go_away })?;
+    let region = files.add(CachedSource { file, file_offset, map, is_writable, is_swap_file })?;
     Ok(Region::Cached(files, region))
 }
 

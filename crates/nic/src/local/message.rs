@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 /// The version of messages and segments together.
-pub(super) const LAYOUT: u32 = 12;
+pub(super) const LAYOUT: u32 = 13;
 /// Longest message in bytes.
 const MESSAGE_BYTES_MAX: usize = 512;
 /// Most descriptors with one message.
@@ -41,8 +41,9 @@ pub(super) enum RegionPath {
     Mapped { offset: u64, addr: u64, len: u64 },
     /// By the page cache of the attached file, as far as the two attached tables permit.
     Paged { offset: u64, addr: u64, len: u64 },
-    /// By the attached file, as far as the attached page table permits. The third file has `count` counters.
-    Cached { offset: u64, count: u32, addr: u64, len: u64 },
+    /// By the attached file, as far as the attached page table permits. The third file has `count` counters. Nobody makes a
+    /// swap file shorter.
+    Cached { offset: u64, count: u32, is_swap_file: bool, addr: u64, len: u64 },
     /// In the frames of the attached file, `count` of them from `offset` on, by the attached page table and two files of
     /// counters.
     Framed { offset: u64, count: u32, addr: u64, len: u64 },

@@ -170,6 +170,7 @@ impl Translation for CachedRegion {
             entries: self.region.table.entries().file()?,
             counters: self.engine.counters.file(),
             count: self.engine.counters.len() as u32,
+            is_swap_file: self.region.is_swap_file,
         })
     }
 

@@ -35,13 +35,13 @@ pub(super) fn expect_nothing(range: HostRange) {
 /// empties the entries of its other pages. `fadvise` finds them in the page cache, but splits no folio. So a page is
 /// dropped by both, or mapped and then dropped by both.
 ///
-/// With `may_go_away`, other memory may be mapped at the range by now, which `MADV_DONTNEED` would empty. The file of such
-/// a mapping has folios of one page, which leave without it.
+/// Other memory may be mapped at the range of a swap file's mapping by now, which `MADV_DONTNEED` would empty. A swap file
+/// has folios of one page, which leave without it.
 pub(super) fn drop_pages(
     file: BorrowedFd<'_>,
     offset: u64,
     range: HostRange,
-    may_go_away: bool,
+    is_swap_file: bool,
 ) -> Vec<bool> {
     // All of these are advice: what they left is found by `cached`.
     let _ = advise(range, libc::MADV_PAGEOUT);
@@ -55,7 +55,7 @@ pub(super) fn drop_pages(
         let page = HostRange { addr: range.addr + before, len: PAGE_BYTES.min(range.len - before) };
         let _ = advise(page, libc::MADV_POPULATE_READ);
         let _ = advise(page, libc::MADV_PAGEOUT);
-        if !may_go_away {
+        if !is_swap_file {
             let _ = advise(page, libc::MADV_DONTNEED);
         }
         drop_unmapped(file, offset + before, page.len);

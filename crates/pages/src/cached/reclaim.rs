@@ -117,7 +117,7 @@ impl Engine {
                     region.file.as_fd(),
                     region.offset_of(first),
                     range,
-                    region.may_go_away,
+                    region.is_swap_file,
                 ),
             };
             for (index, leaver) in leavers.by_ref().take(count as usize).enumerate() {

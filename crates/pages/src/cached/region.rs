@@ -28,9 +28,9 @@ pub struct CachedSource {
     pub map: HostRange,
     /// Whether it is writable.
     pub is_writable: bool,
-    /// Whether it may go away without notice, and other memory be mapped in its place: that of an allocator, whose
-    /// system calls nobody sees.
-    pub may_go_away: bool,
+    /// Whether the file is a swap file: of memory that was private before. Nobody makes it shorter. The mapping may go away
+    /// without notice, and other memory be mapped in its place, by an allocator whose system calls nobody sees.
+    pub is_swap_file: bool,
 }
 
 /// What the module knows of a region.
@@ -41,8 +41,8 @@ pub(super) struct Region {
     pub(super) file: Arc<OwnedFd>,
     pub(super) file_offset: u64,
     pub(super) is_writable: bool,
-    /// See [`CachedSource::may_go_away`].
-    pub(super) may_go_away: bool,
+    /// See [`CachedSource::is_swap_file`].
+    pub(super) is_swap_file: bool,
     /// The file is in memory, which its pages do not leave.
     pub(super) is_memory: bool,
     /// A regular file, no device: it can become shorter.
@@ -76,7 +76,7 @@ impl Region {
     /// # Errors
     /// `System` when a system call fails.
     pub(super) fn new(slot: u8, source: CachedSource) -> Result<Region, PagesError> {
-        let CachedSource { file, file_offset, map, is_writable, may_go_away } = source;
+        let CachedSource { file, file_offset, map, is_writable, is_swap_file } = source;
         let status = rustix::fs::fstat(&file).map_err(PagesError::system("identify a mapping's file"))?;
         let is_file = FileType::from_raw_mode(status.st_mode).is_file();
         let is_memory = is_file && is_memory(&file).map_err(PagesError::system("identify a file system"))?;
@@ -93,7 +93,7 @@ impl Region {
             file: Arc::new(file),
             file_offset,
             is_writable,
-            may_go_away,
+            is_swap_file,
             is_memory,
             is_file,
             is_scannable: !is_memory && (is_writable || is_owned),

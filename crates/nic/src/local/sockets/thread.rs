@@ -296,8 +296,8 @@ impl PeerSocket {
                         let path = RegionPath::Paged { offset, addr, len };
                         message::send(&self.socket, &answer(path), &[backed.file.as_fd(), bitmap, hits])?;
                     }
-                    (Some(_), Some(PeerTables::Cached { entries, counters, count })) => {
-                        let path = RegionPath::Cached { offset, count, addr, len };
+                    (Some(_), Some(PeerTables::Cached { entries, counters, count, is_swap_file })) => {
+                        let path = RegionPath::Cached { offset, count, is_swap_file, addr, len };
                         message::send(
                             &self.socket,
                             &answer(path),
@@ -381,10 +381,10 @@ impl Peer {
                 let (bitmap, hits) = (files.next()?, files.next()?);
                 Paged::new(backed, bitmap, hits).map(Source::Paged)
             }
-            RegionPath::Cached { offset, count, addr, len } => {
+            RegionPath::Cached { offset, count, is_swap_file, addr, len } => {
                 let backed = backed(offset, addr, len)?;
                 let (entries, counters) = (files.next()?, files.next()?);
-                Cached::new(backed, entries, counters, count).map(Source::Cached)
+                Cached::new(backed, is_swap_file, entries, counters, count).map(Source::Cached)
             }
         };
         Some(source.unwrap_or_else(|error| {
