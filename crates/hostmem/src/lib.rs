@@ -14,10 +14,12 @@
 mod atomic_op;
 pub mod fault;
 mod interned;
+mod prefetch;
 mod range;
 mod shared_bytes;
 mod sync;
 
 pub use atomic_op::AtomicOp;
+pub use prefetch::prefetch;
 pub use range::{HostRange, PAGE_BYTES, UNIT_BYTES, pages_of};
 pub use shared_bytes::{CopySource, SharedBytes, Unordered};

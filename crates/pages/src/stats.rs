@@ -24,7 +24,7 @@ pub struct RegionStats {
     pub misses: u64,
     /// Pages read from the file.
     pub pages_read: u64,
-    /// Pages that came into memory without a read, because they were written whole.
+    /// Pages that came into memory without a read, because they were written whole, or the file had nothing there.
     pub pages_placed: u64,
     /// Pages that left memory.
     pub evictions: u64,

@@ -243,6 +243,21 @@ fn a_miss_brings_the_page_that_serves_the_next_hits() {
 }
 
 #[test]
+fn a_page_that_nothing_was_stored_to_needs_no_read() {
+    let scratch = Scratch::new("cached-hole");
+    let program = Program::new(&scratch, 256, config(128), |_| ());
+    assert_eq!(program.read(5 * PAGE, 8), Ok(vec![0; 8]));
+    program.write(70 * PAGE + 16, &[3; 8]).unwrap();
+    assert!(program.is_present(5) && program.is_present(70));
+    let stats = program.stats();
+    assert_eq!((stats.pages_read, stats.pages_placed), (0, 2));
+    // What is no hole any more is read.
+    program.files.evict_group(&program.region, 70);
+    assert_eq!(program.read(70 * PAGE + 8, 16).unwrap(), [[0; 8], [3; 8]].concat());
+    assert_eq!(program.stats().pages_read, 1);
+}
+
+#[test]
 fn many_pages_stay_within_the_budget_and_cut_no_mapping() {
     let scratch = Scratch::new("cached-budget").with_numbered_pages(4096);
     let program = Program::new(&scratch, 4096, config(512), |_| ());

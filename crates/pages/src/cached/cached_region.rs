@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use terrace_hostmem::fault::Fault;
-use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
+use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, prefetch};
 use terrace_memory::{AccessError, Pager, PeerTables, Transfer, Translation, Waker};
 use terrace_shm::GracePeriod;
 
@@ -120,6 +120,8 @@ impl Translation for CachedRegion {
     }
 
     fn is_present(&self, part: HostRange) -> bool {
+        // The bytes are most likely needed next, and in a large region neither they nor the entry are in a cache.
+        prefetch(part.addr);
         self.pieces(part).all(|piece| self.is_page_present(piece.page))
     }
 

@@ -155,7 +155,7 @@ impl Engine {
                 // It may be out of memory already.
                 let slot = shard.take_back(region, page);
                 let stamp = Some(shard.fresh_stamp());
-                self.begin_fill(shard, region, page, Fill { slot, stamp, waiting: vec![part] });
+                self.begin_fill(shard, region, page, Fill { slot, stamp, waiting: vec![part] }, work);
             }
             PageState::Absent | PageState::Ghost => {
                 // A slot goes to the part that has waited for longest.
@@ -180,15 +180,23 @@ impl Engine {
             let waiting = shard.starved.take(key);
             let entry = region.table.entry(key.page);
             let stamp = (entry.state() == PageState::Ghost).then_some(entry.frame());
-            self.begin_fill(shard, &region, key.page, Fill { slot, stamp, waiting });
+            self.begin_fill(shard, &region, key.page, Fill { slot, stamp, waiting }, work);
         }
         work.is_short |= shard.is_short() || !shard.starved.is_empty();
     }
 
-    fn begin_fill(&self, shard: &mut Shard, region: &Region, page: u64, fill: Fill) {
-        region.change(page, PageState::Filling, fill.slot);
-        self.queue_read(shard, region, page, fill.slot);
-        shard.fills.insert(region.key(page), fill);
+    /// Has a page read that has a slot now. A hole of the file needs no read: the waiting parts are carried out now, and
+    /// the page fault of the first one brings zeros. If a hole is none any more by then, the fault reads the disk.
+    fn begin_fill(&self, shard: &mut Shard, region: &Region, page: u64, fill: Fill, work: &mut Work) {
+        let (key, slot) = (region.key(page), fill.slot);
+        region.change(page, PageState::Filling, slot);
+        shard.fills.insert(key, fill);
+        if self.faults.is_none() && region.is_hole(page) {
+            add(&region.counters.pages_placed, 1);
+            self.end_fill(shard, key, Ok(()), work);
+        } else {
+            self.queue_read(shard, region, page, slot);
+        }
     }
 
     /// Ends the fill of a page, which is in the page cache now, or cannot be. Carries the waiting parts out in order.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use rustix::fs::{Advice, FileType, SeekFrom};
+use rustix::io::Errno;
 use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_memory::AccessError;
 use terrace_shm::PageState;
@@ -127,6 +128,19 @@ impl Region {
     pub(super) fn has_page(&self, page: u64) -> bool {
         let end = rustix::fs::fstat(&*self.file).map(|status| status.st_size as u64);
         !self.is_file || end.is_ok_and(|end| end > self.offset_of(page))
+    }
+
+    /// Whether the file has nothing at the page, not even in the page cache, and ends after it. False where memory is the
+    /// file.
+    pub(super) fn is_hole(&self, page: u64) -> bool {
+        if !self.is_file || self.is_memory {
+            return false;
+        }
+        let offset = self.offset_of(page);
+        match rustix::fs::seek(&*self.file, SeekFrom::Data(offset)) {
+            Ok(data) => data >= offset + PAGE_BYTES,
+            Err(error) => error == Errno::NXIO && self.has_page(page),
+        }
     }
 
     /// Changes the state of a page; the caller has its shard locked. See [`PageTable::change`].
