@@ -54,11 +54,13 @@ const DEFAULT_PARTITION: u16 = 0x7fff;
 impl Device {
     /// One progress pass: received packets, expired timers, pending queue pairs. Without a time the timers are left to
     /// the next pass, and a pass that finds nothing does not read the clock. `acks` says what becomes of the ACKs that
-    /// this pass defers, and is called once the packets have been handled. Returns whether there was anything to do.
+    /// this pass defers, and is called once the packets have been handled. With `is_fed`, the caller has completions
+    /// already, and the network can wait. Returns whether there was anything to do.
     pub(crate) fn advance(
         &self,
         now: Option<Time>,
         bypass: Option<&CompletionBypass<'_>>,
+        is_fed: bool,
         acks: impl FnOnce() -> AtPassEnd,
     ) -> bool {
         let was_active = self.callbacks.advance();
@@ -66,7 +68,8 @@ impl Device {
             self.retry_blocked(&LazyTimestamp::new(&*self.clock, now));
         }
         let mut rx = self.rx.try_lock();
-        let rings = rx.as_mut().map_or_else(RxPending::default, |rx| rx.peer_rx.poll(bypass.is_none()));
+        let rings =
+            rx.as_mut().map_or_else(RxPending::default, |rx| rx.peer_rx.poll(bypass.is_none(), is_fed));
         let received =
             rx.as_mut().filter(|_| rings.network_is_due).map_or(0, |rx| self.receive(&mut rx.batch));
         // A packet that a timer takes for lost may have arrived, and only the receive lock's holder can find out.
@@ -139,7 +142,7 @@ impl Device {
 
     /// Handles what has arrived and sends what waits, once. Returns whether there was anything to do.
     pub fn progress(&self) -> bool {
-        self.advance(Some(self.clock.now()), None, || AtPassEnd::Release)
+        self.advance(Some(self.clock.now()), None, false, || AtPassEnd::Release)
     }
 
     /// Sends everything deferred, and receives nothing: for a process that ends. In a forked child that has not used
@@ -156,11 +159,11 @@ impl Device {
         }
     }
 
-    /// Makes progress for a program that polls a completion queue and has found it empty. When that brings something,
-    /// the program is likely to post next, and ACKs wait to leave with that.
+    /// Makes progress for a program that polls a completion queue. When that brings something, the program is likely to
+    /// post next, and ACKs wait to leave with that.
     pub(crate) fn progress_for(&self, cq: &Cq, polls: u32, bypass: Option<&CompletionBypass<'_>>) {
         let now = polls.is_multiple_of(POLLS_PER_CLOCK).then(|| self.clock.now());
-        let active = self.advance(now, bypass, || {
+        let active = self.advance(now, bypass, !cq.is_empty(), || {
             let is_in_vain = cq.is_empty() && !bypass.is_some_and(CompletionBypass::has_bypassed);
             if is_in_vain || !self.engine.sends_deferred_acks() {
                 AtPassEnd::Release
@@ -186,7 +189,7 @@ impl Device {
     /// progress. Returns whether there was anything to do.
     pub fn step(&self, now: Time) -> bool {
         let mut active = false;
-        while self.advance(Some(now), None, || AtPassEnd::Release) {
+        while self.advance(Some(now), None, false, || AtPassEnd::Release) {
             active = true;
         }
         active
@@ -248,7 +251,7 @@ impl Device {
     #[cold]
     fn handle_early<'a>(&'a self, peer_rx: &mut PeerRxSet, rx: &mut RxBatch, pass: &mut ReceivePass<'a, '_>) {
         for _ in 0..PASSES_PER_RING {
-            if !peer_rx.poll(true).have_packets {
+            if !peer_rx.poll(true, false).have_packets {
                 break;
             }
             self.handle_rx_rings(peer_rx, rx, pass);

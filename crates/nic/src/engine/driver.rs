@@ -151,7 +151,7 @@ impl Driver<'_> {
     /// there. Its answer and the ACK then leave together. That keeps two such programs in the state in which each of
     /// them finds everything with its own polls.
     fn take_over(&mut self) -> Mode {
-        if !self.device.advance(Some(self.now()), None, || AtPassEnd::Keep) {
+        if !self.device.advance(Some(self.now()), None, false, || AtPassEnd::Keep) {
             return Mode::Armed;
         }
         self.sleep(&[], &[], Some(timespec(ANSWER_NS)));
@@ -167,7 +167,7 @@ impl Driver<'_> {
         let mut budget_ns = self.budget.take();
         loop {
             let now = self.now();
-            if self.device.advance(Some(now), None, || AtPassEnd::Release) {
+            if self.device.advance(Some(now), None, false, || AtPassEnd::Release) {
                 if quiet_since.take().is_some() {
                     self.budget.note(true);
                     budget_ns = self.budget.take();

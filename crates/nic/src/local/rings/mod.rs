@@ -24,6 +24,8 @@ const PACKETS_PER_PASS: usize = 64;
 /// While packets come by rings, the network is read once for so many passes and packets: a system call takes much
 /// longer than polling a ring, and a program that polls mostly finds nothing.
 const PASSES_PER_NETWORK_READ: u32 = 128;
+/// The same while the program has completions without any packet, because its accesses end as they are posted.
+const PASSES_PER_NETWORK_READ_IF_FED: u32 = 4096;
 /// For so many passes without a packet rings still count as busy: some dozens of microseconds.
 const WARM_PASSES: u32 = 1024;
 /// Pauses of a poll that finds nothing in the middle of a message: the sender is writing the next packet, and each poll
@@ -237,9 +239,10 @@ pub(crate) struct RxPending {
 }
 
 impl PeerRxSet {
-    /// Whether packets are pending: for a thread that polls for one, or for a pass that takes all of them.
+    /// Whether packets are pending: for a thread that polls for one, or for a pass that takes all of them. `is_fed` says
+    /// that the thread has completions to take already.
     #[inline]
-    pub fn poll(&mut self, for_all: bool) -> RxPending {
+    pub fn poll(&mut self, for_all: bool, is_fed: bool) -> RxPending {
         if self.list.is_empty() {
             return RxPending { have_packets: false, network_is_due: true };
         }
@@ -256,7 +259,10 @@ impl PeerRxSet {
         }
         self.warm = if have_packets { WARM_PASSES } else { self.warm.saturating_sub(1) };
         self.passes += 1;
-        let network_is_due = self.warm == 0 || self.passes >= PASSES_PER_NETWORK_READ;
+        let network_is_due = match is_fed {
+            false => self.warm == 0 || self.passes >= PASSES_PER_NETWORK_READ,
+            true => self.passes >= PASSES_PER_NETWORK_READ_IF_FED,
+        };
         if network_is_due {
             self.passes = 0;
         }
