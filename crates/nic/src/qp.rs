@@ -174,9 +174,10 @@ impl Posting<'_> {
 }
 
 /// Nagle's rule for work requests: a request that is posted while this many packets are in flight over the network can
-/// wait for the answer to one of them, as can one that is posted while those of other queue pairs wait, ...
+/// wait for the answer to one of them. So can one that is posted while those of other queue pairs wait, if the program
+/// polls: their peers may be stopped, so it waits for the next poll, and a tick of the engine at most. Not ...
 const BUSY_PACKETS: u32 = 8;
-/// ... unless this many requests wait already. Batches of small messages share one system call that way.
+/// ... if this many requests wait already. Batches of small messages share one system call that way.
 const BATCH_REQUESTS: usize = 16;
 
 /// Tries at most to send a deferred ACK before the queue pair ends. Another thread that is sending for the queue pair
@@ -462,7 +463,8 @@ impl QueuePair {
         let device = self.device();
         device.ensure_engine();
         let can_wait = !core.nic.local.has_tx_ring()
-            && (core.qp.unacknowledged_packets() >= BUSY_PACKETS || !device.pending.is_empty())
+            && (core.qp.unacknowledged_packets() >= BUSY_PACKETS
+                || !device.pending.is_empty() && device.engine.is_in_standby())
             && core.qp.queued_requests() < BATCH_REQUESTS;
         if can_wait {
             device.pending.add(self);

@@ -111,7 +111,13 @@ impl Engine {
 
     /// Whether ACKs may be deferred: in standby the engine sends them if the program does not.
     pub fn sends_deferred_acks(&self) -> bool {
-        !self.wanted || self.announced.is_mode(Mode::Standby)
+        !self.wanted || self.is_in_standby()
+    }
+
+    /// Whether the engine leaves progress to the program, which polls, and looks every tick whether it still does.
+    #[inline]
+    pub fn is_in_standby(&self) -> bool {
+        self.announced.is_mode(Mode::Standby)
     }
 
     /// Whether any completion queue is armed for an event.
