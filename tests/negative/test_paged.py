@@ -231,21 +231,21 @@ class Sharing(Paged):
         self.assertEqual(self.tiered_regions(), {region["addr"]: BYTES})
 
 
-class Memory(NegativeTest):
-    """The page cache of a server in a control group of its budget and 80 MiB."""
+class Limited(NegativeTest):
+    """A server in a control group of its budget and 80 MiB, and a client with a connection to it."""
 
     DRAM_MIB = 32
+    options = ()
 
     def setUp(self):
-        directory = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.path = directory / "data"
         try:
             limit = (self.DRAM_MIB + 80) * MIB
             self.group = self.enterContext(cgroup.memory_group(f"terrace-negative-{os.getpid()}", limit))
         except cgroup.Unavailable as unavailable:
             self.skipTest(str(unavailable))
         self.client = self.start()
-        self.server = self.start(None, "--dram", f"{self.DRAM_MIB}M", wrapper=self.group.argv([]))
+        options = ("--dram", f"{self.DRAM_MIB}M", *self.options)
+        self.server = self.start(None, *options, wrapper=self.group.argv([]))
         self.client.mr("m", "anon", MIB)
         connect(self.client, "q", self.server, "q")
 
@@ -253,6 +253,14 @@ class Memory(NegativeTest):
         self.client("post", "q", "read", 1, "m", 0, size, region["addr"] + offset, region["rkey"])
         self.assertEqual(self.client.status("q"), SUCCESS)
         self.assertEqual(self.client("check", "m", 0, size, seed, f"from={offset}")["differ"], 0)
+
+
+class Memory(Limited):
+    """The page cache of a file."""
+
+    def setUp(self):
+        self.path = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "data"
+        super().setUp()
 
     def shown(self):
         (region,) = self.server.stat()["memory"]["regions"]

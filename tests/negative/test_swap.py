@@ -10,9 +10,7 @@ import time
 import unittest
 
 from support import ALL, ON_DEMAND, REM_ACCESS_ERR, REM_OP_ERR, SUCCESS, TERRACE, NegativeTest, connect, fresh_address
-from test_paged import BYTES, MIB, OWN_FAILURE, PAGE, PROT_READ, USAGE, Paged
-
-from harness import cgroup  # noqa: E402  (support has set the path)
+from test_paged import BYTES, MIB, OWN_FAILURE, PAGE, PROT_READ, USAGE, Limited, Paged
 
 
 class Private(Paged):
@@ -229,31 +227,17 @@ class Changes(Private):
         self.assertEqual(os.listdir(self.swap), [])
 
 
-class Budget(NegativeTest):
-    """A server in a control group of its budget and 80 MiB."""
-
-    DRAM_MIB = 32
-
+class Budget(Limited):
     def setUp(self):
-        swap = self.enterContext(tempfile.TemporaryDirectory(dir="/var/tmp"))
-        try:
-            limit = (self.DRAM_MIB + 80) * MIB
-            self.group = self.enterContext(cgroup.memory_group(f"terrace-negative-{os.getpid()}", limit))
-        except cgroup.Unavailable as unavailable:
-            self.skipTest(str(unavailable))
-        self.client = self.start()
-        self.server = self.start(None, "--dram", f"{self.DRAM_MIB}M", "--swap", swap, wrapper=self.group.argv([]))
-        self.client.mr("m", "anon", MIB)
-        connect(self.client, "q", self.server, "q")
+        self.options = ("--swap", self.enterContext(tempfile.TemporaryDirectory(dir="/var/tmp")))
+        super().setUp()
 
     def test_a_program_fills_ten_times_its_memory(self):
         size = 1024 * MIB
         region = self.server.mr("r", "anon", size)
         self.server("fill", "r", 0, size, 7)
         for offset in range(0, size, 7 * MIB):
-            self.client("post", "q", "read", 1, "m", 0, 2 * PAGE, region["addr"] + offset, region["rkey"])
-            self.assertEqual(self.client.status("q"), SUCCESS)
-            self.assertEqual(self.client("check", "m", 0, 2 * PAGE, 7, f"from={offset}")["differ"], 0)
+            self.check(region, offset, 2 * PAGE, 7)
         self.assertEqual(self.server("check", "r", size - 64 * MIB, 64 * MIB, 7, timeout_s=60)["differ"], 0)
         shown = self.server.stat()["memory"]
         self.assertLessEqual(shown["resident_bytes"], self.DRAM_MIB * MIB)

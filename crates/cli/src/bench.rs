@@ -1,6 +1,6 @@
 //! `terrace bench`: runs plans of measurements of regions larger than memory, and the demo.
 
-use crate::log::{self, LogLevel};
+use crate::log::LogOption;
 use crate::{table, values};
 use clap::{Args, Subcommand};
 use std::io::Write;
@@ -70,16 +70,8 @@ struct Common {
     /// Run plans against memory of this process, without meaningful numbers
     #[arg(long)]
     rehearse: bool,
-    /// Log level of the clients, which log to standard error
-    #[arg(
-        long,
-        value_name = "LEVEL",
-        ignore_case = true,
-        env = "TERRACE_LOG",
-        hide_env_values = true,
-        default_value = "warn"
-    )]
-    log: LogLevel,
+    #[command(flatten)]
+    log: LogOption,
 }
 
 #[derive(Subcommand)]
@@ -168,7 +160,7 @@ pub fn bench(options: &Options) -> Result<(), BenchError> {
 
 /// The servers, or the rehearsal's substitute.
 fn test_harness(common: &Common) -> Result<Box<dyn TestHarness>, BenchError> {
-    log::install(common.log);
+    common.log.install();
     if common.rehearse {
         return Ok(Box::new(Rehearsal::default()));
     }

@@ -1,6 +1,6 @@
 //! Log levels, and the logging of `terrace serve`, which runs a NIC itself.
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use tracing_subscriber::filter::LevelFilter;
 
 /// The log level of the NIC.
@@ -34,13 +34,30 @@ impl LogLevel {
     }
 }
 
-/// Installs a subscriber that logs to standard error, as the library does in programs.
-pub fn install(level: LogLevel) {
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(level.name().parse().unwrap_or(LevelFilter::WARN))
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .finish();
-    // This fails only if a subscriber is set already; this program sets no other.
-    drop(tracing::subscriber::set_global_default(subscriber));
+/// The option of commands that log themselves.
+#[derive(Args)]
+pub struct LogOption {
+    /// Log level; the log goes to standard error
+    #[arg(
+        long = "log",
+        value_name = "LEVEL",
+        ignore_case = true,
+        env = "TERRACE_LOG",
+        hide_env_values = true,
+        default_value = "warn"
+    )]
+    level: LogLevel,
+}
+
+impl LogOption {
+    /// Installs a subscriber that logs to standard error, as the library does in programs.
+    pub fn install(&self) {
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(self.level.name().parse().unwrap_or(LevelFilter::WARN))
+            .with_writer(std::io::stderr)
+            .with_ansi(false)
+            .finish();
+        // This fails only if a subscriber is set already; this program sets no other.
+        drop(tracing::subscriber::set_global_default(subscriber));
+    }
 }

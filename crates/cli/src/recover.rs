@@ -8,7 +8,7 @@ use serde::Serialize;
 use terrace_bench::progress::ByteProgress;
 use terrace_pages::{PagesError, RecoverProgress, Recovered};
 
-use crate::log::{self, LogLevel};
+use crate::log::LogOption;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -43,16 +43,8 @@ pub struct Options {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Log level; the log goes to standard error
-    #[arg(
-        long,
-        value_name = "LEVEL",
-        ignore_case = true,
-        env = "TERRACE_LOG",
-        hide_env_values = true,
-        default_value = "warn"
-    )]
-    log: LogLevel,
+    #[command(flatten)]
+    log: LogOption,
 }
 
 /// Some files were not recovered, or the outcome cannot be printed.
@@ -89,7 +81,7 @@ struct PoolView {
 
 /// Recovers each path, and prints what was done.
 pub fn recover(options: &Options) -> Result<(), RecoverError> {
-    log::install(options.log);
+    options.log.install();
     let mut views = Vec::new();
     let mut errors = Vec::new();
     for path in &options.paths {

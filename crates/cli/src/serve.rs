@@ -12,7 +12,7 @@ use terrace_nic::{OpenError, PathChoice, PortConfig};
 use terrace_node::{Metrics, RegionConfig, ServeError, ServeMode, Server, ServerConfig};
 use terrace_tier::{FaultModel, size};
 
-use crate::log::{self, LogLevel};
+use crate::log::LogOption;
 use crate::{run, usage_or_1, values};
 
 const AFTER_HELP: &str = "\
@@ -65,16 +65,8 @@ pub struct Options {
     /// Transport to clients on this host
     #[arg(long, value_name = "PATH", env = "TERRACE_PATH", hide_env_values = true, default_value = "auto", value_parser = values::path())]
     path: PathChoice,
-    /// Log level; the log goes to standard error
-    #[arg(
-        long,
-        value_name = "LEVEL",
-        ignore_case = true,
-        env = "TERRACE_LOG",
-        hide_env_values = true,
-        default_value = "warn"
-    )]
-    log: LogLevel,
+    #[command(flatten)]
+    log: LogOption,
     /// Serve metrics for Prometheus at this address and port
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
@@ -140,7 +132,7 @@ pub fn serve(options: &Options) -> Result<(), ServeError> {
     let termination = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
     // Blocking existing signals cannot fail.
     let _ = termination.thread_block();
-    log::install(options.log);
+    options.log.install();
     let server = Server::open(&ServerConfig {
         regions: options.regions.iter().map(|region| region.0.clone()).collect(),
         dram_bytes: options.dram,

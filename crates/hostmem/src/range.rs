@@ -20,6 +20,12 @@ impl HostRange {
     pub fn covers(self, part: HostRange) -> bool {
         part.addr >= self.addr && part.len <= self.len && part.addr - self.addr <= self.len - part.len
     }
+
+    /// Whether both have bytes in common.
+    #[inline]
+    pub fn overlaps(self, other: HostRange) -> bool {
+        self.addr.saturating_add(self.len) > other.addr && other.addr.saturating_add(other.len) > self.addr
+    }
 }
 
 /// The pages that a range touches, as start and length; `None` when it is empty or ends beyond the address space.

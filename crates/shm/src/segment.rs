@@ -275,6 +275,15 @@ pub struct FileSystem {
     pub page_bytes: u64,
 }
 
+impl FileSystem {
+    /// Whether its files are memory, in pages of the base size.
+    pub fn is_in_memory(&self) -> bool {
+        /// `RAMFS_MAGIC`.
+        const RAMFS: i64 = 0x8584_58f6;
+        matches!(self.kind, libc::TMPFS_MAGIC | RAMFS)
+    }
+}
+
 /// Returns the file system that a file is on.
 ///
 /// # Errors

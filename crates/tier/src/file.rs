@@ -11,12 +11,10 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Advice, FileType, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use terrace_hostmem::{HostRange, PAGE_BYTES};
+use terrace_shm::file_system;
 
 use crate::error::TierError;
 use crate::sys::{self, Mapping};
-
-/// Memory file systems: their files are memory, and io_uring would gain nothing.
-const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994 /* tmpfs */, 0x8584_58f6 /* ramfs */];
 
 /// The memory of a region: a part of a file, and its mapping in the process.
 #[derive(Debug)]
@@ -60,7 +58,7 @@ impl Ways {
         let file_len = rustix::fs::seek(&file, SeekFrom::End(0))?;
         let is_file = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_file();
         // Device nodes are on a memory file system; the devices are not.
-        let is_memory = is_file && MEMORY_FILE_SYSTEMS.contains(&(rustix::fs::fstatfs(&file)?.f_type as u64));
+        let is_memory = is_file && file_system(file.as_fd())?.is_in_memory();
         let direct = if is_memory { None } else { open_direct(&file, writable) };
         let durable = Arc::new(open_again(&file, OFlags::RDONLY)?);
         let (buffered, direct) = (Arc::new(file), direct.map(Arc::new));

@@ -38,8 +38,8 @@ pub use refusal::{Refusal, SwapError};
 pub use swap_space::{BACKED_MIN_BYTES, SwapSpace};
 pub use swapped::Swapped;
 
-/// Whether the kernel lets this process have its threads wait while memory moves, in system calls, too. Without that, only
-/// memory of programs with a single thread moves.
+/// Whether the kernel lets this process have its threads wait while memory moves, in system calls, too. Without that, no
+/// memory moves.
 ///
 /// # Errors
 /// `Privilege`, `System`.

@@ -192,7 +192,7 @@ impl Run {
 
     /// Whether the run overlaps the range.
     pub fn overlaps(&self, range: HostRange) -> bool {
-        self.end() > range.addr && range.addr.saturating_add(range.len) > self.range.addr
+        self.range.overlaps(range)
     }
 
     fn of(mapping: Mapping) -> Run {

@@ -66,17 +66,21 @@ impl<'a> Mover<'a> {
     unsafe fn move_chunk(&mut self, chunk: HostRange, offset: u64) -> Result<(), Refusal> {
         let aside = sys::reserve(chunk.len).map_err(Refusal::system("reserve addresses"))?;
         let aside = HostRange { addr: aside, ..chunk };
-        self.guard.cover(chunk)?;
+        if let Err(error) = self.guard.cover(chunk) {
+            // SAFETY: the addresses of this function, where nothing is.
+            unsafe { sys::unmap(aside) };
+            return Err(error);
+        }
         // SAFETY: `aside` is new. Those who touch the chunk wait from now on.
         let moved = unsafe { sys::move_pages(chunk, aside.addr, true) };
-        let mut is_aside = true;
-        let done = moved.map_err(Refusal::system("move it aside")).and_then(|()| {
-            let replaced = self.copy_to_file(aside, offset).and_then(|()| self.replace(chunk, offset));
-            if replaced.is_err() {
-                is_aside = !self.move_back(aside, chunk);
-            }
-            replaced
-        });
+        let (done, is_aside) = match moved {
+            // The kernel may have unmapped `aside` before it failed, and another thread may have the addresses by now.
+            Err(error) => (Err(Refusal::system("move it aside")(error)), false),
+            Ok(()) => match self.copy_to_file(aside, offset).and_then(|()| self.replace(chunk, offset)) {
+                Ok(()) => (Ok(()), true),
+                Err(error) => (Err(error), !self.move_back(aside, chunk)),
+            },
+        };
         if is_aside {
             // SAFETY: the addresses of this function, whose pages are in the file, or back in their place.
             unsafe { sys::unmap(aside) };

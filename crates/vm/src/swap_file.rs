@@ -6,6 +6,8 @@ use std::path::Path;
 
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
+use terrace_hostmem::PAGE_BYTES;
+use terrace_shm::file_system;
 
 use crate::maps::{FileId, Mapping};
 use crate::sys;
@@ -13,9 +15,6 @@ use crate::sys;
 /// The length of a swap file, unless the file system or a limit has less: more than any range of memory. A range that
 /// the program lengthens later continues with zeros.
 const LENGTH_MAX: u64 = 1 << 43;
-
-/// File systems whose files are in memory: tmpfs, ramfs, hugetlbfs.
-const MEMORY_FILE_SYSTEMS: [u64; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
 
 /// A file without a name.
 #[derive(Debug)]
@@ -52,7 +51,8 @@ impl SwapFile {
 
     /// Whether its bytes are in memory anyway.
     pub(crate) fn is_in_memory(&self) -> io::Result<bool> {
-        Ok(MEMORY_FILE_SYSTEMS.contains(&(rustix::fs::fstatfs(&self.file)?.f_type as u64)))
+        let system = file_system(self.file.as_fd())?;
+        Ok(system.is_in_memory() || system.page_bytes != PAGE_BYTES)
     }
 
     /// Makes a part of the file a hole, which reads as zeros.

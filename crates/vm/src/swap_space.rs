@@ -81,14 +81,11 @@ impl SwapSpace {
     }
 }
 
-/// Whether this thread's stack is in the mapping that a range begins in, or in one of those up to its end.
+/// Whether the mapping that this thread's stack is in has a part of a range.
 fn has_stack_in(pages: HostRange) -> std::io::Result<bool> {
     let local = 0u8;
     let stack = maps::at(std::ptr::from_ref(&local).addr() as u64)?;
-    Ok(stack.is_some_and(|stack| {
-        let stack = stack.range();
-        stack.addr < pages.addr + pages.len && pages.addr < stack.addr + stack.len
-    }))
+    Ok(stack.is_some_and(|stack| stack.range().overlaps(pages)))
 }
 
 /// Whether the kernel counts pages of this process as pinned for long: devices, or rings of io_uring, go on using them

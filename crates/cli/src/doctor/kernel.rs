@@ -62,7 +62,7 @@ fn userfaultfd(trial: Result<(), Refusal>, sysctl: Option<u64>) -> Check {
         Ok(()) => Check::ok(NAME, format!("works, for faults of system calls, too: private memory is paged ({sysctl})")),
         Err(refusal) => Check::limited(
             NAME,
-            format!("`terrace run --dram` pages private memory of programs with a single thread alone ({sysctl})"),
+            format!("`terrace run --dram` pages no private memory, only mappings of files ({sysctl})"),
             match refusal {
                 Refusal::System { attempt, source } => format!("find out why the kernel cannot {attempt}: {source}"),
                 _ => "sysctl -w vm.unprivileged_userfaultfd=1, or let this user open /dev/userfaultfd, or grant \

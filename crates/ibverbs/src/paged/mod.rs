@@ -105,7 +105,9 @@ pub fn lease(range: HostRange, access: u32) -> Result<Option<Lease>> {
         return Ok(None);
     }
     let is_on_demand = access & IBV_ACCESS_ON_DEMAND != 0;
-    if !is_on_demand && !has_swap() {
+    // Most regions are small, and need no look at the list of mappings.
+    let may_be_private = has_swap() && (range.len >= BACKED_MIN_BYTES || may_be_swapped(range));
+    if !is_on_demand && !may_be_private {
         return Ok(None);
     }
     let refusal = match table::lease(range, is_on_demand, SWAP_SPACE.get(), settings)? {

@@ -8,14 +8,13 @@ use rustix::fs::{Advice, FileType, SeekFrom};
 use rustix::io::Errno;
 use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_memory::AccessError;
-use terrace_shm::PageState;
+use terrace_shm::{PageState, file_system};
 
 use super::kernel::{self, WINDOW_PAGES};
 use super::losses::Losses;
 use crate::error::PagesError;
 use crate::key::PageKey;
 use crate::stats::RegionCounters;
-use crate::store::is_memory;
 use crate::table::PageTable;
 
 /// A shared mapping of a file.
@@ -80,7 +79,10 @@ impl Region {
         let CachedSource { file, file_offset, map, is_writable, is_swap_file } = source;
         let status = rustix::fs::fstat(&file).map_err(PagesError::system("identify a mapping's file"))?;
         let is_file = FileType::from_raw_mode(status.st_mode).is_file();
-        let is_memory = is_file && is_memory(&file).map_err(PagesError::system("identify a file system"))?;
+        let is_memory = is_file
+            && file_system(file.as_fd())
+                .map_err(PagesError::system("identify a file system"))?
+                .is_in_memory();
         let table = PageTable::new(map.len.div_ceil(PAGE_BYTES));
         kernel::expect_random(map).map_err(PagesError::system("advise on a mapping"))?;
         // Advisory. Readahead would read pages that are not asked for.

@@ -12,13 +12,11 @@ use std::time::Instant;
 use rustix::fs::{Advice, OFlags, SeekFrom};
 use rustix::io::Errno;
 use terrace_hostmem::PAGE_BYTES;
+use terrace_shm::file_system;
 
 use crate::error::PagesError;
 use crate::frames::FileIdentity;
 use crate::sys;
-
-/// Memory file systems: reads of their files do not wait, and io_uring would gain nothing.
-const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994 /* tmpfs */, 0x8584_58f6 /* ramfs */];
 
 /// A file or block device that contains a region from its first byte on. It is locked against other servers.
 #[derive(Debug)]
@@ -150,7 +148,7 @@ impl Files {
         let BackingFile { path, file, .. } = backing;
         let is_file = file.metadata()?.file_type().is_file();
         // Device nodes are on a memory file system; the devices are not.
-        let is_memory = is_file && is_memory(&file)?;
+        let is_memory = is_file && file_system(file.as_fd())?.is_in_memory();
         let direct = if is_memory { None } else { open_direct(&file) };
         // Advisory. Readahead would read pages that are not asked for.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::Random);
@@ -189,11 +187,6 @@ impl Files {
     pub(crate) fn is_file(&self) -> bool {
         self.is_file
     }
-}
-
-/// Whether a regular file is on a memory file system.
-pub(crate) fn is_memory(file: &impl AsFd) -> io::Result<bool> {
-    Ok(MEMORY_FILE_SYSTEMS.contains(&(rustix::fs::fstatfs(file)?.f_type as u64)))
 }
 
 fn open_direct(file: &impl AsFd) -> Option<OwnedFd> {
