@@ -62,6 +62,8 @@ pub struct RxPacket<'a> {
     pub meta: RxMeta,
     /// The bytes from the BTH to the end of the padding; at least 12.
     pub bytes: &'a [u8],
+    /// What is behind it in the batch, unchecked: it begins with the next packet. Empty at the end.
+    pub following: &'a [u8],
 }
 
 impl Default for RxBatch {
@@ -103,9 +105,17 @@ impl RxBatch {
             if good.is_some() {
                 self.good_packets += 1;
                 self.good_bytes += len as u64;
-                return Some(RxPacket { meta, bytes: &self.buffer[start..start + len - ICRC_LEN] });
+                let bytes = &self.buffer[start..start + len - ICRC_LEN];
+                return Some(RxPacket { meta, bytes, following: self.following() });
             }
         }
+    }
+
+    /// What [`RxBatch::next`] has not looked at of the current datagram.
+    fn following(&self) -> &[u8] {
+        self.datagrams
+            .get(self.current)
+            .map_or(&[], |datagram| &self.buffer[datagram.start + self.offset..datagram.start + datagram.len])
     }
 
     /// Whether [`RxBatch::next`] has no more packets.

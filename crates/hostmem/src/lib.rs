@@ -20,6 +20,6 @@ mod shared_bytes;
 mod sync;
 
 pub use atomic_op::AtomicOp;
-pub use prefetch::prefetch;
+pub use prefetch::{prefetch, prefetch_to_write};
 pub use range::{HostRange, PAGE_BYTES, UNIT_BYTES, pages_of};
 pub use shared_bytes::{CopySource, SharedBytes, Unordered};

@@ -4,14 +4,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
+use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, prefetch};
 
 use crate::access::{Absence, AccessError, AccessNeed, Accessor};
 use crate::entry::Entry;
 use crate::flush::FlushScope;
 use crate::paging::{Pager, Pattern, RegionPolicy, Transfer, Waker};
 use crate::registry::{Registry, locate_atomic};
-use crate::table::tag_of;
+use crate::table::{Slot, tag_of};
 use crate::translation::Translation;
 
 /// Longest range that a pager is asked to bring into memory at a time, in bytes.
@@ -157,7 +157,11 @@ impl Registry {
         }
         let entry = self.slot(key)?.pin();
         let host = entry.locate(tag_of(key), who, need, va, len)?;
-        let Some(pager) = entry.pager_for(who) else { return Ok(()) };
+        let Some(pager) = entry.pager_for(who) else {
+            // The access follows once the other packets of the burst have been handled.
+            prefetch(host);
+            return Ok(());
+        };
         let part = HostRange { addr: host, len };
         let is_hit = pager.translation().is_present(part);
         if !is_hit && need == AccessNeed::Read && pattern_for(&entry, who).is_some() {
@@ -166,6 +170,16 @@ impl Registry {
         }
         pager.translation().count(part, is_hit);
         if is_hit { Ok(()) } else { Err(refuse(&entry, &**pager, part)) }
+    }
+
+    /// Has the processor load what [`Registry::announce`] will need of a range that begins at `va`: a hint, for a key and
+    /// an address that nobody has checked. Changes nothing that can be observed but time.
+    #[inline]
+    pub fn prefetch_announced(&self, key: u32, va: u64) {
+        let Some(entry) = self.table.slot_of(key).and_then(Slot::try_pin) else { return };
+        if let (Some(pager), Ok(host)) = (&entry.pager, entry.translate(va, 1)) {
+            pager.translation().prefetch(host);
+        }
     }
 
     /// Has the pager read a range, present or not. The waker is called when the transfer has ended or, after

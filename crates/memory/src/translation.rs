@@ -63,6 +63,9 @@ pub trait Translation: Send + Sync + Debug {
     /// range's first byte.
     fn unit_bytes(&self) -> u64;
 
+    /// Has the processor load what [`Translation::is_present`] will ask about an address within the range. A hint.
+    fn prefetch(&self, _addr: u64) {}
+
     /// Whether all of a range within [`Translation::range`] is present now.
     fn is_present(&self, part: HostRange) -> bool;
 

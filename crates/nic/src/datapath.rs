@@ -14,7 +14,7 @@ use terrace_hostmem::{CopySource, SharedBytes};
 use terrace_shm::RxPacket;
 use terrace_sync::Guard;
 use terrace_transport::{AckPolicy, QpAttr, QpAttrMask, QpState, SendWr, Time, Transmit};
-use terrace_wire::{Packet, Psn, RxMeta};
+use terrace_wire::{Packet, Psn, Reth, RxMeta};
 
 use crate::ack::{AckEvent, AckState, AtPassEnd};
 use crate::clock::LazyTimestamp;
@@ -220,6 +220,9 @@ impl Device {
 
     fn handle_burst<'a>(&'a self, rx: &mut RxBatch, pass: &mut ReceivePass<'a, '_>) {
         while let Some(packet) = rx.next() {
+            if let Some(reth) = Reth::of_unverified(packet.following) {
+                self.memory.prefetch_announced(reth.rkey, reth.va);
+            }
             let (meta, bytes) = (&packet.meta, packet.bytes);
             // A flooding peer may not fill the memory: beyond the limit its packets are handled out of order.
             let is_next = pass.early.len() >= EARLY_MAX;

@@ -132,6 +132,9 @@ impl Posting<'_> {
     #[inline(always)]
     fn post_from(&mut self, wr: &mut SendWr) -> Result<(), Error> {
         self.qp.prefetch(&wr.op);
+        if self.qp.prefetch_hint.has_entries() {
+            self.core.nic.local.prefetch_framed(&wr.op);
+        }
         let device = self.qp.device();
         device.update_route(self.qp, self.core);
         if device.carry_out_direct(self.qp, self.core, wr) {
@@ -158,6 +161,9 @@ impl Posting<'_> {
     pub fn post_list(&mut self, wrs: &mut [SendWr]) -> Result<(), (usize, Error)> {
         let mut index = 0;
         while index < wrs.len() {
+            if let Some(next) = wrs.get(index + 1) {
+                self.qp.prefetch(&next.op);
+            }
             let done = self.qp.device().carry_out_list(self.qp, self.core, &wrs[index..]);
             if done == 0 {
                 self.post_from(&mut wrs[index]).map_err(|error| (index, error))?;
@@ -425,9 +431,10 @@ impl QueuePair {
         made
     }
 
-    /// Has the processor prefetch what a work request is going to access, if the peer is on this host.
+    /// Has the processor prefetch what a work request is going to access, if the peer is on this host. Callers that have
+    /// other things to do before they post can do so ahead.
     #[inline(always)]
-    fn prefetch(&self, op: &SendOp) {
+    pub fn prefetch(&self, op: &SendOp) {
         match *op {
             SendOp::Read { va, rkey } => self.prefetch_hint.prefetch(rkey, va, false),
             SendOp::Write { va, rkey }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 use terrace_hostmem::fault::Fault;
-use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
+use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, prefetch};
 use terrace_memory::{AccessError, Pager, PeerTables, Transfer, Translation, Waker};
 use terrace_shm::PageEntry;
 
@@ -129,6 +129,13 @@ impl Translation for PagedRegion {
         PAGE_BYTES
     }
 
+    fn prefetch(&self, addr: u64) {
+        let page = (addr - self.region.range().addr) / PAGE_BYTES;
+        if let Some(word) = self.region.table.entries().get(page as usize) {
+            prefetch(word.as_ptr() as u64);
+        }
+    }
+
     fn is_present(&self, part: HostRange) -> bool {
         self.pieces(part).all(|piece| self.region.table.entry(piece.page).is_readable())
     }
@@ -162,12 +169,16 @@ impl Translation for PagedRegion {
         Some(sys::atomic(target, op).map_err(to_access_error))
     }
 
-    /// Each page counts for itself, whatever the whole access found; of a long access, the first [`COUNTED_MAX`].
+    /// Each page counts for itself, whatever the whole access found; of a long access, the first [`COUNTED_MAX`]. The
+    /// processor begins to load what the access, which follows, will touch first.
     fn count(&self, part: HostRange, _is_hit: bool) {
         let (mut hits, mut misses) = (0, 0);
         for piece in self.pieces(part).take(COUNTED_MAX) {
             let entry = self.region.table.entry(piece.page);
             if entry.is_readable() {
+                if hits == 0 {
+                    prefetch(self.engine.pool.addr(entry.frame()) + piece.offset as u64);
+                }
                 self.engine.pool.counters().count(entry.frame() as usize);
                 hits += 1;
             } else {

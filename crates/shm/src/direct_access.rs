@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use terrace_hostmem::{AtomicOp, HostRange, fault};
 use terrace_sync::RwLock;
 
-use crate::prefetch_hint::PrefetchHint;
+use crate::prefetch_hint::{Likely, PrefetchHint};
 use crate::reader_line::EpochGuard;
 use crate::reader_slots::{ReaderSlot, ReaderSlots};
 use crate::record::Version;
@@ -184,8 +184,10 @@ struct Last {
     /// The region before, until [`DirectAccess::update_prefetch_hint`]: dropping a mapping takes locks that no thread
     /// may wait for while its epoch is odd.
     before: Option<(u32, Version, Arc<Source>)>,
-    /// From the other process's addresses in the region to ours.
-    shift: Option<u64>,
+    /// From the region's addresses to those of the other process.
+    to_host: u64,
+    /// For the prefetch hint.
+    likely: Likely,
     /// The prefetch hint is of a region before this one.
     is_hint_due: bool,
 }
@@ -196,6 +198,18 @@ impl DirectAccess {
     pub fn update_prefetch_hint(&mut self, prefetch_hint: &PrefetchHint) {
         if self.last.is_hint_due {
             self.last.update_prefetch_hint(prefetch_hint);
+        }
+    }
+
+    /// Has the processor load the first line of an access to a region in frames, whose entry it has been told to load by a
+    /// [`PrefetchHint`]. Nothing is checked.
+    #[inline]
+    pub fn prefetch_framed(&self, key: u32, va: u64) {
+        if let Some((last, _, source)) = &self.last.region
+            && *last == key
+            && let Source::Framed(framed) = &**source
+        {
+            framed.prefetch(va.wrapping_add(self.last.to_host));
         }
     }
 
@@ -383,10 +397,8 @@ impl Last {
         host: u64,
     ) -> Result<(), Refusal> {
         let source = peer.source(key, version)?;
-        self.shift = match &*source {
-            Source::Mapped(mapped) => mapped.place(host, 0).ok().map(|addr| addr.wrapping_sub(va)),
-            _ => None,
-        };
+        self.likely = source.likely(va, host);
+        self.to_host = host.wrapping_sub(va);
         self.before = self.region.replace((key, version, source));
         self.is_hint_due = true;
         Ok(())
@@ -395,7 +407,7 @@ impl Last {
     #[cold]
     fn update_prefetch_hint(&mut self, prefetch_hint: &PrefetchHint) {
         if let Some((key, ..)) = self.region {
-            prefetch_hint.note(key, self.shift);
+            prefetch_hint.note(key, self.likely);
         }
         self.before = None;
         self.is_hint_due = false;

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
-use terrace_hostmem::{HostRange, PAGE_BYTES, fault};
+use terrace_hostmem::{HostRange, PAGE_BYTES, fault, prefetch};
 
 use crate::page_entry::PageEntry;
 use crate::page_table::{AccessCounters, PageEntries};
@@ -90,6 +90,26 @@ impl Framed {
         }
         self.counters.count(frame as usize);
         self.frames.place(u64::from(frame) * PAGE_BYTES + offset, len)
+    }
+
+    fn page_of(&self, host: u64) -> u64 {
+        host.wrapping_sub(self.range.addr) / PAGE_BYTES
+    }
+
+    /// Where the entry of the page is that an address lies in.
+    pub(crate) fn place_of_entry(&self, host: u64) -> Option<u64> {
+        self.entries.get(self.page_of(host) as usize).map(|word| word.as_ptr() as u64)
+    }
+
+    /// Has the processor load the first line of the memory at an address, where the page's entry says it is.
+    pub(crate) fn prefetch(&self, host: u64) {
+        let frame = self.entry(self.page_of(host)).frame();
+        if let Ok(place) = self
+            .frames
+            .place(u64::from(frame) * PAGE_BYTES + host.wrapping_sub(self.range.addr) % PAGE_BYTES, 0)
+        {
+            prefetch(place);
+        }
     }
 
     fn permits(&self, direction: Direction, page: u64) -> bool {

@@ -9,7 +9,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `segment` | shared memory, mapped; addresses for mappings; prefetches |
+//! | `segment` | shared memory, mapped; addresses for mappings |
 //! | `handshake` | the orders of stores and loads by which processes synchronize |
 //! | `sync` | what is replaced in models |
 //! | `ring` | packets from one process to another |

@@ -69,8 +69,8 @@ impl Deref for PageEntries {
     }
 }
 
-/// Bits of a counter of accesses.
-const COUNTER_BITS: usize = 8;
+/// Bits of a counter of accesses: no more than it needs, so that the counters of a large pool stay in the caches.
+const COUNTER_BITS: usize = 2;
 /// Counters in a word.
 const COUNTERS: usize = u32::BITS as usize / COUNTER_BITS;
 const COUNTER_MASK: u32 = (1 << COUNTER_BITS) - 1;
@@ -90,7 +90,7 @@ pub struct AccessCounters {
 
 impl AccessCounters {
     /// The value at which a counter stays.
-    pub const MAX: u8 = 3;
+    pub const MAX: u8 = COUNTER_MASK as u8;
 
     /// All are 0.
     ///
@@ -139,15 +139,15 @@ impl AccessCounters {
     #[inline]
     pub fn get(&self, index: usize) -> u8 {
         let (word, shift) = self.place(index);
-        (word.load(Ordering::Relaxed) >> shift & COUNTER_MASK).min(u32::from(AccessCounters::MAX)) as u8
+        (word.load(Ordering::Relaxed) >> shift & COUNTER_MASK) as u8
     }
 
-    /// Sets a counter.
+    /// Sets a counter, to [`AccessCounters::MAX`] at most.
     #[inline]
     pub fn set(&self, index: usize, value: u8) {
         let (word, shift) = self.place(index);
         let others = word.load(Ordering::Relaxed) & !(COUNTER_MASK << shift);
-        word.store(others | u32::from(value) << shift, Ordering::Relaxed);
+        word.store(others | u32::from(value.min(AccessCounters::MAX)) << shift, Ordering::Relaxed);
     }
 
     #[inline]

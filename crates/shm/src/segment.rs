@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use terrace_hostmem::PAGE_BYTES;
+use terrace_hostmem::{PAGE_BYTES, prefetch, prefetch_to_write};
 
 /// What processes other than the creator may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,31 +153,6 @@ impl Segment {
         }
     }
 }
-
-/// Prefetches the cache line at an address for a read. The address need not be mapped.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline]
-pub(crate) fn prefetch(addr: u64) {
-    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: a hint, that reads and writes nothing and cannot fault.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(addr as *const i8) }
-}
-
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
-pub(crate) fn prefetch(_addr: u64) {}
-
-/// The same for a write.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline]
-pub(crate) fn prefetch_to_write(addr: u64) {
-    // By name: where the intrinsic may not assume that this instruction exists, it prefetches a shared line. 64-bit
-    // processors without the instruction do nothing.
-    // SAFETY: a hint, that reads and writes nothing and cannot fault.
-    unsafe { std::arch::asm!("prefetchw [{}]", in(reg) addr, options(nostack, preserves_flags)) }
-}
-
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
-pub(crate) fn prefetch_to_write(_addr: u64) {}
 
 /// Addresses for a mapping of shared memory. They are released with the mapping, when no copy runs any more.
 #[derive(Debug)]

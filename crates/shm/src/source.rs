@@ -7,6 +7,7 @@ use terrace_hostmem::{HostRange, PAGE_BYTES, UNIT_BYTES, fault};
 
 use crate::cached::Cached;
 use crate::framed::Framed;
+use crate::prefetch_hint::Likely;
 use crate::process;
 use crate::residency::{ResidencyView, unit_count};
 use crate::rights::Rights;
@@ -162,6 +163,19 @@ impl Source {
             Source::Framed(framed) => framed.give_up(),
             Source::Cached(cached) => cached.give_up(),
             Source::Paged(_) | Source::Process | Source::Packets => {}
+        }
+    }
+
+    /// Where an access to `va`, which is `host` in the other process, is likely to go first.
+    pub(crate) fn likely(&self, va: u64, host: u64) -> Likely {
+        match self {
+            Source::Mapped(mapped) => {
+                mapped.place(host, 0).map_or(Likely::Unknown, |at| Likely::Bytes { va, at })
+            }
+            Source::Framed(framed) => {
+                framed.place_of_entry(host).map_or(Likely::Unknown, |at| Likely::Entry { va, at })
+            }
+            Source::Paged(_) | Source::Cached(_) | Source::Process | Source::Packets => Likely::Unknown,
         }
     }
 

@@ -117,6 +117,17 @@ pub struct Reth {
 }
 
 impl Reth {
+    /// The header of a packet that nobody has verified, for a guess at what it will access. `None` if it has none
+    /// directly behind the base transport header.
+    #[inline]
+    pub fn of_unverified(packet: &[u8]) -> Option<Reth> {
+        let headers = Opcode::from_byte(*packet.first()?)?.info().headers;
+        let is_next = headers.contains(Headers::RETH)
+            && !headers.intersects(Headers::DETH | Headers::XRCETH | Headers::FETH);
+        let mut rest = packet.get(BTH_LEN..).filter(|_| is_next)?;
+        Reth::parse(&mut rest).ok()
+    }
+
     #[inline]
     fn parse(rest: &mut &[u8]) -> Result<Reth, ParseError> {
         let bytes: [u8; 16] = take(rest)?;

@@ -106,6 +106,9 @@ proptest! {
         let bytes = build(&bth, &ext, payload);
         let expected = Packet { bth, ext: select(&ext, info.headers), payload };
         prop_assert_eq!(Packet::parse(&bytes), Ok(expected));
+        let others = Headers::DETH | Headers::XRCETH | Headers::FETH;
+        let reth = expected.ext.reth.filter(|_| !info.headers.intersects(others));
+        prop_assert_eq!(Reth::of_unverified(&bytes), reth);
         // Reading into a used packet keeps nothing of its old content.
         let mut reused = Packet { bth: before.0, ext: before.1, payload: &[1] };
         prop_assert_eq!(reused.read(&bytes), Ok(()));
@@ -117,6 +120,7 @@ proptest! {
         let bytes = build(&Bth { pad: 0, ..bth }, &ext, &[]);
         let cut = &bytes[..keep.index(bytes.len())];
         prop_assert_eq!(Packet::parse(cut), Err(ParseError::Truncated));
+        prop_assert!(Reth::of_unverified(cut).is_none_or(|reth| Some(reth) == ext.reth));
     }
 
     #[test]

@@ -67,9 +67,20 @@ pub fn receive_for(port: &dyn Port, count: usize, time: Duration) -> Vec<(RxMeta
         if port.receive(&mut rx) == 0 {
             std::thread::yield_now();
         }
+        let mut following = Vec::new();
         while let Some(packet) = rx.next() {
+            let is_next = following.is_empty() || following.starts_with(packet.bytes);
+            assert!(
+                is_next || port.counters().snapshot().bad_icrc > 0,
+                "the packet before has announced another"
+            );
+            following = packet.following.to_vec();
             packets.push((packet.meta, packet.bytes.to_vec()));
         }
+        assert!(
+            following.is_empty() || port.counters().snapshot().bad_icrc > 0,
+            "a packet has announced one more"
+        );
     }
     packets
 }

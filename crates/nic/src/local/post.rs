@@ -160,7 +160,7 @@ impl Device {
 
 /// The copy that a READ or WRITE makes: its direction, the key and the address.
 #[inline(always)]
-fn copy_of(op: &SendOp) -> Option<(Direction, u32, u64)> {
+pub(super) fn copy_of(op: &SendOp) -> Option<(Direction, u32, u64)> {
     match *op {
         SendOp::Read { va, rkey } => Some((Direction::Read, rkey, va)),
         SendOp::Write { va, rkey } => Some((Direction::Write, rkey, va)),

@@ -159,6 +159,7 @@ impl Io {
     /// # Errors
     /// `QueueFull` if `depth` accesses are in flight.
     pub fn begin(&mut self, wr: SendWr, known: &Knowledge) -> Result<(), PostError> {
+        self.qp.prefetch(&wr.op);
         self.session.post(wr, known)
     }
 
