@@ -220,6 +220,14 @@ impl Entry {
         self.issued && self.posts == 0 && self.calls == 0
     }
 
+    /// The smallest range that encloses its buffers.
+    pub(super) fn local_bounds(&self) -> Local {
+        let used = || self.sges().iter().filter(|sge| sge.length > 0);
+        let start = used().map(|sge| sge.addr).min().unwrap_or_default();
+        let end = used().map(|sge| sge.addr.saturating_add(sge.length.into())).max().unwrap_or_default();
+        Local { addr: start, length: end - start }
+    }
+
     /// Whether its buffers overlap a range of local memory.
     pub(super) fn overlaps_local(&self, local: &Local) -> bool {
         self.sges().iter().any(|sge| Local::from(sge).overlaps(local))

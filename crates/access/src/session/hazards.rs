@@ -6,8 +6,23 @@
 
 use super::Session;
 use super::calls::Task;
-use super::entry::{Entry, Kind, Route};
+use super::entry::{Entry, Kind, Local, Route, Seq};
 use terrace_transport::SendFlags;
+
+/// A work request with calls in flight, as far as later READs have to be compared with it.
+#[derive(Debug)]
+pub(super) struct WithCalls {
+    seq: Seq,
+    /// What encloses its buffers, if later READs can only conflict with those.
+    bounds: Option<Local>,
+}
+
+impl WithCalls {
+    /// Whether a READ whose buffers these bounds enclose may have to follow it.
+    fn may_concern(&self, bounds: &Local) -> bool {
+        self.bounds.is_none_or(|own| own.overlaps(bounds))
+    }
+}
 
 impl Session {
     /// Whether the work request at an index, whose `route` is set, has to wait for an earlier one.
@@ -23,8 +38,11 @@ impl Session {
         }
         // A READ that can be repeated follows requests with calls only, and these are few.
         if can_be_repeated && !fenced {
-            let with_calls = self.with_calls.iter().filter_map(|&seq| self.entries.get(self.index(seq)?));
-            return with_calls.into_iter().any(|earlier| must_follow(request, earlier, true));
+            let bounds = request.local_bounds();
+            let near = self.with_calls.iter().filter(|earlier| earlier.may_concern(&bounds));
+            return near
+                .filter_map(|earlier| self.entries.get(self.index(earlier.seq)?))
+                .any(|earlier| must_follow(request, earlier, true));
         }
         self.entries.range(..index).filter(|earlier| !earlier.is_done()).any(|earlier| {
             (fenced && matches!(earlier.kind, Kind::Read | Kind::Atomic))
@@ -37,7 +55,8 @@ impl Session {
         let entry = &mut self.entries[index];
         entry.calls += 1;
         if entry.calls == 1 {
-            self.with_calls.push(self.first + index as u64);
+            let bounds = (entry.route != Route::Store).then(|| entry.local_bounds());
+            self.with_calls.push(WithCalls { seq: self.first + index as u64, bounds });
         }
         self.task_count += 1;
     }
@@ -47,7 +66,7 @@ impl Session {
         let (seq, entry) = (self.first + index as u64, &mut self.entries[index]);
         entry.calls -= 1;
         if entry.calls == 0 {
-            self.with_calls.retain(|&other| other != seq);
+            self.with_calls.retain(|other| other.seq != seq);
         }
         self.task_count -= 1;
     }

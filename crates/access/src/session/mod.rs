@@ -54,6 +54,7 @@ use crate::signature::PAGE_BYTES;
 use calls::{Calls, Request, Task};
 use entry::{Entry, Kind, Route, Seq};
 use grants::Grants;
+use hazards::WithCalls;
 use read::ByteRange;
 
 pub use calls::Call;
@@ -156,7 +157,7 @@ pub struct Session {
     /// The number of calls that entries wait for.
     task_count: usize,
     /// The entries that wait for calls.
-    with_calls: Vec<Seq>,
+    with_calls: Vec<WithCalls>,
     /// A buffer for the inspection of data.
     page_buffer: Box<[u8; PAGE_BYTES]>,
 }
