@@ -130,10 +130,7 @@ impl Translation for PagedRegion {
     }
 
     fn prefetch(&self, addr: u64) {
-        let page = (addr - self.region.range().addr) / PAGE_BYTES;
-        if let Some(word) = self.region.table.entries().get(page as usize) {
-            prefetch(word.as_ptr() as u64);
-        }
+        self.region.table.prefetch((addr - self.region.range().addr) / PAGE_BYTES);
     }
 
     fn is_present(&self, part: HostRange) -> bool {

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use terrace_hostmem::prefetch;
 use terrace_shm::{PageEntries, PageEntry, PageState};
 
 use crate::mapping;
@@ -83,6 +84,13 @@ impl PageTable {
     /// The entry of a page.
     pub(crate) fn entry(&self, page: u64) -> PageEntry {
         PageEntry::from_word(self.entries[page as usize].load(crate::sync::Ordering::Acquire))
+    }
+
+    /// Has the processor load the entry of a page, which may be beyond the table.
+    pub(crate) fn prefetch(&self, page: u64) {
+        if let Some(word) = self.entries.get(page as usize) {
+            prefetch(word.as_ptr() as u64);
+        }
     }
 
     /// Changes the state of a page; the caller has its shard locked. A change that permits less is in force for all

@@ -119,6 +119,11 @@ impl Translation for CachedRegion {
         PAGE_BYTES
     }
 
+    fn prefetch(&self, addr: u64) {
+        self.region.table.prefetch((addr - self.region.map.addr) / PAGE_BYTES);
+        prefetch(addr);
+    }
+
     fn is_present(&self, part: HostRange) -> bool {
         // The bytes are most likely needed next, and in a large region neither they nor the entry are in a cache.
         prefetch(part.addr);
