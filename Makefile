@@ -18,7 +18,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance interop errors chaos fork crash endurance sanitize soak soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np bench-term bench-term-full docs lint clean
+.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance interop errors chaos fork crash endurance sanitize soak soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np bench-filemr bench-term bench-term-full docs lint clean
 .DEFAULT_GOAL := help
 # Targets share output directories, and cargo uses all processors by itself.
 .NOTPARALLEL:
@@ -142,6 +142,7 @@ test: build ## Run the tests, including 2,000 seeds of the simulation
 	$(PYTHON) -m unittest discover --start-directory tests/negative --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory bench/peers --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory bench/np --pattern 'test_*.py'
+	$(PYTHON) -m unittest discover --start-directory bench/filemr --pattern 'test_*.py'
 
 conformance: build ## Run real RDMA programs on Terrace: perftest, pingpongs, qperf, UCX, pyverbs (ONLY=PATTERN for a part)
 	@scripts/setup.sh conformance
@@ -230,6 +231,10 @@ bench-np: build ## Measure memory that is not pinned as NP-RDMA does, beside ord
 	@scripts/setup.sh bench
 	@$(MAKE) --no-print-directory build/bench/np/np
 	$(PYTHON) bench/np/np.py
+
+bench-filemr: ## Model translation caches with entries for pages and for ranges of files, on recorded traces: a minute
+	@scripts/setup.sh bench-filemr
+	$(PYTHON) bench/filemr/filemr.py
 
 bench-term: build ## Measure regions larger than memory as TeRM does: all figures, in a short run (TRANSPORT=local: over shared memory)
 	@scripts/setup.sh bench

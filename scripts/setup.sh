@@ -2,7 +2,7 @@
 # Prepares a Debian machine for a target of the Makefile: checks the Rust toolchain, and installs missing packages with
 # apt-get. Prints nothing if nothing is missing.
 #
-#   scripts/setup.sh build|profile|packages|demo|test|conformance|interop|bench|bench-peers|sanitize|fuzz|docs|lint|all-but-fuzz|all
+#   scripts/setup.sh build|profile|packages|demo|test|conformance|interop|bench|bench-peers|bench-filemr|sanitize|fuzz|docs|lint|all-but-fuzz|all
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -146,6 +146,7 @@ interop)
 # fio measures the limit of the disk; without it, the tables say so.
 bench) check_rust; install_packages $compiler $verbs $plots perftest linux-perf; install_if_possible fio ;;
 bench-peers) check_rust; install_packages $compiler $verbs $plots; install_if_possible $peers ;;
+bench-filemr) install_packages python3 strace redis-server redis-tools ;;
 sanitize) check_rust; install_packages $compiler $verbs valgrind ;;
 docs)
     check_rust
@@ -166,5 +167,5 @@ all-but-fuzz)
     "$0" profile || echo "setup: continues without profiles" >&2
     ;;
 all) "$0" all-but-fuzz && "$0" packages && "$0" docs && "$0" fuzz ;;
-*) fail "usage: $0 build|profile|packages|demo|test|conformance|interop|bench|bench-peers|sanitize|fuzz|docs|lint|all-but-fuzz|all" ;;
+*) fail "usage: $0 build|profile|packages|demo|test|conformance|interop|bench|bench-peers|bench-filemr|sanitize|fuzz|docs|lint|all-but-fuzz|all" ;;
 esac

@@ -29,11 +29,10 @@ use std::thread::JoinHandle;
 use terrace_hostmem::HostRange;
 use terrace_shm::{BackedBy, DirectAccess, Version};
 use terrace_sync::{ArcMutexGuard, Mutex, RwLock};
-use terrace_transport::{QpState, SendOp};
+use terrace_transport::QpState;
 
 use crate::semaphore::Doorbell;
 
-use post::copy_of;
 pub(crate) use rings::{Filled, PeerRxSet, RxPending};
 use rings::{PeerTx, SameHostPeer};
 use sockets::Sockets;
@@ -143,14 +142,6 @@ impl QpLocal {
     #[inline]
     pub fn copies_by_kernel(&self, rkey: u32) -> bool {
         self.route.direct.as_ref().is_some_and(|direct| direct.copies_by_kernel(rkey))
-    }
-
-    /// Has the processor prefetch what a work request is going to access in a region in frames.
-    #[inline]
-    pub fn prefetch_framed(&self, op: &SendOp) {
-        if let (Some(direct), Some((_, key, va))) = (self.route.direct.as_ref(), copy_of(op)) {
-            direct.prefetch_framed(key, va);
-        }
     }
 
     /// Whether the published state lets peers access memory.

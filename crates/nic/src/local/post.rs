@@ -6,8 +6,8 @@ use terrace_memory::{AccessNeed, Accessor, Local, LocalPiece};
 use terrace_shm::{DirectAccess, Direction, Refusal};
 use terrace_transport::{ATOMIC_LEN, Payload, SendOp, SendWr, Sge};
 
-use super::Command;
 use super::route::canonical;
+use super::{Command, QpLocal};
 use crate::device::Device;
 use crate::qp::{QpCore, QueuePair};
 
@@ -158,9 +158,19 @@ impl Device {
     }
 }
 
+impl QpLocal {
+    /// Has the processor prefetch what a work request is going to access in a region in frames.
+    #[inline]
+    pub fn prefetch_framed(&self, op: &SendOp) {
+        if let (Some(direct), Some((_, key, va))) = (self.route.direct.as_ref(), copy_of(op)) {
+            direct.prefetch_framed(key, va);
+        }
+    }
+}
+
 /// The copy that a READ or WRITE makes: its direction, the key and the address.
 #[inline(always)]
-pub(super) fn copy_of(op: &SendOp) -> Option<(Direction, u32, u64)> {
+fn copy_of(op: &SendOp) -> Option<(Direction, u32, u64)> {
     match *op {
         SendOp::Read { va, rkey } => Some((Direction::Read, rkey, va)),
         SendOp::Write { va, rkey } => Some((Direction::Write, rkey, va)),
