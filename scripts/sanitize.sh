@@ -59,7 +59,7 @@ for crate in $crates; do
 done
 if [ -z "$only" ] || [ "$only" = thread ]; then
     rustup component add rust-src --toolchain nightly >/dev/null 2>&1 || true
-    for crate in terrace-sync terrace-hostmem terrace-shm terrace-memory terrace-nic; do
+    for crate in terrace-sync terrace-hostmem terrace-shm terrace-memory terrace-pages terrace-nic; do
         check "thread: $crate" thread $crate
     done
 fi

@@ -26,7 +26,7 @@ pub type RwLockReadGuard<'a, T> = lock_api::RwLockReadGuard<'a, RawRwLock, T>;
 /// Holds an [`RwLock`] for writing until it is dropped, with an `Arc` of it.
 pub type ArcRwLockWriteGuard<T> = lock_api::ArcRwLockWriteGuard<RawRwLock, T>;
 
-// SAFETY: only one thread's compare-and-swap or `fetch_max` raises `state` from below TAKEN, and only `unlock` lowers
+// SAFETY: only one thread's compare-and-swap raises `state` from below TAKEN, and only `unlock` lowers
 // it below TAKEN.
 unsafe impl lock_api::RawMutex for RawMutex {
     const INIT: RawMutex = RawMutex { state: AtomicU32::new(FREE) };

@@ -58,7 +58,7 @@ impl RawMutex {
         let mut mark = CONTENDED;
         let mut wait = None;
         loop {
-            let before = self.state.fetch_max(mark, Ordering::Acquire);
+            let before = self.raise_to(mark);
             if before < TAKEN {
                 return;
             }
@@ -66,6 +66,18 @@ impl RawMutex {
             sleep(&self.state, before.max(mark), None);
             if wait.is_long() {
                 mark = STARVED;
+            }
+        }
+    }
+
+    /// `fetch_max` with an acquire order. The processor executes that as this loop, too, but ThreadSanitizer does not see it.
+    fn raise_to(&self, mark: u32) -> u32 {
+        let mut before = self.state.load(Ordering::Relaxed);
+        loop {
+            let raised = before.max(mark);
+            match self.state.compare_exchange_weak(before, raised, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return before,
+                Err(now) => before = now,
             }
         }
     }
