@@ -22,13 +22,13 @@ MUTANTS = [
     ("duplicates-are-executed-again", RESPONDER + "mod.rs",
      "        if distance < 0 {\n", "        if distance < 0 && packet.payload.is_empty() {\n"),
     ("atomics-are-replayed-by-executing-them", RESPONDER + "duplicates.rs",
-     "            _ => self.repeat_result(call, psn, operation),",
-     "            _ => {\n"
+     "            operation => self.repeat_result(call, last, operation),",
+     "            operation => {\n"
      "                if let Some(atomic) = packet.ext.atomic {\n"
      "                    let op = crate::host::AtomicOp::FetchAdd { add: atomic.swap_or_add };\n"
      "                    let _ = call.host.remote_atomic(atomic.rkey, atomic.va, op);\n"
      "                }\n"
-     "                self.repeat_result(call, psn, operation)\n"
+     "                self.repeat_result(call, last, operation)\n"
      "            }"),
     ("losses-are-not-retransmitted", REQUESTER + "mod.rs",
      "        self.retries_left -= 1;\n        self.retransmit(now, call);\n",
@@ -58,7 +58,7 @@ MUTANTS = [
     ("gaps-in-responses-are-ignored", REQUESTER + "answers.rs",
      "if response_lost || sequence != self.acknowledged {", "if response_lost {"),
     ("read-data-is-written-at-a-wrong-address", REQUESTER + "answers.rs",
-     "let offset = (sequence - wqe.first) * common.mtu();", "let offset = (sequence - wqe.first).min(2) * common.mtu();"),
+     "let read = (sequence - wqe.first) * common.mtu();", "let read = (sequence - wqe.first).min(2) * common.mtu();"),
     ("fences-are-ignored", REQUESTER + "emit.rs",
      "wqe.wr.flags.contains(SendFlags::FENCE) && !self.responses_due.is_empty()", "false"),
     ("rnr-waits-for-ever", REQUESTER + "answers.rs",

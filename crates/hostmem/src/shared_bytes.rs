@@ -71,6 +71,18 @@ impl SharedBytes<'_> {
         }
         Some(SharedBytes { addr: self.addr + offset as u64, len, ..self })
     }
+
+    /// Copies as many of them as `out` has.
+    ///
+    /// # Errors
+    /// [`Fault`] when they are not readable, or fewer.
+    pub fn copy_into(self, out: &mut [u8]) -> Result<(), Fault> {
+        if out.len() > self.len {
+            return Err(Fault);
+        }
+        // SAFETY: as `new` requires.
+        unsafe { fault::copy_from(self.addr, out) }
+    }
 }
 
 /// The same bytes, copied in any order ([`fault::copy_unordered`]).
@@ -108,8 +120,7 @@ impl CopySource for SharedBytes<'_> {
 
     fn with_bytes<R>(&self, act: impl FnOnce(&[u8]) -> R) -> Result<R, Fault> {
         let mut bytes = vec![0; self.len];
-        // SAFETY: as `new` requires.
-        unsafe { fault::copy_from(self.addr, &mut bytes) }?;
+        self.copy_into(&mut bytes)?;
         Ok(act(&bytes))
     }
 }

@@ -17,6 +17,7 @@
 //! | `paging` | regions whose bytes need not be in memory: page table and pager |
 //! | `translation` | where the bytes of such regions are |
 //! | `paged` | the data path of such regions |
+//! | `append` | records at the end of regions that grow |
 //! | `flush` | making bytes visible or durable; prefetching |
 //! | `entry` | the content of a slot and the checks on it |
 //! | `table` | the key table: from key to slot, and the free slots |
@@ -33,6 +34,7 @@
 //! numbers and the records that are published of them, or of files.
 
 mod access;
+mod append;
 mod entry;
 mod flush;
 mod local;

@@ -238,7 +238,7 @@ pub trait Transfer: Send + Sync + Debug {
     fn outcome(&self) -> Option<Result<(), AccessError>>;
 
     /// Copies what a finished read brought, from `offset` within the requested range; of an atomic, the 8 bytes before
-    /// it.
+    /// it; of an append, the 8 bytes of the offset.
     ///
     /// # Errors
     /// The outcome's; `OutOfRange` beyond the requested range.
@@ -285,6 +285,17 @@ pub trait Pager: Send + Sync + Debug {
     /// # Errors
     /// `NotReady` when the pager is full.
     fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError>;
+
+    /// Adds `data` as one record at the end of the file behind the region; it is copied before this returns. Records
+    /// neither overlap nor leave holes between them. With `commit` the record is durable before the outcome comes. The
+    /// transfer's 8 bytes are the offset of the record in the file, as the host stores integers.
+    ///
+    /// # Errors
+    /// `Permission` when nothing can be appended to the region; `NoSpace`; `NotReady` when the pager is full. No part of
+    /// the record is in the file then. An outcome of `Flush`: the record is in the file, and not durable.
+    fn append(&self, _data: &[u8], _commit: bool, _waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        Err(AccessError::Permission)
+    }
 }
 
 /// A pager whose units are present at the program's own addresses.

@@ -249,6 +249,45 @@ fn without_room_the_waker_is_called_when_there_is_some() {
 }
 
 #[test]
+fn records_go_to_the_end_by_the_regions_key_only() {
+    let paged = paged(RegionPolicy::Wait);
+    let (registry, waker) = (&paged.registry, counting().0);
+    let append = |key, record: &[u8]| registry.append(peer(), key, record, false, &waker);
+    let transfers = [append(paged.key, b"first").unwrap(), append(paged.key, b"second").unwrap()];
+    assert!(paged.pager.complete_latest());
+    assert_eq!(transfers[0].outcome(), None);
+    assert!(paged.pager.complete_latest());
+    let offsets = transfers.map(|transfer| {
+        let mut offset = [0; 8];
+        transfer.read(0, &mut offset).unwrap();
+        u64::from_ne_bytes(offset)
+    });
+    assert_eq!((offsets, paged.pager.records()), ([0, 5], b"firstsecond".to_vec()));
+
+    let refused = |who, key| {
+        let checked = registry.check_append(who, key);
+        assert_eq!(registry.append(who, key, b"third", false, &waker).map(drop), checked);
+        checked
+    };
+    assert_eq!(refused(local(), paged.key), Err(AccessError::Permission));
+    assert_eq!(refused(peer(), paged.key ^ 1), Err(AccessError::UnknownKey));
+    assert_eq!(refused(Accessor { pd: PD + 1, ..peer() }, paged.key), Err(AccessError::WrongPd));
+    let window = registry.alloc_window(PD, WindowKind::Type2).unwrap();
+    let (addr, len, access) = (paged.memory.addr, 64, Access::REMOTE_WRITE);
+    let (region_key, window_key, new_key) = (paged.key, window, window);
+    let bind = WindowBind { window_key, new_key, region_key, addr, len, access, pd: PD, qpn: QPN };
+    registry.bind_window(&bind).unwrap();
+    assert_eq!(refused(peer(), window), Err(AccessError::Permission));
+    registry.invalidate(peer(), window).unwrap();
+    let ordinary = registry.register(&RegionSpec::new(PD, paged.memory.addr, 64, ALL)).unwrap().key;
+    assert_eq!(refused(peer(), ordinary), Err(AccessError::Permission));
+    let change = terrace_memory::RegionChange { access: Some(Access::REMOTE_READ), ..Default::default() };
+    registry.reregister(paged.key, &change).unwrap();
+    assert_eq!(refused(peer(), paged.key), Err(AccessError::Permission));
+    assert_eq!(paged.pager.records().len(), 11);
+}
+
+#[test]
 fn windows_share_the_pager_and_a_moved_region_has_none() {
     let paged = paged(RegionPolicy::Wait);
     let registry = &paged.registry;

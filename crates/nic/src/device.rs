@@ -8,7 +8,7 @@ use terrace_fabric::{Gid, Port};
 use terrace_faults::Faults;
 use terrace_memory::Registry;
 use terrace_sync::{Backlog, Mutex};
-use terrace_transport::{MESSAGE_LEN_MAX, Time};
+use terrace_transport::{MESSAGE_LEN_MAX, StagingBudget, Time};
 
 use crate::clock::{Clock, ManualClock, MonotonicClock};
 use crate::cq::Cq;
@@ -106,6 +106,7 @@ pub struct Device {
     pub(crate) timers: Timers<QueuePair>,
     pub(crate) rate_limiter: RateLimiter,
     pub(crate) in_flight: InFlightBudget<QueuePair>,
+    pub(crate) staging: Arc<StagingBudget>,
     pub(crate) events: AsyncQueue,
     /// Overrun completion queues whose queue pairs have yet to be moved to the error state.
     pub(crate) overrun: Backlog<Arc<Cq>>,

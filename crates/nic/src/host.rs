@@ -8,7 +8,7 @@ use terrace_memory::{Absence, Access, AccessError, AccessNeed, Accessor, FlushSc
 use terrace_shm::KeyMemo;
 use terrace_transport::{
     AtomicOp, BindWindow, Completion, Data, Deferred, Host, LocalError, PACKET_BYTES_MAX, Qp, QpEvent,
-    RecvWr, RemoteAccess, RemoteError, Sge, Time,
+    RecvWr, RemoteAccess, RemoteError, Sge, StagingReservation, Time,
 };
 
 use crate::ack::AckEvent;
@@ -295,6 +295,23 @@ impl Host for QpHost<'_> {
             scope,
             &self.qp.waker,
         ))
+    }
+
+    fn check_append(&self, rkey: u32) -> Result<(), RemoteError> {
+        self.device().memory.check_append(self.remote(rkey), rkey).map_err(remote_error)
+    }
+
+    fn reserve_staging(&self, bytes: u32) -> Option<StagingReservation> {
+        self.device().staging.reserve(bytes)
+    }
+
+    fn copy_run(&self, out: &mut [u8]) -> Result<(), RemoteError> {
+        let run = self.run.ok_or(RemoteError::Operation)?;
+        run.copy_into(out).map_err(|_| RemoteError::Operation)
+    }
+
+    fn append(&self, rkey: u32, record: &[u8], commit: bool) -> Result<Box<dyn Deferred>, RemoteError> {
+        self.deferred(self.device().memory.append(self.remote(rkey), rkey, record, commit, &self.qp.waker))
     }
 
     fn remote_invalidate(&self, rkey: u32) -> Result<(), RemoteError> {

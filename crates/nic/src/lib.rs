@@ -104,8 +104,8 @@ pub use terrace_hostmem::{AtomicOp, HostRange};
 pub use terrace_memory::{Absence, RegionPolicy};
 pub use terrace_shm::BackedBy;
 pub use terrace_transport::{
-    BindWindow, ByteSource, Datagram, LocalError, Payload, PostError, Provided, QpAttr, QpAttrMask, QpCap,
-    QpCounters, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Target, Time, Wc, WcFlags,
-    WcOpcode, WcStatus,
+    APPEND_LEN_MAX, BindWindow, ByteSource, Datagram, LocalError, Payload, PostError, Provided, QpAttr,
+    QpAttrMask, QpCap, QpCounters, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Target,
+    Time, Wc, WcFlags, WcOpcode, WcStatus,
 };
 pub use terrace_wire::{Path, QPN_INSTANCE_SHIFT, port_of};

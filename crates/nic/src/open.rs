@@ -54,6 +54,7 @@ impl Device {
             timers: Timers::default(),
             rate_limiter: RateLimiter::default(),
             in_flight: InFlightBudget::new(qp::in_flight_bytes_max(&*config.port)),
+            staging: Arc::default(),
             events: AsyncQueue::new()?,
             overrun: Backlog::default(),
             quotas: Quotas::new(&config.limits),

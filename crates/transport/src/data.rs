@@ -16,10 +16,11 @@ pub enum Data<'a> {
 }
 
 impl Data<'_> {
-    /// Whether a packet can have the headers of a run: of a SEND or WRITE over a connection. A datagram is one packet.
+    /// Whether a packet can have the headers of a run: of a SEND, WRITE or APPEND over a connection. A datagram is one packet.
     pub(crate) fn may_be_run(packet: &Packet<'_>) -> bool {
         let info = packet.bth.opcode.info();
-        matches!(info.operation, Operation::Send | Operation::Write) && info.service != Service::Ud
+        matches!(info.operation, Operation::Send | Operation::Write | Operation::Append)
+            && info.service != Service::Ud
     }
 
     #[inline(always)]

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use terrace_wire::{Path, Psn, Time};
 
+use crate::append::StagingReservation;
 use crate::data::Data;
 use crate::types::{BindWindow, Payload, QpEvent, RecvWr, Sge, Wc};
 
@@ -46,7 +47,7 @@ pub trait Deferred: Send + Debug {
     /// Its result; `None` while it is pending.
     fn outcome(&self) -> Option<Result<(), RemoteError>>;
     /// Copies the result of a finished read, from `offset` within the requested range; for an atomic, the 8 bytes
-    /// before the operation.
+    /// before the operation; for an APPEND, the 8 bytes of the record's offset.
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), RemoteError>;
 }
 
@@ -150,6 +151,25 @@ pub trait Host {
     ) -> Result<Box<dyn Deferred>, RemoteError> {
         Err(RemoteError::Operation)
     }
+    /// Checks whether the peer may append to the region of this key. A host without such regions needs neither this nor
+    /// the next three.
+    fn check_append(&self, _rkey: u32) -> Result<(), RemoteError> {
+        Err(RemoteError::Access)
+    }
+    /// Reserves memory for a record of several packets. `None` if too much is reserved already: the peer must retry.
+    fn reserve_staging(&self, _bytes: u32) -> Option<StagingReservation> {
+        None
+    }
+    /// Copies the data of the run that the call is about; `out` has its length. A host without runs does not need this.
+    fn copy_run(&self, _out: &mut [u8]) -> Result<(), RemoteError> {
+        Err(RemoteError::Operation)
+    }
+    /// Appends a record to a region; the data is copied before this returns. Records of a region take their places in
+    /// the order of these calls. With `commit`, the record and all before it are persistent when the access has ended.
+    /// `NotReady` without any effect if there is no space to keep the request; the queue pair is woken when there is.
+    fn append(&self, _rkey: u32, _record: &[u8], _commit: bool) -> Result<Box<dyn Deferred>, RemoteError> {
+        Err(RemoteError::Access)
+    }
     /// Invalidates a key on behalf of the peer's SEND with invalidate.
     fn remote_invalidate(&self, rkey: u32) -> Result<(), RemoteError>;
     /// Invalidates a key on behalf of a local work request.
@@ -191,7 +211,7 @@ pub trait Host {
 
 /// Buffer for outgoing packets. Its consumer adds the ICRC.
 pub trait Sink {
-    /// Longest data of a run in bytes; 0 for a sink that takes no runs. A run is consecutive packets of a SEND or WRITE
+    /// Longest data of a run in bytes; 0 for a sink that takes no runs. A run is consecutive packets of a SEND, WRITE or APPEND
     /// with more data than the longest packet has bytes (4608), pushed as one: with the headers of the first one, but the opcode of a packet
     /// that had all of the data. For [`Qp::handle_run`] at the peer.
     ///

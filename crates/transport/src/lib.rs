@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod append;
 mod common;
 mod data;
 mod datagram;
@@ -20,6 +21,7 @@ mod timers;
 mod types;
 mod window;
 
+pub use append::{APPEND_LEN_MAX, StagingBudget, StagingReservation};
 pub use data::{Data, PACKET_BYTES_MAX};
 pub use host::{AtomicOp, Completion, Deferred, Host, LocalError, RemoteAccess, RemoteError, Sink};
 pub use qp::{AckPolicy, Qp, RUN_DATA_MAX, Transmit, may_come_from};

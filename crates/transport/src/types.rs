@@ -20,7 +20,7 @@ pub struct Sge {
 
 /// Longest message of a connected queue pair, in bytes (IBTA volume 1, C9-94).
 pub const MESSAGE_LEN_MAX: u32 = 1 << 31;
-/// Operand length of an atomic operation in bytes.
+/// Operand length of an atomic operation in bytes, and length of the offset that answers an APPEND.
 pub const ATOMIC_LEN: u32 = 8;
 
 /// A scatter/gather list.
@@ -143,6 +143,9 @@ pub enum SendOp {
     AtomicWrite { va: u64, rkey: u32 },
     /// FLUSH of `length` bytes; `placement` and `selectivity` are the FETH's fields.
     Flush { va: u64, rkey: u32, length: u32, placement: u8, selectivity: u8 },
+    /// APPEND to a region: Terrace's own. With `commit`, the record and all before it are persistent before the peer
+    /// answers. The payload is the record, and behind it one element of 8 bytes for the record's offset.
+    Append { rkey: u32, commit: bool },
     /// Invalidates a local key.
     LocalInvalidate(u32),
     /// Binds a type 2 window (or, on behalf of `ibv_bind_mw`, a type 1 window).
@@ -249,6 +252,8 @@ pub enum WcOpcode {
     AtomicWrite = 9,
     Recv = 128,
     RecvRdmaWithImm = 129,
+    /// `IBV_WC_DRIVER1`, which verbs leaves to providers.
+    Append = 135,
 }
 
 bitflags! {
@@ -267,7 +272,7 @@ bitflags! {
 pub struct Wc {
     pub wr_id: u64,
     pub opcode: WcOpcode,
-    /// Bytes received or read; undefined for SEND and WRITE.
+    /// Bytes received, read or appended; undefined for SEND and WRITE.
     pub byte_len: u32,
     pub qpn: u32,
     /// UD: the GRH kind for UCX: 2 for IPv4, otherwise 0.

@@ -18,13 +18,15 @@
 //! faulting                        requests for absent memory get an RNR NAK
 //! slots 2                         two more accesses to absent memory may be in progress or hold unsent data;
 //!                                 `slots any`;  `slots stolen`: another queue pair takes the next slot that is freed
+//! appends later                   APPENDs end by `complete` from now on
+//! staging 4096                    so many bytes of incomplete records may be kept
 //! complete                        the oldest access ends;  `complete last`: the latest;  `complete access`,
 //!                                 `complete operation`: the oldest, with an error
 //!
-//! post send id=1 mem=0x1000:300   send, write, read, cas, faa, atomic-write, flush, invalidate, bind, recv,
+//! post send id=1 mem=0x1000:300   send, write, read, cas, faa, atomic-write, flush, append, invalidate, bind, recv,
 //!                                 shared (a receive of the shared queue) or xrc-shared (a receive of the queue
 //!                                 srqn=); mem= lists addresses and lengths, key= is their lkey (1); inline=DATA;
-//!                                 va= rkey= imm= inv= swap= compare= add= len=; fence, solicited, unsignaled;
+//!                                 va= rkey= imm= inv= swap= compare= add= len=; fence, solicited, unsignaled, commit;
 //!                                 refused=REASON; to_qpn= qkey= for ud; srqn= for xrc;
 //!                                 batched: the request leaves with the next line that acts
 //! modify sqd notify               required attributes are added; `refused` when it must fail
@@ -41,9 +43,10 @@
 //!
 //! done 1 ok RdmaRead len=300      completion of a send;  `recv 7 ok imm=5 solicited` of a receive
 //! event SqDrained                 an asynchronous event
-//! did flush key=0x1 ...           flush, invalidate or bind reached the memory; fetch, put, put-atomic or flush-later:
-//!                                 an access to absent memory has begun
+//! did flush key=0x1 ...           flush, invalidate or bind reached the memory; append or commit-append: a record has
+//!                                 its place; fetch, put, put-atomic or flush-later: an access to absent memory began
 //! memory 0x1000 @0x9000:300       content;  `memory 0x1000:300 untouched`
+//! records 1 @0x9000:300           all that was appended to region 1;  `staged 600`: bytes kept of incomplete records
 //! timer 640us                     when the next timer expires;  `timer none`
 //! state err;  query sq_psn=1 rq_psn=2 in_flight=3 queued=4 draining;  counter retransmits=1
 //! silence                         there was no output: for the reader, since every line that acts checks it too

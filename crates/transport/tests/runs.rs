@@ -5,9 +5,10 @@ mod support;
 use std::net::IpAddr;
 
 use support::host::{Event, Memory};
+use support::sink::Collector;
 use support::{bring_up, meta_between, path_to, request_bth};
 use terrace_transport::*;
-use terrace_wire::{Extensions, Opcode, Packet, Reth};
+use terrace_wire::{AppendEth, AppendFlags, Extensions, Opcode, Operation, Packet, Reth};
 
 const KEY: u32 = 0x101;
 const MTU: u64 = 1024;
@@ -37,7 +38,7 @@ fn responder(qp_type: QpType) -> (Qp, Memory) {
     };
     bring_up(&mut qp, &attr, QpState::Rtr);
     let host = Memory::new(1 << 16);
-    host.add_region(KEY, 0, 1 << 16, "lrw");
+    host.add_region(KEY, 0, 1 << 16, "lrwe");
     qp.post_recv(RecvWr { wr_id: 7, sges: SgeList::from_slice(&[sge()]) }, &host).expect("posted");
     (qp, host)
 }
@@ -47,10 +48,16 @@ fn sge() -> Sge {
 }
 
 fn arrive(qp: &mut Qp, host: &Memory, opcode: Opcode, psn: u32, len: u64) {
+    arrive_in(qp, host, opcode, psn, len, len);
+}
+
+/// The same, in an APPEND of a record of `record_len` bytes.
+fn arrive_in(qp: &mut Qp, host: &Memory, opcode: Opcode, psn: u32, len: u64, record_len: u64) {
     let bth = request_bth(opcode, 1, psn);
     let reth = opcode.info().headers.contains(terrace_wire::Headers::RETH);
     let reth = reth.then_some(Reth { va: 0, rkey: KEY, length: len as u32 });
-    let packet = Packet { bth, ext: Extensions { reth, ..Extensions::default() }, payload: &[] };
+    let append = Some(AppendEth { rkey: KEY, length: record_len as u32, flags: AppendFlags::empty() });
+    let packet = Packet { bth, ext: Extensions { reth, append, ..Extensions::default() }, payload: &[] };
     *host.run.borrow_mut() = vec![psn as u8; len as usize];
     qp.handle_run(|| Time(1), &meta_between(PEER, OWN, 0), &packet, len, None, host);
 }
@@ -124,4 +131,45 @@ fn a_run_ahead_of_its_turn_is_refused_and_a_repeated_one_acknowledged() {
     arrive(&mut qp, &host, Opcode::RcSendOnly, 0, 5 * MTU);
     arrive(&mut qp, &host, Opcode::RcSendOnly, 0, 5 * MTU);
     assert_eq!((qp.counters().duplicates, qp.counters().requests, next_psn(&qp)), (1, 1, 5));
+}
+
+/// The answers that the queue pair sends now: their PSNs, and the value of those that have one.
+fn answers(qp: &mut Qp, host: &Memory) -> Vec<(u32, Option<u64>)> {
+    let mut sink = Collector::default();
+    qp.poll_transmit(|| Time(1), host, &mut sink, AckPolicy::Now);
+    let answer = |(_, bytes): &(_, Vec<u8>)| {
+        let packet = Packet::parse(bytes).expect("a packet");
+        assert_ne!(packet.bth.opcode.info().operation, Operation::ReadResponse);
+        (packet.bth.psn.get(), packet.ext.atomic_ack)
+    };
+    sink.packets.iter().map(answer).collect()
+}
+
+/// A record is answered with the PSN of its last packet, whether the peer repeats its runs or cuts it otherwise.
+#[test]
+fn runs_of_a_record_are_appended_once() {
+    let (mut qp, host) = responder(QpType::Rc);
+    let whole = 6 * MTU + 3;
+    arrive(&mut qp, &host, Opcode::RcAppendOnly, 0, whole);
+    assert_eq!(answers(&mut qp, &host), [(6, Some(0))]);
+    arrive(&mut qp, &host, Opcode::RcAppendOnly, 0, whole);
+    assert_eq!(answers(&mut qp, &host), [(6, Some(0))]);
+    arrive(&mut qp, &host, Opcode::RcAppendLast, 1, whole - MTU);
+    assert_eq!((answers(&mut qp, &host), next_psn(&qp)), (vec![(6, Some(0))], 7));
+
+    let (first, record) = (5 * MTU, 15 * MTU + 1);
+    arrive_in(&mut qp, &host, Opcode::RcAppendFirst, 7, first, record);
+    // Of the peer's next cut, two packets are repeated: it continues behind the ACK.
+    arrive_in(&mut qp, &host, Opcode::RcAppendLast, 10, record - 3 * MTU, record);
+    assert_eq!((answers(&mut qp, &host), next_psn(&qp)), (vec![(11, None)], 12));
+    arrive_in(&mut qp, &host, Opcode::RcAppendMiddle, 12, 5 * MTU, record);
+    arrive_in(&mut qp, &host, Opcode::RcAppendLast, 17, 5 * MTU + 1, record);
+    assert_eq!((answers(&mut qp, &host), next_psn(&qp)), (vec![(16, None), (22, Some(whole))], 23));
+    let records = &host.records.borrow()[&KEY];
+    assert_eq!(records.len() as u64, whole + record);
+    let second = &records[whole as usize..];
+    let parts = [(0..5, 7), (5..10, 12), (10..15, 17)];
+    for (packets, byte) in parts {
+        assert!(second[packets.start << 10..packets.end << 10].iter().all(|got| *got == byte));
+    }
 }

@@ -1,6 +1,8 @@
 //! One type per header. Values wider than their field on the wire are truncated when they are written;
 //! each field's comment gives its width.
 
+use bitflags::bitflags;
+
 use crate::opcode::{BTH_LEN, CNP_RESERVED_LEN, Headers, Opcode};
 use crate::packet::{EmitError, ParseError};
 use crate::psn::Psn;
@@ -306,6 +308,39 @@ impl Feth {
     }
 }
 
+bitflags! {
+    /// What an APPEND requests beyond its data.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct AppendFlags: u32 {
+        /// The record and everything before it are persistent before the answer leaves.
+        const COMMIT = 1;
+    }
+}
+
+/// APPEND extended transport header: Terrace's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AppendEth {
+    /// Key of the remote region.
+    pub rkey: u32,
+    /// Length of the whole record in bytes.
+    pub length: u32,
+    /// Flags. A parsed header may have unknown ones: its receiver cannot do what they request, and refuses it.
+    pub flags: AppendFlags,
+}
+
+impl AppendEth {
+    #[inline]
+    fn parse(rest: &mut &[u8]) -> Result<AppendEth, ParseError> {
+        let bytes: [u8; 12] = take(rest)?;
+        let flags = AppendFlags::from_bits_retain(word(&bytes, 2));
+        Ok(AppendEth { rkey: word(&bytes, 0), length: word(&bytes, 1), flags })
+    }
+
+    fn emit(&self, out: &mut &mut [u8]) -> Result<(), EmitError> {
+        put::<12>(out, from_words([self.rkey, self.length, self.flags.bits()]))
+    }
+}
+
 /// Largest shared receive queue number in an XRC extended transport header.
 pub const XRC_SRQN_MAX: u32 = 0xff_ffff;
 
@@ -323,7 +358,7 @@ pub struct Extensions {
     pub aeth: Option<Aeth>,
     /// Atomic extended transport header.
     pub atomic: Option<AtomicEth>,
-    /// The memory's value before an atomic operation.
+    /// The memory's value before an atomic operation; for an APPEND the region's end before it.
     pub atomic_ack: Option<u64>,
     /// Immediate data in network order: `u32::from_ne_bytes` of its 4 bytes on the wire, as `ibv_wc` has it.
     pub imm: Option<u32>,
@@ -335,6 +370,8 @@ pub struct Extensions {
     pub feth: Option<Feth>,
     /// XRC extended transport header: the number of the request's shared receive queue, 24 bits.
     pub xrc_srqn: Option<u32>,
+    /// APPEND extended transport header.
+    pub append: Option<AppendEth>,
 }
 
 impl Extensions {
@@ -370,6 +407,9 @@ impl Extensions {
         }
         if headers.contains(Headers::CNP_RESERVED) {
             take::<CNP_RESERVED_LEN>(rest)?;
+        }
+        if headers.contains(Headers::APPEND_ETH) {
+            self.append = Some(AppendEth::parse(rest)?);
         }
         Ok(())
     }
@@ -413,6 +453,9 @@ impl Extensions {
         }
         if headers.contains(Headers::CNP_RESERVED) {
             put(out, [0; CNP_RESERVED_LEN])?;
+        }
+        if headers.contains(Headers::APPEND_ETH) {
+            self.append.ok_or(EmitError::MissingHeader(Headers::APPEND_ETH))?.emit(out)?;
         }
         Ok(())
     }

@@ -29,7 +29,10 @@ pub mod psn;
 pub mod time;
 
 pub use grh::{GRH_LEN, grh_v4, grh_v6};
-pub use header::{Aeth, AtomicEth, Bth, Deth, Extensions, Feth, NakCode, Reth, Syndrome, XRC_SRQN_MAX};
+pub use header::{
+    Aeth, AppendEth, AppendFlags, AtomicEth, Bth, Deth, Extensions, Feth, NakCode, Reth, Syndrome,
+    XRC_SRQN_MAX,
+};
 pub use icrc::ICRC_LEN;
 pub use opcode::{Headers, MAX_HEADER_LEN, Opcode, OpcodeInfo, Operation, Position, Service, Trailer};
 pub use packet::{EmitError, Packet, ParseError, emit_headers};

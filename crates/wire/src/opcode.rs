@@ -1,6 +1,6 @@
 //! Table of the base transport header's opcodes and the headers of each (IBTA volume 1, 9.2 and 9.3;
 //! annex A14 for the extended reliable connection; annex A17 for the congestion notification packet; annex A19 for
-//! FLUSH and ATOMIC WRITE).
+//! FLUSH and ATOMIC WRITE). APPEND is Terrace's own: 9.2 leaves the opcodes from 0xc0 on to manufacturers.
 
 use bitflags::bitflags;
 
@@ -28,6 +28,8 @@ bitflags! {
         const IETH = 1 << 8;
         /// The 16 reserved bytes of a congestion notification packet: zero when sent, ignored when received.
         const CNP_RESERVED = 1 << 9;
+        /// APPEND extended transport header, 12 bytes.
+        const APPEND_ETH = 1 << 10;
     }
 }
 
@@ -39,7 +41,7 @@ pub(crate) const CNP_RESERVED_LEN: usize = 16;
 impl Headers {
     /// Length of these headers together, in bytes.
     pub const fn wire_len(self) -> usize {
-        const LENGTHS: [(Headers, usize); 10] = [
+        const LENGTHS: [(Headers, usize); 11] = [
             (Headers::DETH, 8),
             (Headers::XRCETH, 4),
             (Headers::FETH, 4),
@@ -50,6 +52,7 @@ impl Headers {
             (Headers::IMM, 4),
             (Headers::IETH, 4),
             (Headers::CNP_RESERVED, CNP_RESERVED_LEN),
+            (Headers::APPEND_ETH, 12),
         ];
         let mut sum = 0;
         let mut i = 0;
@@ -63,7 +66,7 @@ impl Headers {
     }
 }
 
-/// The transport service of an opcode: its upper three bits.
+/// The transport service of an opcode: its upper three bits, except for a manufacturer's opcodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Service {
     /// Reliable connection.
@@ -99,7 +102,7 @@ pub enum Operation {
     ReadResponse,
     /// A positive or negative acknowledgement.
     Acknowledge,
-    /// The answer to an atomic operation.
+    /// The answer to an atomic operation or an APPEND.
     AtomicAcknowledge,
     /// Compare and swap.
     CompareSwap,
@@ -111,6 +114,8 @@ pub enum Operation {
     AtomicWrite,
     /// Congestion notification.
     Cnp,
+    /// APPEND: writes at the end of a region, which grows.
+    Append,
 }
 
 /// Position of a packet in its message.
@@ -268,6 +273,10 @@ opcodes! {
     XrcFetchAdd = 0xb4, "XRC_FETCH_ADD", Xrc FetchAdd Only None, [XRCETH ATOMIC_ETH], false;
     XrcSendLastInvalidate = 0xb6, "XRC_SEND_LAST_INVALIDATE", Xrc Send Last Invalidate, [XRCETH IETH], true;
     XrcSendOnlyInvalidate = 0xb7, "XRC_SEND_ONLY_INVALIDATE", Xrc Send Only Invalidate, [XRCETH IETH], true;
+    RcAppendFirst = 0xc0, "RC_APPEND_FIRST", Rc Append First None, [APPEND_ETH], true;
+    RcAppendMiddle = 0xc1, "RC_APPEND_MIDDLE", Rc Append Middle None, [], true;
+    RcAppendLast = 0xc2, "RC_APPEND_LAST", Rc Append Last None, [], true;
+    RcAppendOnly = 0xc4, "RC_APPEND_ONLY", Rc Append Only None, [APPEND_ETH], true;
 }
 
 /// Length of the longest headers of any opcode, in bytes.
@@ -298,8 +307,8 @@ static ROW_BY_BYTE: [u8; 256] = {
 };
 
 /// Row of the table by service, operation, position and trailer.
-static ROW_BY_MEANING: [[[[u8; 3]; 4]; 11]; 5] = {
-    let mut rows = [[[[NONE; 3]; 4]; 11]; 5];
+static ROW_BY_MEANING: [[[[u8; 3]; 4]; 12]; 5] = {
+    let mut rows = [[[[NONE; 3]; 4]; 12]; 5];
     let mut i = 0;
     while i < OPCODES.len() {
         let info = OPCODES[i];
@@ -317,7 +326,7 @@ impl Opcode {
     }
 
     /// The opcode of a byte on the wire; `None` for unsupported ones (reliable datagram, RESYNC,
-    /// manufacturer's and reserved ones).
+    /// other manufacturers' and reserved ones).
     #[inline]
     pub fn from_byte(byte: u8) -> Option<Opcode> {
         TABLE.get(usize::from(ROW_BY_BYTE[usize::from(byte)])).map(|info| info.opcode)

@@ -4,8 +4,8 @@
 //! A14) tshark knows the opcodes but not the header; its position is that of the patches that gave rxe XRC.
 
 use terrace_wire::{
-    Aeth, AtomicEth, Bth, Deth, Extensions, Feth, MAX_HEADER_LEN, NakCode, Opcode, Packet, ParseError, Psn,
-    Reth, Syndrome, emit_headers,
+    Aeth, AppendEth, AppendFlags, AtomicEth, Bth, Deth, Extensions, Feth, MAX_HEADER_LEN, NakCode, Opcode,
+    Packet, ParseError, Psn, Reth, Syndrome, emit_headers,
 };
 
 const RETH: Reth = Reth { va: 0x1122_3344_5566_7788, rkey: 0x99aa_bbcc, length: 0x0102_0304 };
@@ -133,6 +133,24 @@ fn atomics() {
         ..Extensions::default()
     };
     check(bth(Opcode::RcAtomicAcknowledge), ext, "12 00 ffff 00 000011 00 223344 1f 000001 0102030405060708");
+}
+
+#[test]
+fn append_has_key_length_and_flags() {
+    let append = AppendEth { rkey: 0x99aa_bbcc, length: 0x0102_0304, flags: AppendFlags::COMMIT };
+    let ext = Extensions { append: Some(append), ..Extensions::default() };
+    let body = "00 ffff 00 000011 00 223344 99aabbcc 01020304";
+    check(bth(Opcode::RcAppendFirst), ext, &format!("c0 {body} 00000001"));
+    check(bth(Opcode::RcAppendOnly), ext, &format!("c4 {body} 00000001"));
+    // Unknown flags are kept: the responder refuses them.
+    let unknown = AppendEth { flags: AppendFlags::from_bits_retain(0x8000_0002), ..append };
+    check(
+        bth(Opcode::RcAppendOnly),
+        Extensions { append: Some(unknown), ..ext },
+        &format!("c4 {body} 80000002"),
+    );
+    check(bth(Opcode::RcAppendMiddle), Extensions::default(), "c1 00 ffff 00 000011 00 223344");
+    check(bth(Opcode::RcAppendLast), Extensions::default(), "c2 00 ffff 00 000011 00 223344");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use terrace_wire::{Headers, MAX_HEADER_LEN, Opcode, Operation, Position, Service, Trailer};
 
 const SERVICES: [Service; 5] = [Service::Rc, Service::Uc, Service::Ud, Service::Cnp, Service::Xrc];
-const OPERATIONS: [Operation; 11] = [
+const OPERATIONS: [Operation; 12] = [
     Operation::Send,
     Operation::Write,
     Operation::ReadRequest,
@@ -17,11 +17,13 @@ const OPERATIONS: [Operation; 11] = [
     Operation::Flush,
     Operation::AtomicWrite,
     Operation::Cnp,
+    Operation::Append,
 ];
 const POSITIONS: [Position; 4] = [Position::First, Position::Middle, Position::Last, Position::Only];
 const TRAILERS: [Trailer; 3] = [Trailer::None, Trailer::Immediate, Trailer::Invalidate];
 
-/// Header length in bytes by opcode byte, as the figures of IBTA chapter 9 and annexes A17 and A19 add up.
+/// Header length in bytes by opcode byte, as the figures of IBTA chapter 9 and annexes A17 and A19 add up; for
+/// APPEND those of `docs/append.md`.
 fn specified_header_len(byte: u8) -> Option<usize> {
     let extensions = match byte {
         // UC has the first twelve operations of RC.
@@ -42,6 +44,8 @@ fn specified_header_len(byte: u8) -> Option<usize> {
         // Annex A14: requests have 4 bytes more than those of RC, responses are the same.
         0xad..=0xb2 => return specified_header_len(byte & 0x1f),
         0xa0..=0xb7 => return specified_header_len(byte & 0x1f).map(|len| len + 4),
+        0xc0 | 0xc4 => 12,
+        0xc1 | 0xc2 => 0,
         _ => return None,
     };
     Some(12 + extensions)
@@ -57,7 +61,7 @@ fn every_byte_is_an_opcode_exactly_if_specified() {
             assert_eq!(opcode.info().opcode, opcode);
         }
     }
-    assert_eq!(Opcode::all().len(), 63);
+    assert_eq!(Opcode::all().len(), 67);
 }
 
 #[test]
@@ -92,6 +96,8 @@ fn the_upper_bits_are_the_service() {
             3 => Service::Ud,
             4 => Service::Cnp,
             5 => Service::Xrc,
+            // 9.2: a manufacturer's opcode, of any service.
+            6 => Service::Rc,
             other => panic!("{opcode:?} belongs to service {other}"),
         };
         assert_eq!(opcode.info().service, service);
@@ -139,6 +145,8 @@ fn headers_follow_from_the_meaning() {
                 && info.position.is_first()
                 || info.operation == Operation::Flush;
         assert_eq!(has(Headers::RETH), addressed, "{}", info.name);
+        let appends = info.operation == Operation::Append && info.position.is_first();
+        assert_eq!(has(Headers::APPEND_ETH), appends, "{}", info.name);
         let atomic = matches!(info.operation, Operation::CompareSwap | Operation::FetchAdd);
         assert_eq!(has(Headers::ATOMIC_ETH), atomic, "{}", info.name);
         // 9.4: the middle packets of a READ response acknowledge nothing.
@@ -147,7 +155,11 @@ fn headers_follow_from_the_meaning() {
         assert_eq!(has(Headers::AETH), acknowledges, "{}", info.name);
         let data = matches!(
             info.operation,
-            Operation::Send | Operation::Write | Operation::ReadResponse | Operation::AtomicWrite
+            Operation::Send
+                | Operation::Write
+                | Operation::ReadResponse
+                | Operation::AtomicWrite
+                | Operation::Append
         );
         assert_eq!(info.payload, data, "{}", info.name);
     }

@@ -3,8 +3,8 @@
 use proptest::option;
 use proptest::prelude::*;
 use terrace_wire::{
-    Aeth, AtomicEth, Bth, Deth, EmitError, Extensions, Feth, Headers, MAX_HEADER_LEN, NakCode, Opcode,
-    Packet, ParseError, Psn, Reth, Syndrome, emit_headers,
+    Aeth, AppendEth, AppendFlags, AtomicEth, Bth, Deth, EmitError, Extensions, Feth, Headers, MAX_HEADER_LEN,
+    NakCode, Opcode, Packet, ParseError, Psn, Reth, Syndrome, emit_headers,
 };
 
 fn opcode() -> impl Strategy<Value = Opcode> {
@@ -51,6 +51,7 @@ prop_compose! {
         deth in (any::<u32>(), 0u32..1 << 24),
         feth in (0u8..16, 0u8..4),
         xrc_srqn in 0u32..1 << 24,
+        append in any::<(u32, u32, u32)>(),
     ) -> Extensions {
         Extensions {
             reth: Some(Reth { va: reth.0, rkey: reth.1, length: reth.2 }),
@@ -62,6 +63,11 @@ prop_compose! {
             deth: Some(Deth { qkey: deth.0, source_qpn: deth.1 }),
             feth: Some(Feth { placement: feth.0, selectivity: feth.1 }),
             xrc_srqn: Some(xrc_srqn),
+            append: Some(AppendEth {
+                rkey: append.0,
+                length: append.1,
+                flags: AppendFlags::from_bits_retain(append.2),
+            }),
         }
     }
 }
@@ -78,6 +84,7 @@ fn select(all: &Extensions, headers: Headers) -> Extensions {
         deth: all.deth.filter(|_| headers.contains(Headers::DETH)),
         feth: all.feth.filter(|_| headers.contains(Headers::FETH)),
         xrc_srqn: all.xrc_srqn.filter(|_| headers.contains(Headers::XRCETH)),
+        append: all.append.filter(|_| headers.contains(Headers::APPEND_ETH)),
     }
 }
 

@@ -12,8 +12,8 @@ use crate::{decoded, support};
 use arbitrary::Arbitrary;
 use smallvec::smallvec;
 use terrace_transport::{
-    AckPolicy, Payload, Qp, QpAttr, QpAttrMask, QpState, QpType, RemoteError, SendFlags, SendOp, SendWr, Sge,
-    Time, Transmit, WcStatus,
+    APPEND_LEN_MAX, AckPolicy, Payload, Qp, QpAttr, QpAttrMask, QpState, QpType, RemoteError, SendFlags,
+    SendOp, SendWr, Sge, StagingBudget, Time, Transmit, WcStatus,
 };
 use terrace_wire::{Headers, Packet, Psn, Service, emit_headers};
 
@@ -162,6 +162,7 @@ impl World {
                 let (addr, length) = (u64::from(*addr), u64::from(*length));
                 *self.host.absent.borrow_mut() = iter::once(addr..addr + length).collect();
                 self.host.faulting.set(*faulting);
+                self.host.defers_appends.set(length % 2 == 1);
                 self.host.slots.set((*slots < 64).then_some(usize::from(*slots % 8)));
             }
             Step::Complete { index, outcome, wakes } => {
@@ -278,6 +279,12 @@ impl World {
 
     /// Checks that completions are for posted work requests, in order.
     fn take_events(&mut self) {
+        let is_dead = matches!(self.qp.state(), QpState::Reset | QpState::Err);
+        let staged = StagingBudget::default().free_bytes() - self.host.staging.borrow().free_bytes();
+        assert!(
+            staged <= if is_dead { 0 } else { u64::from(APPEND_LEN_MAX) },
+            "{staged} bytes of a record are kept"
+        );
         let signal_all = self.qp.config().sq_sig_all;
         while let Some(event) = self.host.poll_event() {
             match event {
@@ -336,7 +343,7 @@ impl World {
 }
 
 fn add_region(host: &Memory, key: u8) {
-    let rights = ["", "lrwagp", "r", "rwm"][usize::from(key) % 4];
+    let rights = ["", "lrwagpe", "r", "rwm"][usize::from(key) % 4];
     if !rights.is_empty() {
         host.add_region(u32::from(key) % input::KEYS, 0, MEMORY_LEN, rights);
     }

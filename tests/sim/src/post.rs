@@ -333,6 +333,7 @@ fn completion_of(wr: &SendWr) -> (WcOpcode, Option<u32>) {
         SendOp::FetchAdd { .. } => (WcOpcode::FetchAdd, Some(8)),
         SendOp::AtomicWrite { .. } => (WcOpcode::AtomicWrite, None),
         SendOp::Flush { .. } => (WcOpcode::Flush, None),
+        SendOp::Append { .. } => (WcOpcode::Append, None),
         SendOp::LocalInvalidate(_) => (WcOpcode::LocalInv, None),
         SendOp::BindWindow(_) => (WcOpcode::BindMw, None),
     }

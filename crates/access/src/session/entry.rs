@@ -38,6 +38,7 @@ impl Kind {
             | SendOp::WriteImm { .. }
             | SendOp::AtomicWrite { .. }
             | SendOp::Flush { .. }
+            | SendOp::Append { .. }
             | SendOp::LocalInvalidate(_)
             | SendOp::BindWindow(_) => Kind::Signal,
         }
@@ -286,6 +287,7 @@ fn completion_opcode(op: &SendOp) -> WcOpcode {
         SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
         SendOp::AtomicWrite { .. } => WcOpcode::AtomicWrite,
         SendOp::Flush { .. } => WcOpcode::Flush,
+        SendOp::Append { .. } => WcOpcode::Append,
         SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
         SendOp::BindWindow(_) => WcOpcode::BindMw,
     }

@@ -50,6 +50,8 @@ struct State {
     starving: Vec<Waker>,
     /// How many accesses have started.
     asked: u64,
+    /// What was appended. It begins at offset 0, and is not a part of the memory.
+    records: Vec<u8>,
 }
 
 struct Access {
@@ -67,6 +69,7 @@ enum What {
     Write(Vec<u8>),
     Atomic(AtomicOp),
     Flush,
+    Append { offset: u64 },
 }
 
 impl fmt::Debug for TestPager {
@@ -94,6 +97,7 @@ impl TestPager {
                 schedule: Box::new(|| 0),
                 starving: Vec::new(),
                 asked: 0,
+                records: Vec::new(),
             }),
         })
     }
@@ -208,6 +212,7 @@ impl TestPager {
         let mut before = vec![0; len as usize];
         match &access.what {
             What::Flush => {}
+            What::Append { offset } => return offset.to_ne_bytes().to_vec(),
             What::Read => self.get(state, addr, &mut before),
             What::Write(data) => self.set(state, addr, data, due),
             What::Atomic(op) => loop {
@@ -267,6 +272,11 @@ impl TestPager {
         }
     }
 
+    /// All that was appended.
+    pub fn records(&self) -> Vec<u8> {
+        self.lock().records.clone()
+    }
+
     /// Reads the memory, present or not.
     pub fn peek(&self, addr: u64, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
@@ -280,8 +290,17 @@ impl TestPager {
     }
 
     fn ask(&self, what: What, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        self.ask_locked(&mut self.lock(), what, range, waker)
+    }
+
+    fn ask_locked(
+        &self,
+        state: &mut State,
+        what: What,
+        range: HostRange,
+        waker: &Waker,
+    ) -> Result<Arc<dyn Transfer>, AccessError> {
         assert!(self.presence.covers(range), "a pager may rely on that");
-        let mut state = self.lock();
         if state.accesses.len() >= state.room {
             state.starving.push(waker.clone());
             return Err(AccessError::NotReady);
@@ -294,7 +313,7 @@ impl TestPager {
         let present = |unit: &usize| self.presence.is_present(*unit);
         let mut done: Vec<usize> = self.presence.units_of(range).filter(present).collect();
         match &what {
-            What::Write(data) => self.set(&mut state, range.addr, data, |unit| done.contains(&unit)),
+            What::Write(data) => self.set(state, range.addr, data, |unit| done.contains(&unit)),
             What::Atomic(_) if !done.is_empty() => {
                 let access = Access {
                     what,
@@ -304,7 +323,7 @@ impl TestPager {
                     transfer: transfer.clone(),
                     waker: waker.clone(),
                 };
-                let before = self.carry_out(&mut state, &access);
+                let before = self.carry_out(state, &access);
                 *transfer.0.lock() = Some(Ok(before));
                 return Ok(transfer);
             }
@@ -347,6 +366,15 @@ impl Pager for TestPager {
 
     fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
         self.ask(What::Flush, range, waker)
+    }
+
+    fn append(&self, data: &[u8], _commit: bool, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        let nowhere = HostRange { addr: self.memory.addr, len: 0 };
+        let mut state = self.lock();
+        let offset = state.records.len() as u64;
+        let transfer = self.ask_locked(&mut state, What::Append { offset }, nowhere, waker)?;
+        state.records.extend_from_slice(data);
+        Ok(transfer)
     }
 }
 

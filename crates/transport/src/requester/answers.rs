@@ -3,6 +3,7 @@
 use terrace_wire::{NakCode, Operation, Packet, Psn, Syndrome, Time};
 
 use super::operations::{Answer, Row};
+use super::wqe::Wqe;
 use super::{Requester, complete_success};
 use crate::common::{Call, Common, Verdict};
 use crate::host::Host;
@@ -119,7 +120,7 @@ impl Requester {
             .iter()
             .take_while(|wqe| wqe.is_local() || (wqe.started && wqe.first < end))
             .find(|wqe| !wqe.is_local() && wqe.expects_response() && wqe.end() > self.acknowledged)
-            .map(|wqe| wqe.first.max(self.acknowledged))
+            .map(|wqe| wqe.first_response().max(self.acknowledged))
             .filter(|mark| *mark < end);
         self.advance(now, common, unanswered.unwrap_or(end));
         unanswered.is_some()
@@ -241,7 +242,7 @@ impl Requester {
         self.fail_front(call, status, 0x60 | code as u32)
     }
 
-    /// READ data, the result of an atomic, or the empty response to a FLUSH or an ATOMIC WRITE. It
+    /// READ data, the result of an atomic or an APPEND, or the empty response to a FLUSH or an ATOMIC WRITE. It
     /// acknowledges all packets before itself.
     fn handle_response(
         &mut self,
@@ -275,13 +276,13 @@ impl Requester {
         }
     }
 
-    /// First sequence number of the request to which a response with this sequence number belongs.
+    /// First sequence number at which the request of a response with this sequence number is answered so.
     fn response_owner(&self, sequence: u64) -> Option<u64> {
         self.queue
             .iter()
             .find(|wqe| wqe.started && !wqe.is_local() && wqe.first <= sequence && sequence < wqe.end())
-            .filter(|wqe| wqe.expects_response())
-            .map(|wqe| wqe.first)
+            .filter(|wqe| wqe.expects_response() && wqe.first_response() <= sequence)
+            .map(Wqe::first_response)
     }
 
     /// Places the data of one response for the request at the front.
@@ -295,11 +296,12 @@ impl Requester {
     ) -> Result<(), WcStatus> {
         // The owner is at the front: retire() removed what was done. Only local operations can wait behind it.
         let wqe = self.queue.front().ok_or(WcStatus::BadResponse)?;
-        let offset = (sequence - wqe.first) * common.mtu();
-        let (expected, expected_len) = match Row::of(&wqe.wr.op).answer {
-            Answer::Data => (Operation::ReadResponse, common.mtu().min(wqe.length - offset)),
-            Answer::Value => (Operation::AtomicAcknowledge, ATOMIC_LEN.into()),
-            Answer::Empty => (Operation::ReadResponse, 0),
+        let read = (sequence - wqe.first) * common.mtu();
+        let (expected, expected_len, offset) = match Row::of(&wqe.wr.op).answer {
+            Answer::Data => (Operation::ReadResponse, common.mtu().min(wqe.length - read), read),
+            Answer::Value => (Operation::AtomicAcknowledge, ATOMIC_LEN.into(), 0),
+            Answer::Offset => (Operation::AtomicAcknowledge, ATOMIC_LEN.into(), wqe.length),
+            Answer::Empty => (Operation::ReadResponse, 0, 0),
             Answer::Ack => return Err(WcStatus::BadResponse),
         };
         if operation != expected || data.len() as u64 != expected_len {

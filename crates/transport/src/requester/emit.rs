@@ -1,7 +1,8 @@
 //! Sending: one packet at a time, as far as the window, the queue and the sink allow.
 
 use terrace_wire::{
-    AtomicEth, Bth, Deth, Extensions, Feth, Opcode, Operation, Path, Position, Reth, Service, Time,
+    AppendEth, AppendFlags, AtomicEth, Bth, Deth, Extensions, Feth, Opcode, Operation, Path, Position, Reth,
+    Service, Time,
 };
 
 use super::Requester;
@@ -93,7 +94,7 @@ impl Requester {
         }
     }
 
-    /// How many packets of a started request are sent next, if `room` may be: as many of a SEND or WRITE as the window
+    /// How many packets of a started request are sent next, if `room` may be: as many of a SEND, WRITE or APPEND as the window
     /// admits and a run may have, if that is more data than a packet can have.
     fn room_for_run(&self, common: &Common, wqe: &Wqe, room: u64, bytes_max: u64) -> u64 {
         let left = wqe.end() - self.next;
@@ -260,7 +261,7 @@ impl Requester {
         call.counters.tx_bytes += len as u64;
         if call.is_reliable() {
             self.in_flight_bytes += wqe.cost(self.next, to, call.mtu());
-            if wqe.expects_response() {
+            if wqe.expects_response() && to > wqe.first_response() {
                 self.responses_due.push_back(to);
             }
         }
@@ -339,7 +340,7 @@ impl Requester {
         let row = Row::of(&wqe.wr.op);
         let operation = row.wire.expect("local operations never get here");
         let (position, payload_len) = match operation {
-            Operation::Send | Operation::Write => {
+            Operation::Send | Operation::Write | Operation::Append => {
                 let position = position_of(packet, packet + room, wqe.packets);
                 (position, (room * mtu).min(wqe.length - offset))
             }
@@ -426,6 +427,10 @@ fn extensions(common: &Common, wqe: &Wqe, position: Position, offset: u64, room_
         SendOp::Flush { va, rkey, length, placement, selectivity } => {
             ext.feth = Some(Feth { placement, selectivity });
             ext.reth = Some(Reth { va, rkey, length });
+        }
+        SendOp::Append { rkey, commit } => {
+            let flags = if commit { AppendFlags::COMMIT } else { AppendFlags::empty() };
+            ext.append = Some(AppendEth { rkey, length: wqe.length as u32, flags });
         }
         SendOp::LocalInvalidate(_) | SendOp::BindWindow(_) => {}
     }

@@ -23,7 +23,7 @@ use crate::common::{Call, Common, Verdict};
 use crate::host::{Completion, Host};
 use crate::timers::{ack_timeout_ns, backoff_ns};
 use crate::types::{
-    ATOMIC_LEN, MESSAGE_LEN_MAX, Payload, PostError, QpType, SendFlags, SendWr, Target, Wc, WcFlags, WcStatus,
+    ATOMIC_LEN, Payload, PostError, QpType, SendFlags, SendWr, Target, Wc, WcFlags, WcStatus,
 };
 use crate::window::Window;
 use operations::{Answer, Suitable};
@@ -163,22 +163,20 @@ impl Requester {
 
     #[inline(always)]
     pub(crate) fn validate(common: &Common, wr: &SendWr) -> Result<(), PostError> {
-        let config = &common.config;
+        let (config, row) = (&common.config, Row::of(&wr.op));
         match &wr.payload {
             Payload::Sge(_) if config.cap.max_send_sge == 0 => return Err(PostError::TooManySges),
-            Payload::Sges(sges) if sges.len() > config.cap.max_send_sge as usize => {
+            Payload::Sges(sges) if sges.len() > config.cap.max_send_sge as usize + row.result_sges() => {
                 return Err(PostError::TooManySges);
             }
             // The operand of an ATOMIC WRITE is inline whatever the queue pair's max_inline_data.
             Payload::Inline(bytes)
-                if bytes.len() > config.cap.max_inline_data as usize
-                    && Row::of(&wr.op).payload != Suitable::Operand =>
+                if bytes.len() > config.cap.max_inline_data as usize && row.payload != Suitable::Operand =>
             {
                 return Err(PostError::TooMuchInline);
             }
             _ => {}
         }
-        let row = Row::of(&wr.op);
         if !row.is_offered_by(config.qp_type) || !row.payload.admits(&wr.payload) {
             return Err(PostError::BadOpcode);
         }
@@ -190,7 +188,7 @@ impl Requester {
         if !knows_where {
             return Err(PostError::NoTarget);
         }
-        if wr.payload.len() > MESSAGE_LEN_MAX.into() { Err(PostError::TooLong) } else { Ok(()) }
+        if wr.payload.len() > row.payload_len_max().into() { Err(PostError::TooLong) } else { Ok(()) }
     }
 
     /// Whether every queued packet was sent, none is to be retransmitted, and none expects response data. Going back
@@ -346,7 +344,7 @@ impl Completion for Succeeded<'_> {
         let row = Row::of(&wr.op);
         let byte_len = match row.answer {
             Answer::Value => ATOMIC_LEN,
-            _ => wr.payload.len().min(u64::from(u32::MAX)) as u32,
+            _ => row.data_len(&wr.payload).min(u64::from(u32::MAX)) as u32,
         };
         Wc {
             wr_id: wr.wr_id,

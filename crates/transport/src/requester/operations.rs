@@ -2,7 +2,8 @@
 
 use terrace_wire::{Operation, Trailer};
 
-use crate::types::{ATOMIC_LEN, Payload, QpType, SendOp, WcOpcode};
+use crate::append::APPEND_LEN_MAX;
+use crate::types::{ATOMIC_LEN, MESSAGE_LEN_MAX, Payload, QpType, SendOp, WcOpcode};
 
 /// The row of an operation.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +35,8 @@ pub(crate) enum Answer {
     Value,
     /// An empty READ response.
     Empty,
+    /// The offset of an APPEND's record, in the form of a value: it goes behind the record in the payload.
+    Offset,
 }
 
 /// Which payloads suit an operation. Inline data cannot receive, so what receives needs SGEs.
@@ -46,6 +49,8 @@ pub(crate) enum Suitable {
     Result,
     /// The operand of an ATOMIC WRITE: 8 bytes.
     Operand,
+    /// The record of an APPEND, and memory for its offset: an element of 8 bytes, the last one.
+    Record,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +60,7 @@ enum Offered {
     Connected,
     /// RC and XRC.
     Reliable,
-    /// RC. Annex A14 (XRC) predates the operations of annex A19 and has no opcodes for them.
+    /// RC. Annex A14 (XRC) predates the operations of annex A19 and has no opcodes for them. APPEND has none either.
     RcOnly,
 }
 
@@ -130,6 +135,14 @@ impl Row {
                 offered: Offered::RcOnly,
                 ..SEND
             },
+            SendOp::Append { .. } => Row {
+                wire: Some(Operation::Append),
+                answer: Answer::Offset,
+                completion: WcOpcode::Append,
+                payload: Suitable::Record,
+                offered: Offered::RcOnly,
+                ..SEND
+            },
             SendOp::LocalInvalidate(_) => LOCAL_INVALIDATE,
             SendOp::BindWindow(_) => Row { completion: WcOpcode::BindMw, ..LOCAL_INVALIDATE },
         }
@@ -149,6 +162,28 @@ impl Row {
         }
     }
 
+    /// Bytes of data in this payload. Of an APPEND that is the record; the memory for its offset lies behind it.
+    #[inline(always)]
+    pub(crate) fn data_len(&self, payload: &Payload) -> u64 {
+        let own = if matches!(self.answer, Answer::Offset) { ATOMIC_LEN.into() } else { 0 };
+        payload.len() - own
+    }
+
+    /// Elements beyond those that a queue pair's `max_send_sge` limits: the memory for an APPEND's offset.
+    #[inline(always)]
+    pub(crate) const fn result_sges(&self) -> usize {
+        matches!(self.answer, Answer::Offset) as usize
+    }
+
+    /// Longest payload in bytes.
+    #[inline(always)]
+    pub(crate) const fn payload_len_max(&self) -> u32 {
+        match self.answer {
+            Answer::Offset => APPEND_LEN_MAX + ATOMIC_LEN,
+            _ => MESSAGE_LEN_MAX,
+        }
+    }
+
     /// Whether the answer brings something that the requester must not miss: a response rather than an ACK.
     #[inline(always)]
     pub(crate) const fn expects_response(&self) -> bool {
@@ -165,6 +200,9 @@ impl Suitable {
             Suitable::Memory => payload.sges().is_some(),
             Suitable::Result => payload.sges().is_some() && payload.len() >= ATOMIC_LEN.into(),
             Suitable::Operand => payload.len() == u64::from(ATOMIC_LEN),
+            Suitable::Record => {
+                payload.sges().and_then(<[_]>::last).is_some_and(|result| result.length == ATOMIC_LEN)
+            }
         }
     }
 }

@@ -25,12 +25,11 @@ pub(crate) struct Wqe {
 impl Wqe {
     #[inline]
     pub(crate) fn new(wr: SendWr, mtu: u64) -> Wqe {
-        let length = wr.payload.len();
-        let packets = match Row::of(&wr.op).wire {
+        let row = Row::of(&wr.op);
+        let length = row.data_len(&wr.payload);
+        let packets = match row.wire {
             None => 0,
-            Some(Operation::Send | Operation::Write | Operation::ReadRequest) if length > mtu => {
-                length.div_ceil(mtu)
-            }
+            Some(operation) if is_segmented(operation) && length > mtu => length.div_ceil(mtu),
             Some(_) => 1,
         };
         Wqe { wr, length, packets, first: 0, started: false, executed: false, failed: None }
@@ -58,10 +57,17 @@ impl Wqe {
         Row::of(&self.wr.op).expects_response()
     }
 
+    /// Sequence number of the first packet that the peer answers with a response, for a request that expects one. All
+    /// packets of a READ are responses; an APPEND is answered with its last packet's number, and ACKs may acknowledge
+    /// the ones before.
+    pub(crate) fn first_response(&self) -> u64 {
+        if self.is_read() { self.first } else { self.end() - 1 }
+    }
+
     /// Window cost of the packets from `from` up to `to` (sequence numbers of this request).
     pub(crate) fn cost(&self, from: u64, to: u64, mtu: u64) -> u64 {
         let payload = match Row::of(&self.wr.op).wire {
-            Some(Operation::Send | Operation::Write | Operation::ReadRequest) => {
+            Some(operation) if is_segmented(operation) => {
                 let start = ((from - self.first) * mtu).min(self.length);
                 let stop = ((to - self.first) * mtu).min(self.length);
                 stop - start
@@ -70,4 +76,9 @@ impl Wqe {
         };
         payload + (to - from) * PACKET_OVERHEAD
     }
+}
+
+/// Whether data that do not fit into a packet take several.
+fn is_segmented(operation: Operation) -> bool {
+    matches!(operation, Operation::Send | Operation::Write | Operation::ReadRequest | Operation::Append)
 }

@@ -1,5 +1,5 @@
 //! Duplicate requests (IBTA volume 1, C9-105): SENDs and WRITEs are acknowledged again and not executed, READs are
-//! executed again, atomics are answered from the responder resources. A repeated response goes before the pending
+//! executed again, atomics and APPENDs are answered from the responder resources. A repeated response goes before the pending
 //! responses for later PSNs: the peer needs it first, and it does not wait behind deferred operations.
 
 use terrace_wire::{Operation, Packet, Psn, Syndrome};
@@ -9,6 +9,7 @@ use super::read::ReadResponse;
 use super::resource::{Outcome, ResponderResource};
 use super::response::Response;
 use crate::common::{Call, Common, Verdict};
+use crate::data::Data;
 use crate::host::{Host, RemoteError};
 
 impl Responder {
@@ -16,18 +17,25 @@ impl Responder {
         &mut self,
         call: &mut Call<'_, impl Host>,
         packet: &Packet<'_>,
+        data: Data<'_>,
     ) -> Verdict {
         let psn = packet.bth.psn;
-        let operation = packet.bth.opcode.info().operation;
-        match operation {
+        let last = psn.plus(data.packets(call.mtu()) - 1);
+        let info = packet.bth.opcode.info();
+        match info.operation {
             Operation::Send | Operation::Write => self.acknowledge_again(psn),
+            // The last packet has the answer. A run that the peer makes of repeated and new packets is repeated from the
+            // first new one on.
+            Operation::Append if !info.position.is_last() || !last.is_before(self.expected) => {
+                self.acknowledge_again(psn);
+            }
             Operation::ReadRequest => {
                 if let Err(error) = self.repeat_read(call, packet) {
                     let nak = refuse_repetition(call, psn, self.msn, error);
                     self.queue_repeated(psn, nak);
                 }
             }
-            _ => self.repeat_result(call, psn, operation),
+            operation => self.repeat_result(call, last, operation),
         }
         Verdict::Fine
     }
@@ -70,14 +78,17 @@ impl Responder {
         self.resources.iter().find(between).map_or(self.expected, |resource| resource.psn).minus(1)
     }
 
-    /// Answers an atomic, a FLUSH or an ATOMIC WRITE from the responder resources; without a resource it is dropped.
+    /// Answers an atomic, an APPEND, a FLUSH or an ATOMIC WRITE from the responder resources; without a resource it is dropped.
     fn repeat_result(&mut self, common: &mut Common, psn: Psn, operation: Operation) {
-        let is_atomic = matches!(operation, Operation::CompareSwap | Operation::FetchAdd);
+        let returns_value =
+            matches!(operation, Operation::CompareSwap | Operation::FetchAdd | Operation::Append);
         let outcome =
             self.resources.iter().rev().find(|resource| resource.psn == psn).map(|resource| resource.outcome);
         let response = match outcome {
-            Some(Outcome::Atomic { value, msn }) if is_atomic => Response::AtomicResult { psn, value, msn },
-            Some(Outcome::Done { msn }) if !is_atomic => Response::Done { psn, msn },
+            Some(Outcome::Atomic { value, msn }) if returns_value => {
+                Response::AtomicResult { psn, value, msn }
+            }
+            Some(Outcome::Done { msn }) if !returns_value => Response::Done { psn, msn },
             _ => {
                 common.counters.dropped += 1;
                 return;

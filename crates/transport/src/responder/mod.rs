@@ -19,6 +19,7 @@
 //!    \- absent --> deferred.rs
 //! ```
 
+mod append;
 mod deferred;
 mod duplicates;
 mod emit;
@@ -40,6 +41,7 @@ use crate::common::{Call, Common, Verdict};
 use crate::data::Data;
 use crate::host::{Completion, Host, RemoteAccess, RemoteError};
 use crate::types::{MESSAGE_LEN_MAX, QpEvent, QpType, RecvWr, Wc, WcFlags, WcOpcode, WcStatus};
+use append::StagedRecord;
 use refusal::{INVALID_REQUEST, Refusal, event_of};
 use resource::ResponderResource;
 use response::Response;
@@ -49,6 +51,7 @@ use response::Response;
 enum Incoming {
     Send { receive: RecvWr, capacity: u64, offset: u64 },
     Write { va: u64, rkey: u32, length: u64, offset: u64 },
+    Append(StagedRecord),
 }
 
 #[derive(Debug, Default)]
@@ -74,7 +77,7 @@ pub(crate) struct Responder {
     reads_waiting: bool,
     /// Whether an RNR NAK is due because the peer repeats a deferred operation.
     rnr_due: bool,
-    /// The newest READs, atomics, FLUSHes and ATOMIC WRITEs.
+    /// The newest READs, atomics, FLUSHes, ATOMIC WRITEs and APPENDs.
     resources: VecDeque<ResponderResource>,
 }
 
@@ -152,7 +155,7 @@ impl Responder {
         }
         if distance < 0 {
             call.counters.duplicates += 1;
-            return self.handle_duplicate(call, packet);
+            return self.handle_duplicate(call, packet, data);
         }
         self.nak_out = false;
         match self.carry_out_for(call, packet, data) {
@@ -256,6 +259,7 @@ impl Responder {
                 let packets = data.packets(call.mtu());
                 self.finish_packet(call, packet, packets, info);
             }
+            Operation::Append => self.receive_append(call, packet, data, info)?,
             _ if self.incoming.is_some() => return Err(INVALID_REQUEST),
             Operation::ReadRequest => self.accept_read(call, packet)?,
             Operation::CompareSwap | Operation::FetchAdd => self.perform_atomic(call, packet)?,
@@ -288,6 +292,7 @@ impl Responder {
             (None, first) => first,
             (Some(Incoming::Send { .. }), false) => info.operation == Operation::Send,
             (Some(Incoming::Write { .. }), false) => info.operation == Operation::Write,
+            (Some(Incoming::Append(_)), false) => info.operation == Operation::Append,
             (Some(_), true) => false,
         };
         if fits { Ok(()) } else { Err(INVALID_REQUEST) }

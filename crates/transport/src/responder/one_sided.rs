@@ -1,4 +1,4 @@
-//! Requests that are answered by more than an ACK: READ, atomics, ATOMIC WRITE and FLUSH. Each takes one of the
+//! Requests that are answered by more than an ACK: READ, atomics, ATOMIC WRITE and FLUSH (APPEND is in `append.rs`). Each takes one of the
 //! `max_dest_rd_atomic` responder resources until newer requests displace it.
 
 use terrace_wire::{Operation, Packet};
@@ -6,7 +6,7 @@ use terrace_wire::{Operation, Packet};
 use super::read::ReadResponse;
 use super::refusal::{CHANGE_PENDING, INVALID_REQUEST, Refusal};
 use super::resource::{Outcome, ResponderResource};
-use super::response::{DeferredOperation, Response};
+use super::response::{DeferredOperation, Response, Returns};
 use super::{Responder, require};
 use crate::access;
 use crate::common::{Call, Common};
@@ -73,7 +73,7 @@ impl Responder {
                         psn,
                         msn,
                         rkey: atomic.rkey,
-                        returns_value: true,
+                        returns: Returns::Value,
                         transfer,
                     }),
                 )
@@ -158,7 +158,7 @@ impl Responder {
             None => Response::Done { psn, msn },
             Some(transfer) => {
                 common.counters.puts += 1;
-                Response::Deferred(DeferredOperation { psn, msn, rkey, returns_value: false, transfer })
+                Response::Deferred(DeferredOperation { psn, msn, rkey, returns: Returns::Nothing, transfer })
             }
         });
     }
@@ -169,7 +169,7 @@ impl Responder {
     }
 
     /// Advances past a request that is answered by more than an ACK, and keeps a responder resource for duplicates.
-    fn finish_request(&mut self, common: &mut Common, packets: u32, outcome: Outcome) {
+    pub(super) fn finish_request(&mut self, common: &mut Common, packets: u32, outcome: Outcome) {
         if self.resources.len() >= usize::from(common.attr.max_dest_rd_atomic.max(1)) {
             self.resources.pop_front();
         }

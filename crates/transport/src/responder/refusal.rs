@@ -59,6 +59,9 @@ pub(super) const ABSENT: Refusal = Refusal::Rnr { timer: 7 };
 /// not wait any longer then: 0.01 ms, the shortest RNR timer.
 pub(super) const CHANGE_PENDING: Refusal = Refusal::Rnr { timer: 1 };
 
+/// The budget for incomplete records of APPENDs is used up: 0.64 ms. They are completed or dropped meanwhile.
+pub(super) const STAGING_FULL: Refusal = Refusal::Rnr { timer: 12 };
+
 /// The RNR timer for a peer that repeats a deferred operation: 10.24 ms. Its retry count against a silent responder is
 /// limited, and busy storage sometimes takes longer than that.
 pub(super) const DEFERRED_TIMER: u8 = 20;

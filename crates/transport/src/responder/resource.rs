@@ -1,4 +1,4 @@
-//! Responder resources (IBTA volume 1, 9.7.2): the READs and atomics that a duplicate request repeats.
+//! Responder resources (IBTA volume 1, 9.7.2): the READs, atomics and the like that a duplicate request repeats.
 
 use terrace_wire::Psn;
 
@@ -18,11 +18,11 @@ pub(super) struct ResponderResource {
 pub(super) enum Outcome {
     /// The READ is executed again.
     Read { va: u64, rkey: u32, length: u64 },
-    /// The value before the atomic.
+    /// The value before the atomic, or the offset of the APPEND's record.
     Atomic { value: u64, msn: u32 },
     /// The empty response to a FLUSH or an ATOMIC WRITE.
     Done { msn: u32 },
-    /// Nothing yet: the atomic is deferred.
+    /// Nothing yet: the atomic or APPEND is deferred.
     Pending,
 }
 

@@ -20,7 +20,7 @@ pub(super) enum Response {
     Read(ReadResponse),
     /// ACKs of pending WRITEs, whose data is not in memory yet.
     Writes(PendingWrites),
-    /// The response to a deferred atomic or FLUSH.
+    /// The response to a deferred operation.
     Deferred(DeferredOperation),
     /// A deferred completion: it must not be visible before the pending writes ahead of it are done.
     Completion(Wc),
@@ -117,14 +117,24 @@ impl PendingWrites {
     }
 }
 
-/// A deferred atomic or FLUSH.
+/// What the response to a deferred operation brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Returns {
+    /// The value before an atomic.
+    Value,
+    /// The offset of an APPEND's record.
+    Offset,
+    /// Nothing: it answers a FLUSH or an ATOMIC WRITE.
+    Nothing,
+}
+
+/// A deferred atomic, FLUSH or ATOMIC WRITE, or an APPEND.
 #[derive(Debug)]
 pub(super) struct DeferredOperation {
     pub(super) psn: Psn,
     pub(super) msn: u32,
     pub(super) rkey: u32,
-    /// Whether the response has a value, or is empty.
-    pub(super) returns_value: bool,
+    pub(super) returns: Returns,
     pub(super) transfer: Box<dyn Deferred>,
 }
 
@@ -134,7 +144,7 @@ impl DeferredOperation {
         let outcome = self.transfer.outcome()?;
         let (psn, msn) = (self.psn, self.msn);
         Some(outcome.and_then(|()| {
-            if !self.returns_value {
+            if self.returns == Returns::Nothing {
                 return Ok(Response::Done { psn, msn });
             }
             let mut value = [0; 8];
@@ -184,7 +194,7 @@ impl Response {
         matches!(self, Response::Writes(_) | Response::Deferred(_))
     }
 
-    /// Whether this is the result of the atomic, FLUSH or ATOMIC WRITE at this PSN.
+    /// Whether this is the result of the atomic, FLUSH, ATOMIC WRITE or APPEND at this PSN.
     pub(super) fn is_result_at(&self, at: Psn) -> bool {
         match self {
             Response::AtomicResult { psn, .. } | Response::Done { psn, .. } => *psn == at,

@@ -43,6 +43,8 @@ pub struct Side {
     /// Expected region operations of the peer's requests, in order; and of this side's work requests.
     pub deeds_of_peer: Vec<String>,
     pub deeds_of_self: Vec<String>,
+    /// What is appended to this side's region.
+    pub records: Vec<u8>,
     counter: Option<u64>,
 }
 
@@ -170,6 +172,7 @@ impl Model {
                 let op = SendOp::Flush { va, rkey: KEY, length: 16, placement: 1, selectivity: 0 };
                 self.post(side, op, Payload::Sges(smallvec![]), plain);
             }
+            Op::Append { len, commit } => self.add_append(side, len.bytes(self.mtu), commit),
             Op::Bind => drop(self.add_bind(side)),
             Op::ReadThenSend { len } => {
                 let len = len.bytes(self.mtu);
@@ -262,6 +265,25 @@ impl Model {
         self.set(side, to, &before.to_ne_bytes());
         let sges = self.pieces(to, 8);
         self.post(side, op, Payload::Sges(sges), SendFlags::empty());
+    }
+
+    /// A record for the peer's region, and memory for its offset.
+    fn add_append(&mut self, side: usize, len: u32, commit: bool) {
+        let (from, to) = (self.allocate(side, len), self.allocate(side, 8));
+        let (record, end) = (self.get(side, from, len), self.sides[1 - side].records.len() as u64);
+        self.sides[1 - side].records.extend(record);
+        self.set(side, to, &end.to_ne_bytes());
+        let name = if commit { "commit-append" } else { "append" };
+        let deed = format!("{name} key={KEY:#x} va={end:#x} len={len}");
+        self.sides[1 - side].deeds_of_peer.push(deed);
+        // With the offset's, three elements: as many as a request may have.
+        let half = len / 2;
+        let sges = smallvec![
+            Sge { addr: from, length: half, lkey: KEY },
+            Sge { addr: from + u64::from(half), length: len - half, lkey: KEY },
+            Sge { addr: to, length: 8, lkey: KEY },
+        ];
+        self.post(side, SendOp::Append { rkey: KEY, commit }, Payload::Sges(sges), SendFlags::empty());
     }
 
     fn add_bind(&mut self, side: usize) -> u32 {

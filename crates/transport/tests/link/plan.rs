@@ -24,6 +24,10 @@ pub enum Op {
     FetchAdd,
     AtomicWrite,
     Flush,
+    Append {
+        len: Len,
+        commit: bool,
+    },
     Bind,
     /// A READ, and a fenced SEND of the data that it fetched.
     ReadThenSend {
@@ -103,6 +107,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::FetchAdd),
         1 => Just(Op::AtomicWrite),
         1 => Just(Op::Flush),
+        2 => (len(), any::<bool>()).prop_map(|(len, commit)| Op::Append { len, commit }),
         1 => Just(Op::Bind),
         1 => len().prop_map(|len| Op::ReadThenSend { len }),
         1 => len().prop_map(|len| Op::WriteThenRead { len }),

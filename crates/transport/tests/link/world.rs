@@ -129,7 +129,7 @@ fn node(plan: &Plan, side: usize, work: Side) -> Node {
     bring_up(&mut qp, &attr, QpState::Rts);
     let host = Memory::default();
     *host.bytes.borrow_mut() = work.initial.clone();
-    host.add_region(KEY, 0, work.initial.len() as u64, "lrwag");
+    host.add_region(KEY, 0, work.initial.len() as u64, "lrwage");
     for key in &work.windows {
         host.add_region(*key, 0, 0, "m");
     }
@@ -325,6 +325,9 @@ impl World<'_> {
             let memory = node.host.bytes.borrow();
             if let Some(at) = (0..memory.len()).find(|at| memory[*at] != side.expected[*at]) {
                 return Err(format!("side {index}: memory differs at {at:#x}"));
+            }
+            if node.host.records.borrow().get(&KEY).unwrap_or(&Vec::new()) != &side.records {
+                return Err(format!("side {index}: the appended records differ"));
             }
             let log = node.host.log.borrow();
             let of_peer = |deed: &&String| deed.starts_with("flush") || deed.contains("key=0x1");

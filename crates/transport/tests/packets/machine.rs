@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use terrace_transport::{
-    AckPolicy, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpState, QpType, RemoteError, Time, Transmit, Wc,
-    WcFlags, WcStatus,
+    AckPolicy, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpState, QpType, RemoteError, StagingBudget, Time,
+    Transmit, Wc, WcFlags, WcStatus,
 };
 use terrace_wire::{Packet, Path};
 
@@ -33,6 +34,7 @@ pub struct Machine {
     attr: QpAttr,
     packets: VecDeque<Described>,
     events: VecDeque<Event>,
+    staging_bytes: u64,
 }
 
 impl Machine {
@@ -96,6 +98,7 @@ impl Machine {
             attr,
             packets: VecDeque::new(),
             events: VecDeque::new(),
+            staging_bytes: StagingBudget::default().free_bytes(),
         };
         machine.run()?;
         Ok(machine)
@@ -110,6 +113,8 @@ impl Machine {
             "event" => self.expect_event(&line.word("the event")?)?,
             "did" => return self.expect_deed(line),
             "memory" => self.expect_memory(&mut line)?,
+            "records" => self.expect_records(&mut line)?,
+            "staged" => self.expect_staged(&mut line)?,
             "timer" => self.expect_timer(&line.word("the time")?)?,
             "state" => self.expect_state(&line.word("the state")?)?,
             "query" => self.expect_attributes(&mut line)?,
@@ -140,6 +145,15 @@ impl Machine {
                 }
             }
             "faulting" => self.host.faulting.set(true),
+            "appends" => {
+                line.word("later")?;
+                self.host.defers_appends.set(true);
+            }
+            "staging" => {
+                let bytes = line.word("the number of bytes")?;
+                self.staging_bytes = line.evaluate(&bytes)?;
+                *self.host.staging.borrow_mut() = Arc::new(StagingBudget::new(self.staging_bytes));
+            }
             "srq" => {
                 let (number, what) = (line.word("the queue's number")?, line.optional_word());
                 let number = line.evaluate(&number)? as u32;
@@ -467,6 +481,26 @@ impl Machine {
                 got[at]
             )),
         }
+    }
+
+    /// All that peers have appended to a region.
+    fn expect_records(&mut self, line: &mut Line) -> Result<(), String> {
+        let (key, data) = (line.word("the key")?, line.word("the content")?);
+        let (key, expected) = (line.evaluate(&key)? as u32, line.data(&data)?);
+        let records = self.host.records.borrow();
+        let got = records.get(&key).map_or(&[][..], |bytes| bytes);
+        match got == expected {
+            true => Ok(()),
+            false => Err(format!("{} bytes were appended that differ", got.len())),
+        }
+    }
+
+    /// Bytes reserved for incomplete records.
+    fn expect_staged(&mut self, line: &mut Line) -> Result<(), String> {
+        let bytes = line.word("the number of bytes")?;
+        let (expected, got) =
+            (line.evaluate(&bytes)?, self.staging_bytes - self.host.staging.borrow().free_bytes());
+        if got == expected { Ok(()) } else { Err(format!("got: {got}")) }
     }
 
     fn expect_timer(&mut self, text: &str) -> Result<(), String> {

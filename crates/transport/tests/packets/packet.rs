@@ -5,8 +5,8 @@ use std::fmt;
 
 use terrace_transport::QpType;
 use terrace_wire::{
-    Aeth, AtomicEth, Bth, Deth, Extensions, Feth, Headers, NakCode, Opcode, Operation, Packet, Psn, Reth,
-    Service, Syndrome, emit_headers,
+    Aeth, AppendEth, AppendFlags, AtomicEth, Bth, Deth, Extensions, Feth, Headers, NakCode, Opcode,
+    Operation, Packet, Psn, Reth, Service, Syndrome, emit_headers,
 };
 
 use crate::syntax::Line;
@@ -20,9 +20,9 @@ const NAK_NAMES: [(&str, NakCode); 4] = [
 
 const FLAGS: [&str; 4] = ["ack", "se", "becn", "fecn"];
 
-const FIELDS: [&str; 19] = [
+const FIELDS: [&str; 20] = [
     "psn", "qpn", "pkey", "va", "rkey", "len", "imm", "inv", "swap", "compare", "add", "value", "msn",
-    "timer", "qkey", "src", "credits", "nak", "srqn",
+    "timer", "qkey", "src", "credits", "nak", "srqn", "aflags",
 ];
 
 /// A packet in a script's terms.
@@ -124,6 +124,11 @@ impl Described {
             deth: Some(Deth { qkey: field("qkey") as u32, source_qpn: field("src") as u32 }),
             feth: Some(Feth { placement: field("placement") as u8, selectivity: field("selectivity") as u8 }),
             xrc_srqn: Some(field("srqn") as u32),
+            append: Some(AppendEth {
+                rkey,
+                length: field("len") as u32,
+                flags: AppendFlags::from_bits_retain(field("aflags") as u32),
+            }),
         };
         let mut bytes = vec![0; info.header_len];
         emit_headers(&bth, &ext, &mut bytes).map_err(|error| error.to_string())?;
@@ -191,6 +196,14 @@ impl Described {
             } else {
                 fields.extend([("swap", atomic.swap_or_add), ("compare", atomic.compare)]);
             }
+        }
+        if let Some(append) = ext.append {
+            let flags = append.flags.bits();
+            fields.extend([
+                ("rkey", append.rkey.into()),
+                ("len", append.length.into()),
+                ("aflags", flags.into()),
+            ]);
         }
         if let Some(deth) = ext.deth {
             fields.extend([("qkey", deth.qkey.into()), ("src", deth.source_qpn.into())]);

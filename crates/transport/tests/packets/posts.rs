@@ -63,6 +63,7 @@ fn operation(kind: &str, line: &mut Line) -> Result<SendOp, String> {
             placement: line.small("placement", 1)?,
             selectivity: line.small("selectivity", 0)?,
         },
+        ("append", None) => SendOp::Append { rkey, commit: line.flag("commit") },
         ("invalidate", None) => SendOp::LocalInvalidate(rkey),
         ("bind", None) => {
             let span = line.text("over").ok_or("over= is missing")?;

@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use terrace_transport::{
     AtomicOp, BindWindow, Completion, Data, Deferred, Host, LocalError, QpEvent, RecvWr, RemoteAccess,
-    RemoteError, Sge, Time, Wc, WcStatus,
+    RemoteError, Sge, StagingBudget, StagingReservation, Time, Wc, WcStatus,
 };
 
 /// Rights of a region, by letter: `l`ocal write, remote `r`ead, remote `w`rite, remote `a`tomic, flush to `g`lobal
-/// visibility, flush to `p`ersistence, and `m` for a memory window, which the peer may invalidate.
+/// visibility, flush to `p`ersistence, `m` for a memory window, which the peer may invalidate, and `e` for a region to
+/// whose end the peer may append.
 #[derive(Clone, Debug)]
 pub struct Region {
     pub addr: u64,
@@ -66,6 +67,11 @@ pub struct Memory<const FAST: bool = true> {
     /// Index of this memory among those that share the slots.
     pub number: usize,
     pub under_way: RefCell<VecDeque<UnderWay>>,
+    /// What peers have appended to regions, by key. It begins at offset 0.
+    pub records: RefCell<BTreeMap<u32, Vec<u8>>>,
+    /// Whether APPENDs end only when the test ends them.
+    pub defers_appends: Cell<bool>,
+    pub staging: RefCell<Arc<StagingBudget>>,
     /// Shared receive queues of XRC, by number.
     pub srqs: RefCell<BTreeMap<u32, VecDeque<RecvWr>>>,
     /// Regions that only requests for one of these queues can reach, by key.
@@ -149,6 +155,7 @@ enum What {
     Write { va: u64, data: Vec<u8> },
     Atomic { va: u64, op: AtomicOp },
     Flush,
+    Append { offset: u64 },
 }
 
 /// An access's result, once it has ended.
@@ -298,6 +305,7 @@ impl<const FAST: bool> Memory<FAST> {
                 Vec::new()
             }
             What::Atomic { va, op } => self.perform(va, op).to_ne_bytes().to_vec(),
+            What::Append { offset } => offset.to_ne_bytes().to_vec(),
         });
         *transfer.0.lock().expect("one thread") = Some(result);
         true
@@ -467,6 +475,35 @@ impl<const FAST: bool> Host for Memory<FAST> {
         );
         self.log.borrow_mut().push_back(what);
         Ok(())
+    }
+
+    fn check_append(&self, rkey: u32) -> Result<(), RemoteError> {
+        let regions = self.regions.borrow();
+        let region = regions.get(&rkey).ok_or(RemoteError::Access)?;
+        if region.allows('w') && region.allows('e') { Ok(()) } else { Err(RemoteError::Access) }
+    }
+
+    fn reserve_staging(&self, bytes: u32) -> Option<StagingReservation> {
+        self.staging.borrow().reserve(bytes)
+    }
+
+    fn copy_run(&self, out: &mut [u8]) -> Result<(), RemoteError> {
+        out.copy_from_slice(&self.run.borrow());
+        Ok(())
+    }
+
+    fn append(&self, rkey: u32, record: &[u8], commit: bool) -> Result<Box<dyn Deferred>, RemoteError> {
+        self.check_append(rkey)?;
+        let offset = self.records.borrow().get(&rkey).map_or(0, Vec::len) as u64;
+        let name = if commit { "commit-append" } else { "append" };
+        let len = record.len() as u64;
+        let deferred = self.defer(name, rkey, offset, len, What::Append { offset })?;
+        self.records.borrow_mut().entry(rkey).or_default().extend_from_slice(record);
+        if !self.defers_appends.get() {
+            let latest = self.under_way.borrow().len() - 1;
+            self.complete(latest, Ok(()));
+        }
+        Ok(deferred)
     }
 
     fn remote_invalidate(&self, rkey: u32) -> Result<(), RemoteError> {

@@ -10,7 +10,8 @@ use terrace_transport::{
     SendOp, SendWr, Sge, SgeList, Target,
 };
 use terrace_wire::{
-    Aeth, AtomicEth, Bth, Deth, Extensions, Feth, NakCode, Opcode, Psn, Reth, Syndrome, emit_headers,
+    Aeth, AppendEth, AppendFlags, AtomicEth, Bth, Deth, Extensions, Feth, NakCode, Opcode, Psn, Reth,
+    Syndrome, emit_headers,
 };
 
 use crate::support::path_to;
@@ -90,7 +91,7 @@ pub enum Step {
         key: u8,
         present: bool,
     },
-    /// Only this part of the memory is absent afterwards.
+    /// Only this part of the memory is absent afterwards. With an odd length APPENDs end later.
     Absent {
         addr: u16,
         length: u16,
@@ -232,7 +233,7 @@ impl SendStep {
     pub fn request(&self, wr_id: u64, peer: IpAddr) -> SendWr {
         let (va, rkey) = (u64::from(self.va), u32::from(self.key) % KEYS);
         let value = u64::from(self.value);
-        let op = match self.op % 14 {
+        let op = match self.op % 15 {
             0 => SendOp::Send,
             1 => SendOp::SendImm(7),
             2 => SendOp::SendInvalidate(rkey),
@@ -246,7 +247,7 @@ impl SendStep {
                 SendOp::Flush { va, rkey, length: value as u32, placement: self.value, selectivity: self.key }
             }
             12 => SendOp::LocalInvalidate(rkey),
-            _ => SendOp::BindWindow(BindWindow {
+            13 => SendOp::BindWindow(BindWindow {
                 window_rkey: rkey,
                 new_rkey: rkey,
                 region_lkey: 1,
@@ -254,6 +255,7 @@ impl SendStep {
                 length: value,
                 access: 0,
             }),
+            _ => SendOp::Append { rkey, commit: value & 1 == 1 },
         };
         let payload = if self.inline {
             Payload::Inline(SmallVec::from_elem(self.value, usize::from(self.value % 80)))
@@ -346,6 +348,11 @@ impl PacketStep {
             deth: Some(Deth { qkey: if self.flags & 16 != 0 { 6 } else { 5 }, source_qpn: 0x22 }),
             feth: Some(Feth { placement: self.value & 0xf, selectivity: self.value >> 4 & 3 }),
             xrc_srqn: Some(SRQN + u32::from(self.value == 0)),
+            append: Some(AppendEth {
+                rkey,
+                length,
+                flags: AppendFlags::from_bits_retain((value & 3).saturating_sub(1) as u32),
+            }),
         }
     }
 }
