@@ -40,7 +40,7 @@ trap 'rm -rf "$work"' EXIT
 } >"$work/exports.map"
 
 awk '
-    /^IBVERBS_[A-Z0-9_.]+ *\{/ { node = $1; next }
+    /^(IBVERBS|TERRACE)_[A-Z0-9_.]+ *\{/ { node = $1; next }
     /^ *[a-z_A-Z0-9]+;/ {
         name = $1; sub(/;.*/, "", name)
         names[++count] = name; nodes[count] = node

@@ -1,4 +1,4 @@
-//! Compares bindgen's types and the constants with the installed header: a C program prints sizes and offsets, which
+//! Compares bindgen's types and the constants with the installed header and `terrace.h`: a C program prints sizes and offsets, which
 //! must equal those in Rust. Needs gcc and libibverbs-dev, which `make setup` installs.
 
 use std::collections::BTreeMap;
@@ -6,7 +6,9 @@ use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};
 use std::process::Command;
 
+use terrace_ibverbs::abi::terrace::{TERRACE_COMMIT, terrace_append_wr};
 use terrace_ibverbs::abi::*;
+use terrace_nic::{APPEND_LEN_MAX, WcOpcode};
 
 /// The C name of a field whose Rust name avoids a keyword.
 fn c_field(field: &str) -> &str {
@@ -85,13 +87,14 @@ layouts! {
     ibv_dm { context memcpy_to_dm memcpy_from_dm comp_mask handle }
     ibv_alloc_dm_attr { length log_align_req comp_mask }
     ibv_values_ex { comp_mask raw_clock }
+    terrace_append_wr { wr_id next sg_list num_sge send_flags rkey flags result }
 }
 
 /// Structures that newer headers extend at the end, which older programs do not access.
 const GROWING: [&str; 3] = ["ibv_port_attr", "ibv_qp_ex", "verbs_context"];
 
 /// Constants that the code uses, from several enumerations.
-const CONSTANTS: [(&str, u64); 27] = [
+const CONSTANTS: [(&str, u64); 30] = [
     ("IBV_WR_SEND_WITH_INV", IBV_WR_SEND_WITH_INV as u64),
     ("IBV_WR_ATOMIC_WRITE", IBV_WR_ATOMIC_WRITE as u64),
     ("IBV_WR_BIND_MW", IBV_WR_BIND_MW as u64),
@@ -118,14 +121,20 @@ const CONSTANTS: [(&str, u64); 27] = [
     ("IBV_REREG_MR_CHANGE_ACCESS", IBV_REREG_MR_CHANGE_ACCESS as u64),
     ("IBV_CQ_INIT_ATTR_MASK_PD", IBV_CQ_INIT_ATTR_MASK_PD as u64),
     ("IBV_SRQ_LIMIT", IBV_SRQ_LIMIT as u64),
+    ("TERRACE_COMMIT", TERRACE_COMMIT as u64),
+    ("TERRACE_WC_APPEND", WcOpcode::Append as u64),
+    ("TERRACE_APPEND_LEN_MAX", APPEND_LEN_MAX as u64),
     ("IBV_QP_INIT_ATTR_SEND_OPS_FLAGS", IBV_QP_INIT_ATTR_SEND_OPS_FLAGS as u64),
 ];
+
+/// Where `terrace.h` is.
+const INCLUDE: &str = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/include");
 
 /// The C program: it prints one line for each entry of `layout`.
 fn program(layout: &Layout) -> String {
     let mut text = String::from(
         "#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\n#include <infiniband/sa.h>\n\
-         #include <rdma/ib_user_verbs.h>\n#include <rdma/ib_user_sa.h>\nint main(void) {\n",
+         #include <rdma/ib_user_verbs.h>\n#include <terrace.h>\n#include <rdma/ib_user_sa.h>\nint main(void) {\n",
     );
     for name in layout.keys() {
         let value = match name.split_once('.') {
@@ -146,7 +155,8 @@ fn run(source: &str) -> BTreeMap<String, u64> {
     std::fs::create_dir_all(&directory).expect("a directory");
     let (file, binary) = (directory.join("layout.c"), directory.join("layout"));
     std::fs::write(&file, source).expect("the program");
-    let compiled = Command::new("gcc").arg("-o").args([&binary, &file]).output().expect("gcc is installed");
+    let compiled =
+        Command::new("gcc").arg(INCLUDE).arg("-o").args([&binary, &file]).output().expect("gcc is installed");
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     let printed = Command::new(&binary).output().expect("the program runs").stdout;
     std::fs::remove_dir_all(directory).expect("the directory is removed");

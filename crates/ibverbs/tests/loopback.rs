@@ -7,7 +7,10 @@ use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 use common::*;
-use terrace_ibverbs::abi::newer::{IBV_ACCESS_FLUSH_GLOBAL, IBV_QP_EX_WITH_FLUSH, IBV_WC_FLUSH, QpEx};
+use terrace_ibverbs::abi::newer::{
+    IBV_ACCESS_FLUSH_GLOBAL, IBV_ACCESS_FLUSH_PERSISTENT, IBV_QP_EX_WITH_FLUSH, IBV_WC_FLUSH, QpEx,
+};
+use terrace_ibverbs::abi::terrace::terrace_append_wr;
 use terrace_ibverbs::abi::*;
 
 /// Waits for one completion.
@@ -63,6 +66,66 @@ fn the_builder_posts_atomic_write_and_flush() {
             assert_eq!((wc.wr_id, wc.status, wc.opcode), (wr_id, IBV_WC_SUCCESS, opcode));
         }
         assert_eq!((&raw const word[8]).read_volatile(), value);
+
+        assert_eq!(ibv_destroy_qp(qp), 0);
+        assert_eq!(ibv_dereg_mr(mr), 0);
+        assert_eq!(ibv_destroy_cq(cq), 0);
+        assert_eq!(ibv_dealloc_pd(pd), 0);
+        assert_eq!(ibv_close_device(context), 0);
+    }
+}
+
+#[test]
+fn a_write_is_committed_and_a_record_is_refused_by_an_ordinary_region() {
+    let context = open();
+    let mut words: [u64; 512] = std::array::from_fn(|n| n as u64);
+    // SAFETY: objects of this device, and memory that outlives them.
+    unsafe {
+        let pd = ibv_alloc_pd(context);
+        let cq = ibv_create_cq(context, 16, null_mut(), null_mut(), 0);
+        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_FLUSH_PERSISTENT;
+        let mr = ibv_reg_mr(pd, words.as_mut_ptr().cast(), 4096, access as c_int);
+        let mut init = qp_init(cq, IBV_QPT_RC);
+        init.sq_sig_all = 0;
+        let qp = ibv_create_qp(pd, &raw mut init);
+        connect(qp, (*qp).qp_num);
+        let mut attr: ibv_qp_attr = zero();
+        attr.qp_access_flags = access;
+        assert_eq!(ibv_modify_qp(qp, &raw mut attr, IBV_QP_ACCESS_FLAGS as c_int), 0);
+
+        let base = words.as_ptr() as u64;
+        let mut sge = ibv_sge { addr: base, length: 64, lkey: (*mr).lkey };
+        let mut write: ibv_send_wr = zero();
+        (write.wr_id, write.opcode, write.sg_list, write.num_sge) = (1, IBV_WR_RDMA_WRITE, &raw mut sge, 1);
+        write.send_flags = IBV_SEND_SIGNALED;
+        (write.wr.rdma.remote_addr, write.wr.rdma.rkey) = (base + 1024, (*mr).rkey);
+        let mut bad = null_mut();
+        assert_eq!(terrace_post_write_commit(qp, &raw mut write, &raw mut bad), 0);
+        let wc = completion(context, cq);
+        assert_eq!((wc.wr_id, wc.status, wc.opcode), (1, IBV_WC_SUCCESS, IBV_WC_FLUSH));
+        assert_eq!((&raw const words[128 + 7]).read_volatile(), 7);
+        write.opcode = IBV_WR_RDMA_READ;
+        assert_eq!(terrace_post_write_commit(qp, &raw mut write, &raw mut bad), libc::EINVAL);
+        assert_eq!(bad, &raw mut write);
+
+        let mut wr: terrace_append_wr = zero();
+        (wr.wr_id, wr.sg_list, wr.num_sge, wr.rkey) = (2, &raw mut sge, 1, (*mr).rkey);
+        wr.result = ibv_sge { addr: base + 2048, length: 8, lkey: (*mr).lkey };
+        let mut bad = null_mut();
+        for (flags, send_flags, result_length, num_sge) in
+            [(2, 0, 8, 1), (0, IBV_SEND_INLINE, 8, 1), (0, 0, 4, 1), (0, 0, 8, 99)]
+        {
+            let mut wrong = terrace_append_wr { flags, send_flags, num_sge, ..std::ptr::read(&raw const wr) };
+            wrong.result.length = result_length;
+            assert_eq!(terrace_post_append(qp, &raw mut wrong, &raw mut bad), libc::EINVAL);
+            assert_eq!(bad, &raw mut wrong);
+        }
+        assert_eq!(terrace_post_append(null_mut(), &raw mut wr, &raw mut bad), libc::EINVAL);
+        assert_eq!(terrace_post_append(qp, &raw mut wr, &raw mut bad), 0);
+        // The responder of this queue pair fails, too, perhaps before the requester has the NAK.
+        let wc = completion(context, cq);
+        assert_eq!(wc.wr_id, 2);
+        assert!([IBV_WC_REM_ACCESS_ERR, IBV_WC_WR_FLUSH_ERR].contains(&wc.status), "{}", wc.status);
 
         assert_eq!(ibv_destroy_qp(qp), 0);
         assert_eq!(ibv_dereg_mr(mr), 0);

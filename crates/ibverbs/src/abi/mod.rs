@@ -5,5 +5,6 @@
 #[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
 mod bindings;
 pub mod newer;
+pub mod terrace;
 
 pub use bindings::*;

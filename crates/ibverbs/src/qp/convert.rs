@@ -37,9 +37,11 @@ fn error_from_errno(errno: Errno) -> Error {
     Error::System(errno.0)
 }
 
+/// C's list as a slice.
+///
 /// # Safety
 /// `list` has `count` elements if that is within `limit`.
-unsafe fn elements<'a>(list: *const ibv_sge, count: i32, limit: u32) -> Result<&'a [ibv_sge], Error> {
+pub unsafe fn elements<'a>(list: *const ibv_sge, count: i32, limit: u32) -> Result<&'a [ibv_sge], Error> {
     let count = u32::try_from(count).ok().filter(|&count| count <= limit);
     let count = count.ok_or(Error::Invalid("more scatter/gather elements than the queue allows"))?;
     if count == 0 {

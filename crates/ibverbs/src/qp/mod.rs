@@ -6,9 +6,11 @@
 //! | `modify` | modify and query |
 //! | `query_only`, `capacities` | attributes that only this crate stores; conversion of sizes |
 //! | `post` | `ibv_post_send`, `ibv_post_recv` and `ibv_bind_mw` |
+//! | `append` | `terrace_post_append` and `terrace_post_write_commit` |
 //! | `convert` | conversion of C's work requests to the NIC's |
 //! | `wr`, `builder` | `ibv_wr_*`; the list of collected work requests |
 
+mod append;
 mod builder;
 mod capacities;
 mod convert;

@@ -8,6 +8,7 @@ use std::ptr::null_mut;
 
 // The symbols below are this library's. Its name makes the linker include it.
 use terrace_ibverbs as _;
+use terrace_ibverbs::abi::terrace::terrace_append_wr;
 use terrace_ibverbs::abi::*;
 
 unsafe extern "C" {
@@ -60,6 +61,16 @@ unsafe extern "C" {
         init: *mut ibv_qp_init_attr,
     ) -> c_int;
     pub fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
+    pub fn terrace_post_append(
+        qp: *mut ibv_qp,
+        wr: *mut terrace_append_wr,
+        bad: *mut *mut terrace_append_wr,
+    ) -> c_int;
+    pub fn terrace_post_write_commit(
+        qp: *mut ibv_qp,
+        wr: *mut ibv_send_wr,
+        bad: *mut *mut ibv_send_wr,
+    ) -> c_int;
     pub fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex;
     pub fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah;
     pub fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int;
