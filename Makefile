@@ -134,6 +134,7 @@ test: build ## Run the tests, including 2,000 seeds of the simulation
 	cargo test --workspace --locked
 	$(PYTHON) -m unittest discover --start-directory tests/words --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory tests/sim --pattern 'test_*.py'
+	$(PYTHON) -m unittest discover --start-directory tests/wireshark --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory tests/models --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory tests/interop --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory tests/chaos --pattern 'test_*.py'
