@@ -6,6 +6,10 @@ use std::ffi::c_int;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub c_int);
 
+/// A descriptor that is not open.
+pub const EBADF: Errno = Errno(libc::EBADF);
+/// Not permitted.
+pub const EACCES: Errno = Errno(libc::EACCES);
 /// Invalid argument.
 pub const EINVAL: Errno = Errno(libc::EINVAL);
 /// The object is in use.

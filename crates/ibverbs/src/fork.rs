@@ -20,6 +20,8 @@
 //! read: once per process (`once.rs`, `ONCE`) | the lock is held |
 //! | a tiered mapping is added or removed (`paged/table.rs`, `TABLE`) | the lock is held; the child forgets the
 //! tier with all of its locks and threads |
+//! | a file becomes a region (`files.rs`, `FILES`) | the lock is held; the child forgets the files, their windows and
+//! threads, and its keys of such regions name nothing |
 //! | the shared NIC is opened or closed (`nic.rs`, `SHARED`) | the lock is held; the child forgets the NIC |
 //! | an XRC domain is opened or closed (`xrcd.rs`, `SHARED`) | the lock is held; the child forgets the domains |
 //! | a device joins the list (`nic.rs`, `DEVICES`) | the lock is held |
@@ -74,6 +76,7 @@ use tracing::level_filters::LevelFilter;
 use crate::errno::{Errno, Result};
 use crate::log::write_line;
 use crate::once::once;
+use crate::files;
 use crate::paged::{self, ForkHold};
 use crate::rdma_cm::service;
 use crate::shim::{real, tree};
@@ -94,6 +97,7 @@ struct Paused {
     nic: nic::Hold,
     _tree: tree::Hold,
     paged: ForkHold,
+    files: files::ForkHold,
 }
 
 /// Null except during a fork. One thread forks at a time, because it holds the locks. A thread-local variable is
@@ -155,6 +159,7 @@ pub fn install() -> Result<()> {
 extern "C" fn before() {
     // This lock is first, because its holder may need the devices.
     let paged = paged::hold_for_fork();
+    let files = files::hold_for_fork();
     let tree = tree::hold_for_fork();
     let nic = nic::hold_for_fork();
     let xrcd = xrcd::hold_for_fork();
@@ -163,7 +168,7 @@ extern "C" fn before() {
     let pauses = devices.iter().filter_map(Weak::upgrade).map(|device| device.pause_for_fork()).collect();
     // This lock is last, because an engine that is to pause may be handling a datagram under it.
     let service = service::hold_for_fork();
-    let paused = Paused { pauses, paged, _tree: tree, nic, xrcd, _once: once, service, _devices: devices };
+    let paused = Paused { pauses, paged, files, _tree: tree, nic, xrcd, _once: once, service, _devices: devices };
     PAUSED.store(Box::into_raw(Box::new(paused)), Ordering::Relaxed);
 }
 
@@ -183,12 +188,13 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     fault::note_process();
     if let Some(paused) = take_paused() {
-        let Paused { pauses, service, _devices, _once, xrcd, nic, _tree, paged } = *paused;
+        let Paused { pauses, service, _devices, _once, xrcd, nic, _tree, paged, files } = *paused;
         pauses.into_iter().rev().for_each(ForkPause::resume_in_child);
         service::forget_in_child(service);
         xrcd::forget_in_child(xrcd);
         nic::forget_in_child(nic);
         paged.forget_in_child();
+        files.forget_in_child();
     }
 }
 

@@ -8,6 +8,7 @@
 //! | `pd`, `mr`, `mw`, `cq`, `cq_ex`, `channel`, `srq`, `qp`, `xrcd`, `ah`, `events`, `buffer`, `dm` | one module per object; `extended_poll` is a part of `cq` |
 //! | `strings`, `sysfs`, `neighbour`, `kernel_copies`, `unsupported` | the other public symbols |
 //! | `private_nodes`, `compat` | symbols that providers and programs of 2005 bind |
+//! | `files`, `file_mr` | regions that are files: opening them, and the functions of `terrace.h` |
 //! | `paged` | `terrace run --dram`: on-demand regions over file mappings are tiered to the file |
 //! | `rdma_netlink` | answers to netlink requests about RDMA devices |
 //! | `rdma_cm`, `nic` | the device through which librdmacm connects; the process's NICs and their users |
@@ -40,6 +41,8 @@ mod dm;
 mod errno;
 mod events;
 mod extended_poll;
+mod file_mr;
+mod files;
 mod fork;
 mod identity;
 mod kernel_copies;

@@ -1,10 +1,12 @@
 //! Memory regions.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use terrace_files::{FileExtent, FileRegion};
 use terrace_hostmem::HostRange;
 use terrace_nic::{Mr, MrRequest, Sge};
 use terrace_sync::Mutex;
@@ -16,7 +18,8 @@ use crate::abi::{
 };
 use crate::buffer;
 use crate::context::Context;
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
+use crate::errno::{EACCES, EBADF, EINVAL, EOPNOTSUPP, Result, pointer, status};
+use crate::files::{self, FileLease};
 use crate::object::{self, CPart, Object, borrow, retire};
 use crate::paged::Lease;
 use crate::pd::{PdObject, Use};
@@ -39,6 +42,8 @@ pub struct MrObject {
     access: AtomicU32,
     /// The lease of a region that is tiered to a file.
     lease: Mutex<Option<Lease>>,
+    /// The file of a region that is one.
+    file: Option<FileLease>,
 }
 
 // SAFETY: repr(C), the C structure first.
@@ -50,6 +55,25 @@ impl MrObject {
     /// The NIC's region.
     pub fn mr(&self) -> &Arc<Mr> {
         &self.mr
+    }
+
+    /// The file, if the region is one.
+    ///
+    /// # Errors
+    /// EINVAL if it is none, or its process's parent made it.
+    pub fn file(&self) -> Result<&Arc<FileRegion>> {
+        self.file.as_ref().and_then(FileLease::region).ok_or(EINVAL)
+    }
+
+    /// Changes domain and access of a region that is a file.
+    fn change_file(&self, domain: Option<&PdObject>, access: Option<u32>) -> Result<()> {
+        let writes = access.is_some_and(|access| access & files::WRITES != 0);
+        if writes && !self.file()?.is_writable() {
+            return Err(EACCES);
+        }
+        self.mr.rereg(domain.map(PdObject::pd), None, access, None)?;
+        self.access.store(access.unwrap_or(self.access.load(Relaxed)), Relaxed);
+        Ok(())
     }
 
     /// Changes domain, range (address, length, iova) and access, where given. If range or access change, the region may
@@ -86,6 +110,8 @@ pub struct Range {
     pub device_memory: Option<Use>,
     /// The lease of a region that is tiered to a file.
     pub lease: Option<Lease>,
+    /// The file of a region that is one.
+    pub file: Option<FileLease>,
 }
 
 /// Registers a region and creates its object.
@@ -99,11 +125,11 @@ pub unsafe fn register(pd: *mut ibv_pd, request: MrRequest, range: Range) -> Res
     let access = request.access & !OPTIONAL_ACCESS;
     let mr = object.pd().reg_mr(MrRequest { access, ..request })?;
     let context = object.context().clone();
-    let Range { addr, length, device_memory, lease } = range;
+    let Range { addr, length, device_memory, lease, file } = range;
     let (handle, lkey, rkey) = (context.new_handle(), mr.lkey(), mr.rkey());
     let c = CPart::new(ibv_mr { context: context.as_c(), pd, addr, length, handle, lkey, rkey });
     let (pd, access, lease) = (Mutex::new(object.in_use()), AtomicU32::new(access), Mutex::new(lease));
-    Ok(MrObject { c, context, mr, pd, device_memory, access, lease }.publish())
+    Ok(MrObject { c, context, mr, pd, device_memory, access, lease, file }.publish())
 }
 
 /// As [`register`], for memory of the program.
@@ -123,7 +149,38 @@ unsafe fn register_range(
     let paging = lease.as_ref().map(Lease::paging);
     let request = MrRequest { addr: range.addr, length: range.len, iova, access, paging };
     // SAFETY: the caller's.
-    unsafe { register(pd, request, Range { addr, length, device_memory: None, lease }) }
+    unsafe { register(pd, request, Range { addr, length, device_memory: None, lease, file: None }) }
+}
+
+/// As [`register`], for the file behind a descriptor. Peers name its bytes by `iova` plus the offset from the extent's.
+///
+/// # Errors
+/// EBADF for no descriptor; EOPNOTSUPP for one of no regular file; EACCES if `access` permits more than the descriptor is
+/// open for; EMFILE and ENFILE without a descriptor left.
+///
+/// # Safety
+/// As for [`register`].
+pub unsafe fn register_file(
+    pd: *mut ibv_pd,
+    fd: c_int,
+    extent: FileExtent,
+    iova: u64,
+    access: c_uint,
+) -> Result<*mut ibv_mr> {
+    if fd < 0 {
+        return Err(EBADF);
+    }
+    let range = extent.range().ok_or(EINVAL)?;
+    // SAFETY: borrowed for this call. A number that is no descriptor is an error of the first system call.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(fd) };
+    let file = files::open(descriptor, access & files::WRITES != 0, extent)?;
+    let rest = file.region().map_or(0, |region| region.file_len().saturating_sub(extent.offset));
+    let length = extent.len.unwrap_or(rest) as usize;
+    let paging = file.paging();
+    let request = MrRequest { addr: range.addr, length: range.len, iova, access, paging };
+    let range = Range { addr: null_mut(), length, device_memory: None, lease: None, file: Some(file) };
+    // SAFETY: the caller's.
+    unsafe { register(pd, request, range) }
 }
 
 /// `ibv_reg_mr(3)`.
@@ -173,7 +230,9 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     pointer(unsafe { register_range(pd, addr, length, iova, access) })
 }
 
-/// `ibv_reg_mr_ex` (rdma-core 60): by address, optionally with another base address for peers.
+/// `ibv_reg_mr_ex` (rdma-core 60): by address, optionally with another base address for peers; or a file, by a
+/// descriptor. The file's bytes are named by their offset from `fd_offset`, plus `iova` if that is given. With a length of
+/// 0 or `SIZE_MAX` the region ends where the file ends, at the time of an access.
 ///
 /// # Safety
 /// `pd` is null or a protection domain, `attr` null or attributes.
@@ -182,8 +241,20 @@ pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_a
     let register = || {
         // SAFETY: the caller's.
         let attr = unsafe { object::read(attr)? };
-        if attr.comp_mask & !(mr_init::IOVA | mr_init::ADDR | mr_init::BUF) != 0 {
+        let of_file = mr_init::FD | mr_init::FD_OFFSET;
+        if attr.comp_mask & !(mr_init::IOVA | mr_init::ADDR | mr_init::BUF | of_file) != 0 {
             return Err(EOPNOTSUPP);
+        }
+        let has_iova = attr.comp_mask & mr_init::IOVA != 0;
+        if attr.comp_mask & of_file != 0 {
+            if attr.comp_mask & mr_init::FD == 0 || attr.comp_mask & (mr_init::ADDR | mr_init::BUF) != 0 {
+                return Err(EINVAL);
+            }
+            let offset = if attr.comp_mask & mr_init::FD_OFFSET != 0 { attr.fd_offset } else { 0 };
+            let len = Some(attr.length as u64).filter(|_| !matches!(attr.length, 0 | usize::MAX));
+            let (extent, iova) = (FileExtent { offset, len }, if has_iova { attr.iova } else { 0 });
+            // SAFETY: the caller's.
+            return unsafe { register_file(pd, attr.fd, extent, iova, attr.access as c_uint) };
         }
         if attr.comp_mask & mr_init::ADDR == 0 {
             return Err(EINVAL);
@@ -192,7 +263,7 @@ pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_a
             // SAFETY: the caller's.
             unsafe { buffer::check_range(pd, attr)? };
         }
-        let iova = if attr.comp_mask & mr_init::IOVA != 0 { attr.iova } else { attr.addr as u64 };
+        let iova = if has_iova { attr.iova } else { attr.addr as u64 };
         // SAFETY: the caller's.
         unsafe { register_range(pd, attr.addr, attr.length, iova, attr.access as c_uint) }
     };
@@ -274,7 +345,11 @@ unsafe fn reregister(
     }
     let range = new_place.then_some((addr as u64, length as u64, addr as u64));
     let access = new_access.then_some(access & !OPTIONAL_ACCESS);
-    object.change(domain, range, access)?;
+    match &object.file {
+        None => object.change(domain, range, access)?,
+        Some(_) if new_place => return Err(EINVAL),
+        Some(_) => object.change_file(domain, access)?,
+    }
     let c = object.c.get();
     if let Some(domain) = domain {
         *object.pd.lock() = domain.in_use();

@@ -41,6 +41,8 @@ pub(crate) struct Entry {
     pub(crate) kind: Kind,
     /// Whether there is a range: always for a region, only while bound for a window.
     pub(crate) bound: bool,
+    /// The pager's addresses are offsets in a file: local accesses go by it, too.
+    pub(crate) is_by_offset: bool,
     pub(crate) access: Access,
     pub(crate) pd: u32,
     /// Type 2 windows: the queue pair that they are bound through.
@@ -76,6 +78,7 @@ impl Entry {
             tag,
             kind: Kind::Free,
             bound: false,
+            is_by_offset: false,
             access: Access::empty(),
             pd: 0,
             qpn: 0,
@@ -101,6 +104,7 @@ impl Entry {
     /// Takes the range and all that depends on it away from a window.
     pub(crate) fn unbind(&mut self) {
         self.bound = false;
+        self.is_by_offset = false;
         self.access = Access::empty();
         self.len = 0;
         self.flush = None;
@@ -138,7 +142,7 @@ impl Entry {
     /// The pager for this accessor's accesses.
     #[inline]
     pub(crate) fn pager_for(&self, who: Accessor) -> Option<&Arc<dyn Pager>> {
-        self.pager.as_ref().filter(|_| who.side == Side::Remote)
+        self.pager.as_ref().filter(|_| who.side == Side::Remote || self.is_by_offset)
     }
 
     /// All checks on an access, in the order key, protection domain, queue pair, permission, range.

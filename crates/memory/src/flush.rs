@@ -97,6 +97,8 @@ impl Registry {
             return Err(AccessError::Permission);
         }
         let range = HostRange { addr: entry.translate(va, len)?, len };
+        // The file system reads ahead by itself where a region is a file.
+        let advice = if entry.is_by_offset { Advice::PrefetchNoFault } else { advice };
         drop(entry);
         match advice {
             Advice::PrefetchNoFault => Ok(()),

@@ -72,7 +72,8 @@ impl Registry {
     /// next work request of the same kind.
     ///
     /// # Errors
-    /// As for [`Registry::check`]; `NotReady` while one of the regions is being changed.
+    /// As for [`Registry::check`]; `NotReady` while one of the regions is being changed, and for regions that are files:
+    /// those have no addresses.
     #[inline]
     pub fn with_local<R>(
         &self,
@@ -123,7 +124,8 @@ impl Registry {
         need: AccessNeed,
         piece: LocalPiece,
     ) -> Result<HostRange, AccessError> {
-        let entry = self.table.entry_under(guard).ok_or(AccessError::NotReady)?;
+        let entry = self.table.entry_under(guard).filter(|entry| !entry.is_by_offset);
+        let entry = entry.ok_or(AccessError::NotReady)?;
         let addr = entry.locate(tag_of(piece.lkey), who, need, piece.addr, piece.len)?;
         Ok(HostRange { addr, len: piece.len })
     }
@@ -139,7 +141,7 @@ impl Registry {
         // A thread that waits for a change of one region while it has another one, or the same one, pinned could wait
         // for ever.
         let slot = self.table.slot_again(piece.lkey, memo).ok_or(AccessError::UnknownKey)?;
-        let entry = slot.try_pin().ok_or(AccessError::NotReady)?;
+        let entry = slot.try_pin().filter(|entry| !entry.is_by_offset).ok_or(AccessError::NotReady)?;
         let addr = entry.locate(tag_of(piece.lkey), who, need, piece.addr, piece.len)?;
         Ok((entry, HostRange { addr, len: piece.len }))
     }

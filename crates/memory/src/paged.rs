@@ -6,19 +6,19 @@ use std::sync::Arc;
 
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, prefetch};
 
-use crate::access::{Absence, AccessError, AccessNeed, Accessor};
+use crate::access::{Absence, AccessError, AccessNeed, Accessor, Side};
 use crate::entry::Entry;
 use crate::flush::FlushScope;
 use crate::paging::{Pager, Pattern, RegionPolicy, Transfer, Waker};
 use crate::registry::{Registry, locate_atomic};
 use crate::table::{Slot, tag_of};
-use crate::translation::Translation;
+use crate::translation::{LocalCopies, Translation};
 
 /// Longest range that a pager is asked to bring into memory at a time, in bytes.
 const FAULT_BYTES_MAX: u64 = 64 << 10;
 
 /// Copies a range if all of it is present. Otherwise the peer gets the signature page for the absent part, if it asked
-/// for that.
+/// for that. A local work request waits for what is absent.
 pub(crate) fn read(
     entry: &Entry,
     pager: &dyn Pager,
@@ -28,6 +28,9 @@ pub(crate) fn read(
 ) -> Result<(), AccessError> {
     let part = HostRange { addr: host, len: out.len() as u64 };
     let translation = pager.translation();
+    if who.side == Side::Local {
+        return local_copies(translation)?.read_now(part, out);
+    }
     if let Some(result) = translation.read(part, out) {
         return result;
     }
@@ -37,10 +40,24 @@ pub(crate) fn read(
     }
 }
 
-/// Copies to memory that is present.
-pub(crate) fn write(entry: &Entry, pager: &dyn Pager, host: u64, data: &[u8]) -> Result<(), AccessError> {
+/// Copies to memory that is present; for a local work request, to any memory.
+pub(crate) fn write(
+    entry: &Entry,
+    pager: &dyn Pager,
+    who: Accessor,
+    host: u64,
+    data: &[u8],
+) -> Result<(), AccessError> {
+    if who.side == Side::Local {
+        return local_copies(pager.translation())?.write_now(host, data);
+    }
     let part = HostRange { addr: host, len: data.len() as u64 };
     pager.translation().write(host, data).unwrap_or_else(|| Err(refuse(entry, pager, part)))
+}
+
+/// What copies for local work requests, which have a pager only where it exists.
+fn local_copies(translation: &dyn Translation) -> Result<&dyn LocalCopies, AccessError> {
+    translation.local_copies().ok_or(AccessError::Fault)
 }
 
 /// Performs an atomic operation on memory that is present, and counts it.
@@ -53,7 +70,7 @@ pub(crate) fn atomic(entry: &Entry, pager: &dyn Pager, host: u64, op: AtomicOp) 
 
 /// The signature page, if this peer gets it for absent bytes instead of waiting for them.
 fn pattern_for(entry: &Entry, who: Accessor) -> Option<&Pattern> {
-    let wanted = who.absence == Absence::Magic && entry.policy == RegionPolicy::Wait;
+    let wanted = who.absence == Absence::Magic && entry.policy == RegionPolicy::Wait && !entry.is_by_offset;
     entry.pattern.as_ref().filter(|_| wanted)
 }
 
@@ -109,9 +126,12 @@ fn fill(mut out: &mut [u8], pattern: &Pattern, offset: u64) {
     }
 }
 
-/// The error for a range of which part is absent.
+/// The error for a range of which part is absent, or does not exist.
 #[cold]
 fn refuse(entry: &Entry, pager: &dyn Pager, part: HostRange) -> AccessError {
+    if let Err(error) = pager.translation().check(part) {
+        return error;
+    }
     match entry.policy {
         RegionPolicy::Wait => AccessError::NotReady,
         RegionPolicy::Fault if bring(pager, part) => AccessError::NotReady,

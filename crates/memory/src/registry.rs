@@ -75,6 +75,11 @@ impl RegionSpec {
         self.addr == 0 && self.len == u64::MAX && self.access.contains(Access::ON_DEMAND)
     }
 
+    /// Whether its addresses are offsets in a file.
+    fn is_by_offset(&self) -> bool {
+        self.pager.as_ref().is_some_and(|pager| pager.translation().local_copies().is_some())
+    }
+
     /// Checks everything and makes an entry. Whether the range is mapped, where it has to be, can have changed when
     /// this returns: what counts is what a copy finds.
     fn checked(&self) -> Result<Entry, RegisterError> {
@@ -82,7 +87,8 @@ impl RegionSpec {
         self.apply(&mut entry)?;
         self.check_pager()?;
         let range = HostRange { addr: self.addr, len: self.len };
-        if self.access.contains(Access::ON_DEMAND) || self.len == 0 || is_mapped(range) {
+        let need_not_be_mapped = self.access.contains(Access::ON_DEMAND) || self.len == 0 || entry.is_by_offset;
+        if need_not_be_mapped || is_mapped(range) {
             return Ok(entry);
         }
         Err(RegisterError::NotMapped)
@@ -110,6 +116,7 @@ impl RegionSpec {
         }
         entry.kind = Kind::Region;
         entry.bound = true;
+        entry.is_by_offset = self.is_by_offset();
         entry.access = self.access;
         entry.pd = self.pd;
         entry.start = start;
@@ -425,7 +432,7 @@ impl Registry {
         let entry = slot.pin();
         let host = entry.locate(tag_of(key), who, AccessNeed::Write, va, data.bytes() as u64)?;
         if let Some(pager) = entry.pager_for(who) {
-            let written = data.with_bytes(|data| paged::write(&entry, &**pager, host, data));
+            let written = data.with_bytes(|data| paged::write(&entry, &**pager, who, host, data));
             return written.unwrap_or(Err(AccessError::Fault));
         }
         // SAFETY: the program registered this range for the device to write, and the pin keeps it registered.
@@ -466,7 +473,8 @@ impl Registry {
     }
 
     /// After `fork`, in the child: forgets the copies of threads that exist only in the parent. Pagers are the parent's
-    /// as well; the child has the memory itself, as the kernel gives it.
+    /// as well; the child has the memory itself, as the kernel gives it. The keys of regions that are files name nothing
+    /// in the child.
     pub fn after_fork_child(&self) {
         // The shared registry, its readers, and the reader slots are the parent's.
         self.is_detached.store(true, Ordering::Relaxed);
@@ -476,6 +484,8 @@ impl Registry {
             slot.forget_pins();
             let mut entry = slot.close();
             entry.withdrawals = 0;
+            // Without the pager, offsets in a file would be taken for addresses.
+            entry.bound &= !entry.is_by_offset;
             if let Some(pager) = entry.pager.take() {
                 pager.translation().forget_copies();
                 // Dropping it might wait for threads that this process does not have.

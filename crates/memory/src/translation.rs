@@ -51,6 +51,23 @@ pub enum PeerTables<'a> {
     },
 }
 
+/// Copies from and to a region whose addresses are offsets in a file, for work requests of this process.
+///
+/// Ranges lie within the region. The caller waits, as it would for a page fault of ordinary memory.
+pub trait LocalCopies {
+    /// Copies a range to `out`.
+    ///
+    /// # Errors
+    /// `OutOfRange` beyond the end of the file; `Device` when the file cannot be read.
+    fn read_now(&self, part: HostRange, out: &mut [u8]) -> Result<(), AccessError>;
+
+    /// Copies `data` to a range.
+    ///
+    /// # Errors
+    /// `OutOfRange` beyond the end of the file; `NoSpace`; `Device` when the file cannot be written.
+    fn write_now(&self, addr: u64, data: &[u8]) -> Result<(), AccessError>;
+}
+
 /// Translates a paged region's addresses, and copies what is present.
 ///
 /// What is present can become absent at any time. A copy by one of these methods is whole, or reported as not made; a
@@ -99,6 +116,20 @@ pub trait Translation: Send + Sync + Debug {
 
     /// What same-host peers need to access the region by themselves. `None` if they cannot.
     fn peer_tables(&self) -> Option<PeerTables<'_>>;
+
+    /// The copies of local work requests, where addresses are offsets in a file. `None` where they are addresses of this
+    /// process: local work requests access those themselves.
+    fn local_copies(&self) -> Option<&dyn LocalCopies> {
+        None
+    }
+
+    /// Checks that the bytes of a range within [`Translation::range`] exist: a file may end before its region does.
+    ///
+    /// # Errors
+    /// `OutOfRange` when part of the range does not exist.
+    fn check(&self, _part: HostRange) -> Result<(), AccessError> {
+        Ok(())
+    }
 
     /// In the child after `fork`: forgets the copies of threads that exist only in the parent.
     fn forget_copies(&self);

@@ -162,6 +162,7 @@ impl Registry {
         region.windows.fetch_add(1, Ordering::Relaxed);
         self.unbind(window);
         window.bound = true;
+        window.is_by_offset = region.is_by_offset;
         window.access = bind.access & WINDOW_ACCESS;
         window.qpn = bind.qpn;
         window.start = if bind.access.contains(Access::ZERO_BASED) { 0 } else { bind.addr };

@@ -1,0 +1,92 @@
+//! How many windows there are, and which one leaves for another.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use terrace_sync::Mutex;
+
+use crate::open_file::OpenFile;
+
+/// Windows that are looked at to find one that can leave.
+const LOOKS: usize = 32;
+
+/// What became of a window that was to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is gone.
+    Gone,
+    /// It was accessed lately, or is being accessed.
+    Stays,
+}
+
+/// The windows of a process.
+#[derive(Debug)]
+pub struct Budget {
+    windows_max: usize,
+    count: AtomicUsize,
+    /// In the order in which they were made, or accessed when they would have left: the file, and the window's first
+    /// byte. Windows that have gone are found out when their turn comes.
+    queue: Mutex<VecDeque<(Weak<OpenFile>, u64)>>,
+}
+
+/// A window's place in the budget.
+#[derive(Debug)]
+pub struct Share(Arc<Budget>);
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Budget {
+    /// A budget of this many windows.
+    pub fn new(windows_max: usize) -> Arc<Budget> {
+        Arc::new(Budget { windows_max, count: AtomicUsize::new(0), queue: Mutex::default() })
+    }
+
+    /// The number of windows.
+    pub fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Whether a new window takes the place of another one.
+    pub fn is_full(&self) -> bool {
+        self.count() >= self.windows_max
+    }
+
+    /// A share for the window of `file` that begins at `start`. Another window leaves if there are too many: the oldest
+    /// that was not accessed since it was looked at last. `None` if none could leave. The caller may hold its own file's
+    /// windows: those of other files are taken only if they are free.
+    pub fn take(self: &Arc<Budget>, file: &Arc<OpenFile>, start: u64) -> Option<Share> {
+        let mut queue = self.queue.lock();
+        let mut left = Vec::new();
+        for _ in 0..LOOKS {
+            if !self.is_full() {
+                break;
+            }
+            let (weak, first) = queue.pop_front()?;
+            let Some(other) = weak.upgrade() else { continue };
+            let fate = if Arc::ptr_eq(&other, file) { Fate::Stays } else { other.try_drop_window(first) };
+            if fate == Fate::Stays {
+                queue.push_back((weak, first));
+            }
+            // Its file may end with this reference, which takes other locks.
+            left.push(other);
+        }
+        let taken = self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
+            (count < self.windows_max).then_some(count + 1)
+        });
+        let share = taken.is_ok().then(|| Share(self.clone()));
+        if share.is_some() {
+            if queue.len() >= 2 * self.windows_max {
+                queue.retain(|(weak, _)| weak.strong_count() > 0);
+            }
+            queue.push_back((Arc::downgrade(file), start));
+        }
+        drop(queue);
+        drop(left);
+        share
+    }
+}

@@ -1,0 +1,168 @@
+//! All files of a process, of which there are regions.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Weak};
+
+use rustix::fs::{OFlags, SealFlags};
+use rustix::io::Errno;
+use terrace_sync::Mutex;
+
+use crate::budget::Budget;
+use crate::config::FilesConfig;
+use crate::open_file::OpenFile;
+use crate::region::{FileExtent, FileRegion};
+use crate::sys::{self, Handle};
+use crate::workers::Workers;
+
+/// Device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileId {
+    dev: u64,
+    ino: u64,
+}
+
+/// What all files share.
+#[derive(Debug)]
+pub struct Shared {
+    /// The windows.
+    pub budget: Arc<Budget>,
+    /// The threads that wait for disks.
+    pub workers: Arc<Workers>,
+    /// The files that are open, so that regions of the same file share its end, its windows and one descriptor.
+    open: Mutex<HashMap<FileId, Weak<OpenFile>>>,
+}
+
+impl Shared {
+    /// Forgets a file that ends, unless it was opened anew meanwhile.
+    pub fn remove(&self, id: FileId, file: &OpenFile) {
+        let mut open = self.open.lock();
+        if open.get(&id).is_some_and(|known| std::ptr::eq(known.as_ptr(), file)) {
+            open.remove(&id);
+        }
+    }
+}
+
+/// Why a descriptor cannot become a region.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// It is no descriptor of an open file.
+    #[error("the descriptor is not open")]
+    NotOpen,
+    /// It is a directory, a device, a pipe or a socket.
+    #[error("the descriptor is not of a regular file")]
+    NotRegular,
+    /// It is open for less than the region permits.
+    #[error("the descriptor is {0}")]
+    NotPermitted(&'static str),
+    /// The process or the system has no descriptor left.
+    #[error("no descriptor is left: {0}")]
+    NoDescriptor(io::Error),
+    /// The system refused something else.
+    #[error("the file cannot be used: {0}")]
+    System(io::Error),
+}
+
+/// The files of a process.
+#[derive(Debug)]
+pub struct Files {
+    shared: Arc<Shared>,
+}
+
+impl Files {
+    /// No files yet. Nothing is started.
+    pub fn new(config: &FilesConfig) -> Files {
+        let (budget, workers) = (Budget::new(config.windows_max), Workers::new(config.workers_max));
+        Files { shared: Arc::new(Shared { budget, workers, open: Mutex::default() }) }
+    }
+
+    /// A region of the file behind a descriptor, which the caller may close afterwards. Costs the same for any length.
+    ///
+    /// # Errors
+    /// `NotPermitted` if the descriptor is not open for reading, or is to be written and is not open for that, or only for
+    /// appending; see [`OpenError`] for the others.
+    pub fn open(
+        &self,
+        descriptor: BorrowedFd<'_>,
+        is_writable: bool,
+        extent: FileExtent,
+    ) -> Result<Arc<FileRegion>, OpenError> {
+        let flags = rustix::fs::fcntl_getfl(descriptor).map_err(|_| OpenError::NotOpen)?;
+        check_rights(descriptor, flags, is_writable)?;
+        let status = sys::status(descriptor).map_err(OpenError::System)?;
+        if !sys::is_regular(&status) {
+            return Err(OpenError::NotRegular);
+        }
+        let id = FileId { dev: status.st_dev, ino: status.st_ino };
+        let file = self.find(id, descriptor, flags, is_writable)?;
+        Ok(FileRegion::new(file, is_writable, extent))
+    }
+
+    fn find(
+        &self,
+        id: FileId,
+        descriptor: BorrowedFd<'_>,
+        flags: OFlags,
+        is_writable: bool,
+    ) -> Result<Arc<OpenFile>, OpenError> {
+        let mut open = self.shared.open.lock();
+        let known = open.get(&id).and_then(Weak::upgrade);
+        if let Some(file) = known {
+            // The last reference may be dropped here, which takes the lock.
+            drop(open);
+            if is_writable && !file.handle().is_writable {
+                file.make_writable(handle(descriptor, flags, true)?);
+            }
+            return Ok(file);
+        }
+        let handle = handle(descriptor, flags, is_writable)?;
+        let file = OpenFile::new(id, handle, self.shared.clone()).map_err(OpenError::System)?;
+        let file = Arc::new(file);
+        open.insert(id, Arc::downgrade(&file));
+        Ok(file)
+    }
+
+    /// The number of windows.
+    pub fn window_count(&self) -> usize {
+        self.shared.budget.count()
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        self.shared.workers.close();
+    }
+}
+
+fn handle(descriptor: BorrowedFd<'_>, flags: OFlags, is_writable: bool) -> Result<Handle, OpenError> {
+    Handle::of(descriptor.as_fd(), flags, is_writable).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::MFILE | Errno::NFILE) => OpenError::NoDescriptor(error),
+        _ => OpenError::System(error),
+    })
+}
+
+/// Checks what a descriptor is open for: a region permits no more.
+fn check_rights(descriptor: BorrowedFd<'_>, flags: OFlags, is_writable: bool) -> Result<(), OpenError> {
+    if flags.contains(OFlags::PATH) {
+        return Err(OpenError::NotOpen);
+    }
+    let mode = flags & OFlags::ACCMODE;
+    if mode == OFlags::WRONLY {
+        return Err(OpenError::NotPermitted("open for writing only"));
+    }
+    if !is_writable {
+        return Ok(());
+    }
+    if mode != OFlags::RDWR {
+        return Err(OpenError::NotPermitted("open for reading only"));
+    }
+    if flags.contains(OFlags::APPEND) {
+        return Err(OpenError::NotPermitted("open for appending only"));
+    }
+    let seals = rustix::fs::fcntl_get_seals(descriptor).unwrap_or(SealFlags::empty());
+    if seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
+        return Err(OpenError::NotPermitted("of a file that is sealed against writing"));
+    }
+    Ok(())
+}

@@ -1,0 +1,47 @@
+//! Truncating and punching. When a call returns, no access to the old layout runs: it has ended, or finds the new one.
+
+use std::io;
+
+use crate::region::FileRegion;
+
+/// Why a file's layout was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum LayoutError {
+    /// The region's descriptor was not open for writing.
+    #[error("the file is not open for writing")]
+    NotWritable,
+    /// The system refused it.
+    #[error("the file system refused it: {0}")]
+    System(#[from] io::Error),
+}
+
+impl FileRegion {
+    /// Makes the file this many bytes long. Accesses beyond a new end are refused from now on.
+    ///
+    /// # Errors
+    /// See [`LayoutError`].
+    pub fn truncate(&self, len: u64) -> Result<(), LayoutError> {
+        self.change_layout(|handle| handle.set_len(len))
+    }
+
+    /// Gives the blocks of a range back. It reads as zeros then, and the file keeps its length.
+    ///
+    /// # Errors
+    /// See [`LayoutError`].
+    pub fn punch_hole(&self, offset: u64, len: u64) -> Result<(), LayoutError> {
+        self.change_layout(|handle| handle.punch_hole(offset, len))
+    }
+
+    fn change_layout(
+        &self,
+        change: impl FnOnce(&crate::sys::Handle) -> io::Result<()>,
+    ) -> Result<(), LayoutError> {
+        if !self.is_writable() {
+            return Err(LayoutError::NotWritable);
+        }
+        let file = self.file();
+        let mut end = file.end.lock();
+        end.forget();
+        Ok(file.change_layout(change)?)
+    }
+}
