@@ -16,6 +16,7 @@ SIGN ?=
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+HEADER := crates/ibverbs/include/terrace.h
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
 .PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance interop errors chaos fork crash endurance sanitize soak soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np bench-filemr bench-term bench-term-full docs lint clean
@@ -43,10 +44,12 @@ install: build ## Install below PREFIX (default /usr/local)
 	install -D build/bin/terrace $(DESTDIR)$(PREFIX)/bin/terrace
 	mkdir -p $(DESTDIR)$(PREFIX)/lib/terrace
 	install build/lib/terrace/* $(DESTDIR)$(PREFIX)/lib/terrace/
+	install -D --mode 644 $(HEADER) $(DESTDIR)$(PREFIX)/include/terrace.h
 
 uninstall: ## Remove the files of install below PREFIX
 	rm -f $(DESTDIR)$(PREFIX)/bin/terrace
 	rm -rf $(DESTDIR)$(PREFIX)/lib/terrace
+	rm -f $(DESTDIR)$(PREFIX)/include/terrace.h
 
 packages: build ## Build a Debian package, a tarball, a Python wheel, an SBOM and SHA256SUMS in build/packages/ (SIGN=KEY signs with an SSH key)
 	@scripts/setup.sh packages
@@ -57,9 +60,9 @@ packages-test: packages ## Unpack the packages, install and remove them below a 
 	$(PYTHON) -m unittest discover --start-directory tests/packages --pattern 'test_*.py'
 
 # Plain verbs programs, linked with the system's libibverbs.
-build/examples/%: examples/%.c
+build/examples/%: examples/%.c $(HEADER)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -o $@ $< -libverbs
+	$(CC) $(CFLAGS) -I$(dir $(HEADER)) -o $@ $< -libverbs
 
 build/bench/%: bench/%.c
 	@mkdir -p $(@D)
@@ -103,9 +106,9 @@ build/interop/programs/mpi_check: tests/interop/programs/mpi_check.c
 NEGATIVE_SHARED := $(wildcard tests/negative/programs/env.*) tests/negative/programs/check.h
 NEGATIVE_PROGRAMS := $(patsubst tests/%.c,build/%,$(filter-out %/env.c,$(wildcard tests/negative/programs/*.c)))
 
-build/negative/programs/%: tests/negative/programs/%.c $(NEGATIVE_SHARED)
+build/negative/programs/%: tests/negative/programs/%.c $(NEGATIVE_SHARED) $(HEADER)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< tests/negative/programs/env.c -libverbs -lpthread
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -I$(dir $(HEADER)) -o $@ $< tests/negative/programs/env.c -libverbs -lpthread
 
 # The constructor of libraries/waiting.so calls a function of the program.
 build/negative/programs/fork_load: CFLAGS += -rdynamic
@@ -114,7 +117,7 @@ build/negative/libraries/%.so: tests/negative/libraries/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -shared -fPIC -o $@ $< -lpthread
 
-negative-programs: $(NEGATIVE_PROGRAMS) build/negative/libraries/waiting.so
+negative-programs: $(NEGATIVE_PROGRAMS) build/negative/libraries/waiting.so build/examples/remote_file
 
 build/endurance/programs/%: tests/endurance/programs/%.c $(NEGATIVE_SHARED)
 	@mkdir -p $(@D)

@@ -6,8 +6,6 @@ use std::sync::{Arc, Weak};
 
 use terrace_sync::Mutex;
 
-use crate::open_file::OpenFile;
-
 /// Windows that are looked at to find one that can leave.
 const LOOKS: usize = 32;
 
@@ -20,6 +18,12 @@ pub enum Fate {
     Stays,
 }
 
+/// A file that has windows.
+pub trait Owner: Send + Sync + std::fmt::Debug {
+    /// Has the window that begins at an offset leave, unless it was accessed since the last call or is being accessed.
+    fn try_drop_window(&self, start: u64) -> Fate;
+}
+
 /// The windows of a process.
 #[derive(Debug)]
 pub struct Budget {
@@ -27,7 +31,7 @@ pub struct Budget {
     count: AtomicUsize,
     /// In the order in which they were made, or accessed when they would have left: the file, and the window's first
     /// byte. Windows that have gone are found out when their turn comes.
-    queue: Mutex<VecDeque<(Weak<OpenFile>, u64)>>,
+    queue: Mutex<VecDeque<(Weak<dyn Owner>, u64)>>,
 }
 
 /// A window's place in the budget.
@@ -59,7 +63,7 @@ impl Budget {
     /// A share for the window of `file` that begins at `start`. Another window leaves if there are too many: the oldest
     /// that was not accessed since it was looked at last. `None` if none could leave. The caller may hold its own file's
     /// windows: those of other files are taken only if they are free.
-    pub fn take(self: &Arc<Budget>, file: &Arc<OpenFile>, start: u64) -> Option<Share> {
+    pub fn take(self: &Arc<Budget>, file: &Arc<dyn Owner>, start: u64) -> Option<Share> {
         let mut queue = self.queue.lock();
         let mut left = Vec::new();
         for _ in 0..LOOKS {
@@ -68,7 +72,7 @@ impl Budget {
             }
             let (weak, first) = queue.pop_front()?;
             let Some(other) = weak.upgrade() else { continue };
-            let fate = if Arc::ptr_eq(&other, file) { Fate::Stays } else { other.try_drop_window(first) };
+            let fate = if std::ptr::addr_eq(Arc::as_ptr(&other), Arc::as_ptr(file)) { Fate::Stays } else { other.try_drop_window(first) };
             if fate == Fate::Stays {
                 queue.push_back((weak, first));
             }

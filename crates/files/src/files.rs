@@ -11,38 +11,11 @@ use terrace_sync::Mutex;
 
 use crate::budget::Budget;
 use crate::config::FilesConfig;
-use crate::open_file::OpenFile;
+use crate::open_file::{FileId, OpenFile};
 use crate::region::{FileExtent, FileRegion};
+use crate::shared::Shared;
 use crate::sys::{self, Handle};
 use crate::workers::Workers;
-
-/// Device and inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FileId {
-    dev: u64,
-    ino: u64,
-}
-
-/// What all files share.
-#[derive(Debug)]
-pub struct Shared {
-    /// The windows.
-    pub budget: Arc<Budget>,
-    /// The threads that wait for disks.
-    pub workers: Arc<Workers>,
-    /// The files that are open, so that regions of the same file share its end, its windows and one descriptor.
-    open: Mutex<HashMap<FileId, Weak<OpenFile>>>,
-}
-
-impl Shared {
-    /// Forgets a file that ends, unless it was opened anew meanwhile.
-    pub fn remove(&self, id: FileId, file: &OpenFile) {
-        let mut open = self.open.lock();
-        if open.get(&id).is_some_and(|known| std::ptr::eq(known.as_ptr(), file)) {
-            open.remove(&id);
-        }
-    }
-}
 
 /// Why a descriptor cannot become a region.
 #[derive(Debug, thiserror::Error)]
@@ -68,13 +41,36 @@ pub enum OpenError {
 #[derive(Debug)]
 pub struct Files {
     shared: Arc<Shared>,
+    open: Mutex<OpenFiles>,
+}
+
+/// The files that are open, so that regions of the same file share its end, its windows and one descriptor.
+#[derive(Debug, Default)]
+struct OpenFiles {
+    /// Also some that have ended since the last look.
+    files: HashMap<FileId, Weak<OpenFile>>,
+    /// The number of files at which to look for those that have ended.
+    look_at: usize,
+}
+
+/// Files that have ended are kept in the table until there are at least so many.
+const ENDED_MAX: usize = 64;
+
+impl OpenFiles {
+    fn insert(&mut self, id: FileId, file: &Arc<OpenFile>) {
+        if self.files.len() >= self.look_at {
+            self.files.retain(|_, file| file.strong_count() > 0);
+            self.look_at = self.files.len() * 5 / 4 + ENDED_MAX;
+        }
+        self.files.insert(id, Arc::downgrade(file));
+    }
 }
 
 impl Files {
     /// No files yet. Nothing is started.
     pub fn new(config: &FilesConfig) -> Files {
         let (budget, workers) = (Budget::new(config.windows_max), Workers::new(config.workers_max));
-        Files { shared: Arc::new(Shared { budget, workers, open: Mutex::default() }) }
+        Files { shared: Arc::new(Shared { budget, workers }), open: Mutex::default() }
     }
 
     /// A region of the file behind a descriptor, which the caller may close afterwards. Costs the same for any length.
@@ -106,11 +102,8 @@ impl Files {
         flags: OFlags,
         is_writable: bool,
     ) -> Result<Arc<OpenFile>, OpenError> {
-        let mut open = self.shared.open.lock();
-        let known = open.get(&id).and_then(Weak::upgrade);
-        if let Some(file) = known {
-            // The last reference may be dropped here, which takes the lock.
-            drop(open);
+        let mut open = self.open.lock();
+        if let Some(file) = open.files.get(&id).and_then(Weak::upgrade) {
             if is_writable && !file.handle().is_writable {
                 file.make_writable(handle(descriptor, flags, true)?);
             }
@@ -119,7 +112,7 @@ impl Files {
         let handle = handle(descriptor, flags, is_writable)?;
         let file = OpenFile::new(id, handle, self.shared.clone()).map_err(OpenError::System)?;
         let file = Arc::new(file);
-        open.insert(id, Arc::downgrade(&file));
+        open.insert(id, &file);
         Ok(file)
     }
 

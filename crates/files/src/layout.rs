@@ -3,6 +3,7 @@
 use std::io;
 
 use crate::region::FileRegion;
+use crate::sys::Handle;
 
 /// Why a file's layout was not changed.
 #[derive(Debug, thiserror::Error)]
@@ -34,14 +35,11 @@ impl FileRegion {
 
     fn change_layout(
         &self,
-        change: impl FnOnce(&crate::sys::Handle) -> io::Result<()>,
+        change: impl FnOnce(&Handle) -> io::Result<()>,
     ) -> Result<(), LayoutError> {
         if !self.is_writable() {
             return Err(LayoutError::NotWritable);
         }
-        let file = self.file();
-        let mut end = file.end.lock();
-        end.forget();
-        Ok(file.change_layout(change)?)
+        Ok(self.file().change_layout(change)?)
     }
 }

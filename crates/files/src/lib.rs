@@ -18,12 +18,12 @@
 //!
 //! | module | what it knows |
 //! |---|---|
-//! | `files`, `config` | all files of a process; opening; limits |
+//! | `files`, `shared`, `config` | all files of a process; opening; what they share; limits |
 //! | `open_file` | one file: length, handle, windows; accesses that need not wait |
 //! | `window`, `budget` | mappings of parts of a file, which of their pages are cached, how many mappings there are |
 //! | `region` | what the NIC sees |
 //! | `job`, `pending`, `workers` | deferred accesses, their order, the threads that make them |
-//! | `append` | records at the end of a file |
+//! | `append` | the end of a file, where records are added |
 //! | `layout` | truncating and punching |
 //! | `durable` | `fdatasync`, shared by those who wait for it |
 //! | `sys` | system calls |
@@ -46,6 +46,7 @@ mod layout;
 mod open_file;
 mod pending;
 mod region;
+mod shared;
 mod sys;
 mod window;
 mod workers;

@@ -12,14 +12,14 @@ use terrace_shm::file_system;
 use terrace_sync::{Mutex, RwLock};
 
 use crate::append::End;
-use crate::budget::Fate;
+use crate::budget::{Fate, Owner};
 use crate::config::WINDOW_BYTES;
 use crate::durable::Durability;
-use crate::files::{FileId, Shared};
-use crate::job::Job;
 use crate::pending::Pending;
+use crate::shared::Shared;
 use crate::sys::{Handle, Mapping, coarse_ms};
 use crate::window::Window;
+use crate::workers::Job;
 
 /// For how long a length counts that was read from the file. Accesses within a file that somebody has made shorter are
 /// refused that soon even where the last page reaches beyond the end.
@@ -32,6 +32,15 @@ const MAPPED_AFTER: u32 = 2;
 const MAPPED_AFTER_WHEN_FULL: u32 = 16;
 /// Bytes of an aligned part that a deferred write has read at a time.
 const BRING_BYTES: usize = 64 << 10;
+
+/// Device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileId {
+    /// The device.
+    pub dev: u64,
+    /// The inode.
+    pub ino: u64,
+}
 
 /// What the file is stored in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +72,7 @@ pub struct OpenFile {
     /// Read while a copy runs: then no window leaves, and the layout does not change by our own calls.
     layout: RwLock<Layout>,
     /// Read by deferred accesses while they run, which may take long; written to change the layout.
-    pub(crate) changes: RwLock<()>,
+    changes: RwLock<()>,
     len: AtomicU64,
     len_read_ms: AtomicU64,
     /// Accesses that found no window, since the last one was made.
@@ -73,7 +82,7 @@ pub struct OpenFile {
     /// Deferred accesses. Changed under the lock of `pending`.
     pending_count: AtomicU32,
     pending: Mutex<Pending>,
-    pub(crate) end: Mutex<End>,
+    end: Mutex<End>,
     pub(crate) durability: Durability,
 }
 
@@ -149,6 +158,8 @@ impl OpenFile {
     /// # Errors
     /// Those of `change`.
     pub fn change_layout(&self, change: impl FnOnce(&Handle) -> io::Result<()>) -> io::Result<()> {
+        let mut end = self.end.lock();
+        end.forget();
         let _changes = self.changes.write();
         let mut layout = self.layout.write();
         let changed = change(&layout.handle);
@@ -433,7 +444,8 @@ impl OpenFile {
         }
         // A shorter window of a file that was shorter leaves.
         layout.windows.retain(|window| window.start() != start);
-        let Some(share) = self.shared.budget.take(self, start) else { return };
+        let owner: Arc<dyn Owner> = self.clone();
+        let Some(share) = self.shared.budget.take(&owner, start) else { return };
         match Mapping::new(&layout.handle, start, self.window_len(len - start)) {
             Ok(mapping) => {
                 let at = layout.windows.partition_point(|window| window.start() < start);
@@ -451,21 +463,6 @@ impl OpenFile {
             return rest.min(whole).next_multiple_of(self.page_bytes);
         }
         rest.min(whole).next_power_of_two().clamp(WINDOW_BYTES_MIN, whole)
-    }
-
-    /// Has the window that begins at an offset leave, unless it was accessed since the last call or is being accessed.
-    pub fn try_drop_window(&self, start: u64) -> Fate {
-        let Some(mut layout) = self.layout.try_write() else { return Fate::Stays };
-        let Some(at) = layout.windows.iter().position(|window| window.start() == start) else {
-            return Fate::Gone;
-        };
-        if layout.windows[at].is_used.swap(false, Ordering::Relaxed) {
-            return Fate::Stays;
-        }
-        let window = layout.windows.remove(at);
-        drop(layout);
-        drop(window);
-        Fate::Gone
     }
 
     /// Adds a deferred access. Returns its job if it need not wait.
@@ -569,15 +566,30 @@ impl OpenFile {
         Ok(())
     }
 
+    /// Adds a record at the end of the file, after those of all other threads, and returns its offset.
+    ///
+    /// # Errors
+    /// `Permission` if the file is not open for writing; `NoSpace`; `OutOfRange` beyond the longest file; `Device`. No part of
+    /// the record is in the file then.
+    pub fn append(&self, data: &[u8]) -> Result<u64, AccessError> {
+        let mut end = self.end.lock();
+        let handle = self.handle();
+        if !handle.is_writable {
+            return Err(AccessError::Permission);
+        }
+        let appended = end.append(&handle, data);
+        self.read_len(&handle, coarse_ms());
+        appended.map_err(|error| self.error_of(&error))
+    }
+
     /// What a failed system call means for an access.
     pub fn error_of(&self, error: &io::Error) -> AccessError {
-        if error.kind() == io::ErrorKind::UnexpectedEof {
+        if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::FileTooLarge) {
             return AccessError::OutOfRange;
         }
         match Errno::from_io_error(error) {
             Some(Errno::NOSPC | Errno::DQUOT) => AccessError::NoSpace,
             Some(Errno::PERM | Errno::ACCESS | Errno::ROFS) => AccessError::Permission,
-            Some(Errno::FBIG) => AccessError::OutOfRange,
             _ => {
                 tracing::warn!(%error, file = ?self.id, "an access to a region's file failed");
                 AccessError::Device
@@ -586,9 +598,19 @@ impl OpenFile {
     }
 }
 
-impl Drop for OpenFile {
-    fn drop(&mut self) {
-        self.shared.remove(self.id, self);
+impl Owner for OpenFile {
+    fn try_drop_window(&self, start: u64) -> Fate {
+        let Some(mut layout) = self.layout.try_write() else { return Fate::Stays };
+        let Some(at) = layout.windows.iter().position(|window| window.start() == start) else {
+            return Fate::Gone;
+        };
+        if layout.windows[at].is_used.swap(false, Ordering::Relaxed) {
+            return Fate::Stays;
+        }
+        let window = layout.windows.remove(at);
+        drop(layout);
+        drop(window);
+        Fate::Gone
     }
 }
 

@@ -1,15 +1,15 @@
 //! What the NIC sees of a file.
 
-use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Weak};
 
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
 use terrace_memory::{AccessError, LocalCopies, Pager, PeerTables, Transfer, Translation, Waker};
-use terrace_sync::{Condvar, Mutex};
 
-use crate::job::{FileTransfer, Job, Task};
+use crate::job::{DeferredAccess, FileTransfer, InFlight, Task};
 use crate::open_file::{Direction, OpenFile};
+use crate::sys::coarse_ms;
+use crate::workers::Job;
 
 /// The longest file, in bytes.
 const FILE_BYTES_MAX: u64 = i64::MAX as u64;
@@ -37,25 +37,16 @@ impl FileExtent {
 }
 
 /// A memory region that is a file, or a part of it. Its addresses are offsets in the file.
+#[derive(Debug)]
 pub struct FileRegion {
-    this: Weak<FileRegion>,
     file: Arc<OpenFile>,
     extent: FileExtent,
     is_writable: bool,
-    /// Deferred accesses that have not ended.
-    jobs: Mutex<u32>,
-    /// There are none.
-    is_idle: Condvar,
-}
-
-impl fmt::Debug for FileRegion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FileRegion").field("extent", &self.extent).field("jobs", &*self.jobs.lock()).finish_non_exhaustive()
-    }
+    in_flight: Arc<InFlight>,
 }
 
 /// The room for a deferred access. It is given back when the access has ended, or was not begun.
-pub(crate) struct Ticket<'a> {
+struct Ticket<'a> {
     region: &'a FileRegion,
     bytes: u64,
 }
@@ -68,14 +59,7 @@ impl Drop for Ticket<'_> {
 
 impl FileRegion {
     pub(crate) fn new(file: Arc<OpenFile>, is_writable: bool, extent: FileExtent) -> Arc<FileRegion> {
-        Arc::new_cyclic(|this| FileRegion {
-            this: this.clone(),
-            file,
-            extent,
-            is_writable,
-            jobs: Mutex::new(0),
-            is_idle: Condvar::new(),
-        })
+        Arc::new(FileRegion { file, extent, is_writable, in_flight: Arc::default() })
     }
 
     pub(crate) fn file(&self) -> &Arc<OpenFile> {
@@ -87,11 +71,6 @@ impl FileRegion {
         self.is_writable
     }
 
-    /// Whether it is all of the file, however long that is.
-    pub(crate) fn is_whole(&self) -> bool {
-        self.extent == FileExtent::WHOLE
-    }
-
     /// The part of the file.
     pub fn extent(&self) -> FileExtent {
         self.extent
@@ -99,33 +78,22 @@ impl FileRegion {
 
     /// The length of the file now, in bytes.
     pub fn file_len(&self) -> u64 {
-        self.file.read_len(&self.file.handle(), crate::sys::coarse_ms())
+        self.file.read_len(&self.file.handle(), coarse_ms())
     }
 
     /// Waits until no deferred access runs. The caller has taken the region from the NIC, so that none begins.
     pub fn wait_idle(&self) {
-        let mut jobs = self.jobs.lock();
-        while *jobs > 0 {
-            self.is_idle.wait(&mut jobs);
-        }
-    }
-
-    pub(crate) fn end_job(&self) {
-        let mut jobs = self.jobs.lock();
-        *jobs -= 1;
-        if *jobs == 0 {
-            self.is_idle.notify_all();
-        }
+        self.in_flight.wait_idle();
     }
 
     /// Makes room for a deferred access that holds this many bytes.
-    pub(crate) fn admit(&self, bytes: u64, waker: &Waker) -> Result<Ticket<'_>, AccessError> {
+    fn admit(&self, bytes: u64, waker: &Waker) -> Result<Ticket<'_>, AccessError> {
         self.file.shared().workers.admit(bytes, waker)?;
         Ok(Ticket { region: self, bytes })
     }
 
     /// Has a worker make an access that there is room for.
-    pub(crate) fn defer(
+    fn defer(
         &self,
         ticket: Ticket<'_>,
         range: HostRange,
@@ -134,12 +102,16 @@ impl FileRegion {
         waker: &Waker,
     ) -> Arc<dyn Transfer> {
         let transfer = Arc::new(FileTransfer::default());
-        let Some(region) = self.this.upgrade() else { unreachable!("borrowed from its own reference") };
         let (bytes, waker, ended) = (ticket.bytes, waker.clone(), transfer.clone());
+        let (file, in_flight) = (self.file.clone(), self.in_flight.clone());
         // The job gives the room back.
         std::mem::forget(ticket);
-        *self.jobs.lock() += 1;
-        let make = |number| Job { region, number, range, task, bytes, transfer: ended, waker };
+        in_flight.begin();
+        let make = |number| -> Job {
+            let access =
+                DeferredAccess { file, in_flight, number, range, task, bytes, transfer: ended, waker };
+            Box::new(move || access.run())
+        };
         if let Some(job) = self.file.begin_access(range, direction, make) {
             self.file.shared().workers.run(job);
         }
@@ -241,6 +213,17 @@ impl Pager for FileRegion {
     }
 
     fn append(&self, data: &[u8], commit: bool, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
-        self.append_record(data, commit, waker)
+        if self.extent != FileExtent::WHOLE || !self.is_writable {
+            return Err(AccessError::Permission);
+        }
+        if !commit {
+            let offset = self.file.append(data)?;
+            return Ok(Arc::new(FileTransfer::ended(offset.to_ne_bytes().into())));
+        }
+        // A record that is refused for lack of room must not have been written.
+        let ticket = self.admit(0, waker)?;
+        let offset = self.file.append(data)?;
+        let range = HostRange { addr: offset, len: 0 };
+        Ok(self.defer(ticket, range, Direction::Read, Task::Commit(offset), waker))
     }
 }

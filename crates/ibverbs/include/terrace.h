@@ -56,6 +56,64 @@ int terrace_post_append(struct ibv_qp *qp, struct terrace_append_wr *wr, struct 
  */
 int terrace_post_write_commit(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr);
 
+/* ---- Regions that are files: docs/file-regions.md ---- */
+
+/*
+ * Registers the regular file behind a descriptor as a memory region, whose addresses are offsets in the file. The region
+ * is all of the file, however long it becomes: an access may reach to the end that the file has at that time. `access` is a
+ * mask of enum ibv_access_flags, and permits at most what the descriptor is open for. The program may close the descriptor.
+ *
+ * Returns NULL and sets errno: EACCES if `access` permits more than the descriptor is open for, or that is open for
+ * appending only; EBADF for no descriptor; EOPNOTSUPP for one of something else than a regular file; EMFILE and ENFILE if
+ * no descriptor is left, because each file needs one.
+ */
+struct ibv_mr *terrace_bind_file(struct ibv_pd *pd, int fd, int access);
+
+/*
+ * Makes the file of such a region `length` bytes long. When this returns, no access beyond a new end is running, and later
+ * ones fail. Returns 0 or an errno: EACCES if the region is not writable, EINVAL if it is no file, or that of ftruncate().
+ */
+int terrace_truncate(struct ibv_mr *mr, uint64_t length);
+
+/*
+ * Gives the blocks of a part of the file of such a region back. When this returns, the part reads as zeros; the file is as
+ * long as before. Returns 0 or an errno, as above, or that of fallocate().
+ */
+int terrace_punch(struct ibv_mr *mr, uint64_t offset, uint64_t length);
+
+/*
+ * ibv_reg_mr_ex() registers a file, or a part of it, too: with IBV_REG_MR_MASK_FD, and IBV_REG_MR_MASK_FD_OFFSET if the region
+ * does not begin where the file does. A length of 0 or SIZE_MAX means the whole file, as in terrace_bind_file().
+ *
+ * It is in rdma-core 60 and later. A program that is compiled with older headers defines RDMA_CORE_BEFORE_60, and gets
+ * declarations with the same names. It calls a function of this name only if the library has it: then dlsym() finds it.
+ */
+#ifdef RDMA_CORE_BEFORE_60
+enum {
+	IBV_REG_MR_MASK_IOVA = 1 << 0,
+	IBV_REG_MR_MASK_ADDR = 1 << 1,
+	IBV_REG_MR_MASK_FD = 1 << 2,
+	IBV_REG_MR_MASK_FD_OFFSET = 1 << 3,
+	IBV_REG_MR_MASK_DMAH = 1 << 4,
+};
+
+struct ibv_dmah;
+
+struct ibv_mr_init_attr {
+	size_t length;
+	int access;
+	uint64_t comp_mask;
+	uint64_t iova;
+	void *addr;
+	int fd;
+	uint64_t fd_offset;
+	struct ibv_dmah *dmah;
+	void *buf;
+};
+
+struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct ibv_mr_init_attr *mr_init_attr);
+#endif
+
 #ifdef __cplusplus
 }
 #endif

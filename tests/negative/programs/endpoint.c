@@ -7,6 +7,9 @@
  *
  *     mr NAME KIND BYTES ACCESS [PATH]              KIND: anon, malloc, file, readonly, memfd, huge, hugefd, sparse
  *     map NAME KIND BYTES [PATH]                    the same memory, not registered
+ *     filemr NAME PATH ACCESS OPEN [offset=N] [bytes=N]
+ *                                                   registers a file, or a part of it, opened with these flags
+ *     resize NAME BYTES, punch NAME OFFSET BYTES    terrace_truncate and terrace_punch on such a region
  *     submr|rereg NAME MR OFFSET BYTES ACCESS       registers a part of MR's memory, or re-registers a region there
  *     close|lock NAME                               closes a region's descriptor, or takes a POSIX lock on its file
  *     fill NAME OFFSET BYTES SEED [from=N]          writes the pattern of this seed from its offset N
@@ -41,6 +44,7 @@
 #include "env.h"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/memfd.h>
@@ -55,6 +59,9 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#define RDMA_CORE_BEFORE_60
+#include <terrace.h>
 
 enum { NAMES_MAX = 64, WORDS_MAX = 32, STREAM_BYTES = 16 << 10 };
 
@@ -226,6 +233,44 @@ static void command_mr(void)
     }
     region->mr = ibv_reg_mr(pd, region->memory, region->bytes, (int)number(4));
     answer_region(region);
+}
+
+static void command_filemr(void)
+{
+    struct region *region = free_region();
+    *region = (struct region){.fd = open(word(2), (int)number(4) | O_CLOEXEC)};
+    if (region->fd < 0) {
+        answer_code(errno);
+        return;
+    }
+    struct ibv_mr_init_attr attr = {.comp_mask = IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET,
+                                    .fd = region->fd,
+                                    .fd_offset = option("offset", 0),
+                                    .length = option("bytes", SIZE_MAX),
+                                    .access = (int)number(3)};
+    __typeof__(&ibv_reg_mr_ex) reg_mr_ex = dlsym(RTLD_DEFAULT, "ibv_reg_mr_ex");
+    __typeof__(&terrace_bind_file) bind_file = dlsym(RTLD_DEFAULT, "terrace_bind_file");
+    bool is_whole = attr.fd_offset == 0 && attr.length == SIZE_MAX;
+    region->mr = is_whole ? bind_file(pd, region->fd, attr.access) : reg_mr_ex(pd, &attr);
+    int code = errno;
+    if (region->mr == NULL)
+        close(region->fd);
+    else
+        region->bytes = region->mr->length;
+    errno = code;
+    answer_region(region);
+}
+
+static void command_resize(void)
+{
+    __typeof__(&terrace_truncate) resize = dlsym(RTLD_DEFAULT, "terrace_truncate");
+    answer_code(resize(region_named(1)->mr, number(2)));
+}
+
+static void command_punch(void)
+{
+    __typeof__(&terrace_punch) punch = dlsym(RTLD_DEFAULT, "terrace_punch");
+    answer_code(punch(region_named(1)->mr, number(2), number(3)));
 }
 
 static void command_submr(void)
@@ -763,6 +808,7 @@ static const struct command {
     void (*run)(void);
 } COMMANDS[] = {
     {"open", command_open},       {"mr", command_mr},           {"fill", command_fill},         {"check", command_check},
+    {"filemr", command_filemr},   {"resize", command_resize},   {"punch", command_punch},
     {"unmap", command_unmap},     {"protect", command_protect}, {"truncate", command_truncate}, {"dereg", command_dereg},
     {"qp", command_qp},           {"connect", command_connect}, {"recv", command_recv},         {"post", command_post},
     {"poll", command_poll},       {"arm", command_arm},         {"wait", command_wait},         {"state", command_state},

@@ -1,0 +1,15 @@
+//! What all files of a process share.
+
+use std::sync::Arc;
+
+use crate::budget::Budget;
+use crate::workers::Workers;
+
+/// What all files of a process share.
+#[derive(Debug)]
+pub struct Shared {
+    /// The windows.
+    pub budget: Arc<Budget>,
+    /// The threads that wait for disks.
+    pub workers: Arc<Workers>,
+}
