@@ -4,12 +4,13 @@ import errno
 import os
 import pathlib
 import resource
+import signal
 import subprocess
 import tempfile
 import unittest
 
 from support import (
-    ALL, ERR, LOC_PROT_ERR, LOCAL_WRITE, PROGRAMS, REM_ACCESS_ERR, REM_OP_ERR, REMOTE_READ, REMOTE_WRITE, ROOT, SUCCESS,
+    ALL, ERR, LOC_PROT_ERR, LOCAL_WRITE, REM_ACCESS_ERR, REM_OP_ERR, REMOTE_READ, REMOTE_WRITE, ROOT, SUCCESS,
     connect, fresh_address, procs)
 from test_paged import MIB, PAGE, Paged
 
@@ -121,7 +122,7 @@ class Rights(Files):
             self.assertEqual(path.read_bytes()[:PAGE], bytes(PAGE))
 
     def test_only_regular_files(self):
-        for path in ("/dev/zero", "/proc/self/ns/net", tempfile.gettempdir()):
+        for path in ("/dev/zero", tempfile.gettempdir()):
             self.refused(errno.EOPNOTSUPP, path, REMOTE_READ, os.O_RDONLY)
 
     def test_a_process_without_descriptors_is_told(self):
@@ -251,13 +252,23 @@ class FullFileSystems(Files):
 
 
 class Forks(Files):
-    def test_a_child_has_no_regions_that_are_files(self):
+    def test_the_region_is_the_parents(self):
         region = self.file(self.paths[0])
         self.write(region, 0, PAGE, 1)
-        for mode in ("exit", "_exit"):
-            pid = self.server("fork", mode, "f")["pid"]
-            self.server("reap", pid)
+        for mode in ("exit", "_exit", "exec"):
+            child = self.server("fork", mode)["pid"]
+            self.assertEqual(self.server("reap", child), [])
             self.expect_content(region, 0, PAGE, 1)
+
+    def test_a_child_can_end_its_parents_region(self):
+        self.file(self.paths[0])
+        child = self.server("fork", "daemon")["pid"]
+        self.addCleanup(os.kill, child, signal.SIGKILL)
+        with self.assertRaises(OSError) as raised:
+            self.server("resize", "f", 0)
+        self.assertEqual(raised.exception.errno, errno.EINVAL)
+        self.server("dereg", "f")
+        self.assertEqual(self.paths[0].stat().st_size, BYTES)
 
 
 class Example(unittest.TestCase):

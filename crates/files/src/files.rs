@@ -12,6 +12,7 @@ use terrace_sync::Mutex;
 use crate::budget::Budget;
 use crate::config::FilesConfig;
 use crate::open_file::{FileId, OpenFile};
+use crate::published::Lengths;
 use crate::region::{FileExtent, FileRegion};
 use crate::shared::Shared;
 use crate::sys::{self, Handle};
@@ -70,7 +71,7 @@ impl Files {
     /// No files yet. Nothing is started.
     pub fn new(config: &FilesConfig) -> Files {
         let (budget, workers) = (Budget::new(config.windows_max), Workers::new(config.workers_max));
-        Files { shared: Arc::new(Shared { budget, workers }), open: Mutex::default() }
+        Files { shared: Arc::new(Shared { budget, workers, lengths: Lengths::default() }), open: Mutex::default() }
     }
 
     /// A region of the file behind a descriptor, which the caller may close afterwards. Costs the same for any length.

@@ -1,0 +1,134 @@
+//! An access that a worker makes.
+
+use std::sync::Arc;
+
+use terrace_hostmem::{AtomicOp, HostRange};
+use terrace_memory::{AccessError, Transfer, Waker};
+use terrace_sync::{Condvar, Mutex};
+
+use crate::open_file::OpenFile;
+
+/// What a deferred access does.
+#[derive(Debug)]
+pub enum Task {
+    /// Reads the range.
+    Read,
+    /// Writes this from the range's start on.
+    Write(Vec<u8>),
+    /// Performs an atomic operation on the range.
+    Atomic(AtomicOp),
+    /// Makes everything durable.
+    Flush,
+    /// Makes everything durable after a record was appended at this offset.
+    Commit(u64),
+}
+
+/// The deferred accesses of a region that have not ended.
+#[derive(Debug, Default)]
+pub struct InFlight {
+    count: Mutex<u32>,
+    /// There are none.
+    is_idle: Condvar,
+}
+
+impl InFlight {
+    /// Counts one that begins.
+    pub fn begin(&self) {
+        *self.count.lock() += 1;
+    }
+
+    fn end(&self) {
+        let mut count = self.count.lock();
+        *count -= 1;
+        if *count == 0 {
+            self.is_idle.notify_all();
+        }
+    }
+
+    /// Waits until there are none.
+    pub fn wait_idle(&self) {
+        let mut count = self.count.lock();
+        while *count > 0 {
+            self.is_idle.wait(&mut count);
+        }
+    }
+}
+
+/// A deferred access.
+pub struct DeferredAccess {
+    /// The file.
+    pub file: Arc<OpenFile>,
+    /// The region's accesses, of which it is one.
+    pub in_flight: Arc<InFlight>,
+    /// Its number among the file's deferred accesses.
+    pub number: u64,
+    /// The offsets.
+    pub range: HostRange,
+    /// What it does.
+    pub task: Task,
+    /// The bytes that it holds.
+    pub bytes: u64,
+    /// Gets the outcome.
+    pub transfer: Arc<FileTransfer>,
+    /// Called when there is an outcome.
+    pub waker: Waker,
+}
+
+impl DeferredAccess {
+    /// Makes the access, and starts those that have waited for it.
+    pub fn run(self) {
+        let DeferredAccess { file, in_flight, number, range, task, bytes, transfer, waker } = self;
+        let result = match task {
+            Task::Read => {
+                let mut data = vec![0; range.len as usize];
+                file.read_waiting(range, &mut data).map(|()| data)
+            }
+            Task::Write(data) => file.write_waiting(range.addr, &data).map(|()| Vec::new()),
+            Task::Atomic(op) => file.atomic_waiting(range.addr, op).map(|before| before.to_ne_bytes().into()),
+            Task::Flush => file.durability.sync(&file.handle()).map(|()| Vec::new()),
+            Task::Commit(offset) => {
+                file.durability.sync(&file.handle()).map(|()| offset.to_ne_bytes().into())
+            }
+        };
+        transfer.finish(result);
+        let workers = file.shared().workers.clone();
+        for job in file.end_access(number) {
+            workers.run(job);
+        }
+        drop(file);
+        in_flight.end();
+        waker();
+        workers.release(bytes);
+    }
+}
+
+/// The result of an access, once it has ended.
+#[derive(Debug, Default)]
+pub struct FileTransfer(Mutex<Option<Result<Vec<u8>, AccessError>>>);
+
+impl FileTransfer {
+    /// A transfer that has ended already.
+    pub fn ended(data: Vec<u8>) -> FileTransfer {
+        FileTransfer(Mutex::new(Some(Ok(data))))
+    }
+
+    fn finish(&self, result: Result<Vec<u8>, AccessError>) {
+        *self.0.lock() = Some(result);
+    }
+}
+
+impl Transfer for FileTransfer {
+    fn outcome(&self) -> Option<Result<(), AccessError>> {
+        let result = self.0.lock();
+        result.as_ref().map(|result| result.as_ref().map(drop).map_err(|error| *error))
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        let result = self.0.lock();
+        let data = result.as_ref().ok_or(AccessError::NotReady)?.as_ref().map_err(|error| *error)?;
+        let start = usize::try_from(offset).map_err(|_| AccessError::OutOfRange)?;
+        let part = data.get(start..).and_then(|data| data.get(..out.len()));
+        out.copy_from_slice(part.ok_or(AccessError::OutOfRange)?);
+        Ok(())
+    }
+}

@@ -20,9 +20,9 @@ impl FileRegion {
     /// Makes the file this many bytes long. Accesses beyond a new end are refused from now on.
     ///
     /// # Errors
-    /// See [`LayoutError`].
+    /// See [`LayoutError`]; `ResourceBusy` if a same-host peer does not end an access.
     pub fn truncate(&self, len: u64) -> Result<(), LayoutError> {
-        self.change_layout(|handle| handle.set_len(len))
+        self.change_layout(len, |handle| handle.set_len(len))
     }
 
     /// Gives the blocks of a range back. It reads as zeros then, and the file keeps its length.
@@ -30,16 +30,18 @@ impl FileRegion {
     /// # Errors
     /// See [`LayoutError`].
     pub fn punch_hole(&self, offset: u64, len: u64) -> Result<(), LayoutError> {
-        self.change_layout(|handle| handle.punch_hole(offset, len))
+        // No byte of the file moves: whoever has it mapped sees the hole once it is there.
+        self.change_layout(u64::MAX, |handle| handle.punch_hole(offset, len))
     }
 
     fn change_layout(
         &self,
+        end_after: u64,
         change: impl FnOnce(&Handle) -> io::Result<()>,
     ) -> Result<(), LayoutError> {
         if !self.is_writable() {
             return Err(LayoutError::NotWritable);
         }
-        Ok(self.file().change_layout(change)?)
+        Ok(self.file().change_layout(end_after, change)?)
     }
 }

@@ -25,6 +25,7 @@
 //! | `job`, `pending`, `workers` | deferred accesses, their order, the threads that make them |
 //! | `append` | the end of a file, where records are added |
 //! | `layout` | truncating and punching |
+//! | `published` | the length as same-host peers see it, who map the file themselves |
 //! | `durable` | `fdatasync`, shared by those who wait for it |
 //! | `sys` | system calls |
 //!
@@ -45,6 +46,7 @@ mod job;
 mod layout;
 mod open_file;
 mod pending;
+mod published;
 mod region;
 mod shared;
 mod sys;

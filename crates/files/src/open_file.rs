@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, fault};
-use terrace_memory::AccessError;
-use terrace_shm::file_system;
+use terrace_memory::{AccessError, SharedFile};
+use terrace_shm::{GracePeriod, file_system};
 use terrace_sync::{Mutex, RwLock};
 
 use crate::append::End;
@@ -16,6 +16,7 @@ use crate::budget::{Fate, Owner};
 use crate::config::WINDOW_BYTES;
 use crate::durable::Durability;
 use crate::pending::Pending;
+use crate::published::Published;
 use crate::shared::Shared;
 use crate::sys::{Handle, Mapping, coarse_ms};
 use crate::window::Window;
@@ -30,6 +31,10 @@ const WINDOW_BYTES_MIN: u64 = 64 << 10;
 const MAPPED_AFTER: u32 = 2;
 /// The same when another window has to leave.
 const MAPPED_AFTER_WHEN_FULL: u32 = 16;
+/// The longest file, in bytes.
+pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
+/// Least addresses that a same-host peer maps for a file, and most. The file may grow into them.
+const PEER_BYTES: [u64; 2] = [1 << 30, 1 << 40];
 /// Bytes of an aligned part that a deferred write has read at a time.
 const BRING_BYTES: usize = 64 << 10;
 
@@ -75,6 +80,7 @@ pub struct OpenFile {
     changes: RwLock<()>,
     len: AtomicU64,
     len_read_ms: AtomicU64,
+    published: Published,
     /// Accesses that found no window, since the last one was made.
     unmapped_count: AtomicU32,
     /// The file system does not know `RWF_NOWAIT`.
@@ -122,6 +128,7 @@ impl OpenFile {
             shared,
             len: AtomicU64::new(handle.len()?),
             len_read_ms: AtomicU64::new(coarse_ms()),
+            published: Published::default(),
             layout: RwLock::new(Layout { handle: Arc::new(handle), windows: Vec::new() }),
             changes: RwLock::new(()),
             unmapped_count: AtomicU32::new(0),
@@ -152,12 +159,31 @@ impl OpenFile {
         }
     }
 
-    /// Changes the layout by `change` while no access runs. Windows beyond the new end leave, and what is known of pages
-    /// is forgotten.
+    /// Changes the layout by `change` while no access runs, not even of a same-host peer to what lies beyond `end_after`,
+    /// where the file will end. Windows beyond the new end leave, and what is known of pages is forgotten.
     ///
     /// # Errors
-    /// Those of `change`.
-    pub fn change_layout(&self, change: impl FnOnce(&Handle) -> io::Result<()>) -> io::Result<()> {
+    /// Those of `change`; `ResourceBusy` if a peer does not end its access.
+    pub fn change_layout(
+        &self,
+        end_after: u64,
+        change: impl FnOnce(&Handle) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let len = self.len.load(Ordering::Relaxed);
+        if end_after < len && self.published.limit(Some(end_after), len) {
+            let lost = HostRange { addr: end_after, len: len - end_after };
+            let over = GracePeriod::of_pages(lost).wait_long();
+            over.map_err(|timeout| {
+                self.published.limit(None, len);
+                io::Error::new(io::ErrorKind::ResourceBusy, timeout)
+            })?;
+        }
+        let changed = self.change_alone(change);
+        self.published.limit(None, self.len.load(Ordering::Relaxed));
+        changed
+    }
+
+    fn change_alone(&self, change: impl FnOnce(&Handle) -> io::Result<()>) -> io::Result<()> {
         let mut end = self.end.lock();
         end.forget();
         let _changes = self.changes.write();
@@ -174,6 +200,7 @@ impl OpenFile {
     pub fn read_len(&self, handle: &Handle, now_ms: u64) -> u64 {
         let Ok(len) = handle.len() else { return self.len.load(Ordering::Relaxed) };
         self.len.store(len, Ordering::Relaxed);
+        self.published.set(len);
         self.len_read_ms.store(now_ms, Ordering::Relaxed);
         len
     }
@@ -523,6 +550,22 @@ impl OpenFile {
             Unmapped::NotMappable(_) => AccessError::Device,
             Unmapped::Failed(error) => error,
         })
+    }
+
+    /// What same-host peers need to map a part of the file. `None` if they cannot.
+    pub fn shared_file(&self, extent: HostRange, is_writable: bool) -> Option<SharedFile> {
+        let handle = self.handle();
+        let len = self.read_len(&handle, coarse_ms());
+        let file = handle.open_anew(is_writable).ok()?;
+        let (lengths, number) = self.published.publish(&self.shared.lengths, len)?;
+        let room = if self.page_bytes == PAGE_BYTES {
+            len.saturating_mul(4).clamp(PEER_BYTES[0], PEER_BYTES[1]).max(len.min(PEER_BYTES[1]))
+        } else {
+            // A mapping beyond the end of a file of huge pages would make it longer.
+            len
+        };
+        let range = HostRange { addr: extent.addr, len: extent.len.min(room.checked_sub(extent.addr)?) };
+        (range.len > 0).then_some(SharedFile { file, range, lengths, number })
     }
 
     /// Changes a range in a mapping of its own: unlike a system call, that never makes the file longer.

@@ -4,15 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
-use terrace_memory::{AccessError, LocalCopies, Pager, PeerTables, Transfer, Translation, Waker};
+use terrace_memory::{
+    AccessError, LocalCopies, Pager, PeerTables, SharedFile, Transfer, Translation, Waker,
+};
 
 use crate::job::{DeferredAccess, FileTransfer, InFlight, Task};
-use crate::open_file::{Direction, OpenFile};
+use crate::open_file::{Direction, FILE_BYTES_MAX, OpenFile};
 use crate::sys::coarse_ms;
 use crate::workers::Job;
-
-/// The longest file, in bytes.
-const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 
 /// The part of a file that is a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,6 +156,10 @@ impl Translation for FileRegion {
 
     fn peer_tables(&self) -> Option<PeerTables<'_>> {
         None
+    }
+
+    fn shared_file(&self, is_writable: bool) -> Option<SharedFile> {
+        self.file.shared_file(self.extent.range()?, is_writable)
     }
 
     fn local_copies(&self) -> Option<&dyn LocalCopies> {

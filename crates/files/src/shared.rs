@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::budget::Budget;
+use crate::published::Lengths;
 use crate::workers::Workers;
 
 /// What all files of a process share.
@@ -12,4 +13,6 @@ pub struct Shared {
     pub budget: Arc<Budget>,
     /// The threads that wait for disks.
     pub workers: Arc<Workers>,
+    /// The lengths that peers see.
+    pub lengths: Lengths,
 }

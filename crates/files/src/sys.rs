@@ -53,6 +53,16 @@ impl Handle {
         }
     }
 
+    /// Opens the file once more, for another process.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn open_anew(&self, is_writable: bool) -> io::Result<OwnedFd> {
+        let mode = if is_writable { OFlags::RDWR } else { OFlags::RDONLY };
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        Ok(rustix::fs::open(path, mode | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())?)
+    }
+
     /// The file's length in bytes.
     ///
     /// # Errors

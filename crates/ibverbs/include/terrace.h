@@ -71,7 +71,8 @@ struct ibv_mr *terrace_bind_file(struct ibv_pd *pd, int fd, int access);
 
 /*
  * Makes the file of such a region `length` bytes long. When this returns, no access beyond a new end is running, and later
- * ones fail. Returns 0 or an errno: EACCES if the region is not writable, EINVAL if it is no file, or that of ftruncate().
+ * ones fail. Returns 0 or an errno: EACCES if the region is not writable, EBUSY if another process of this host does not end
+ * an access, EINVAL if the region is no file, or that of ftruncate().
  */
 int terrace_truncate(struct ibv_mr *mr, uint64_t length);
 

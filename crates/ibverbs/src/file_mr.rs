@@ -1,11 +1,12 @@
 //! The functions of `terrace.h` for regions that are files.
 
 use std::ffi::{c_int, c_uint};
+use std::io::ErrorKind;
 
 use terrace_files::{FileExtent, LayoutError};
 
 use crate::abi::{ibv_mr, ibv_pd};
-use crate::errno::{EACCES, Errno, Result, pointer, status};
+use crate::errno::{EACCES, EBUSY, Errno, Result, pointer, status};
 use crate::mr::{MrObject, register_file};
 use crate::object::borrow;
 
@@ -45,6 +46,7 @@ pub unsafe extern "C" fn terrace_punch(mr: *mut ibv_mr, offset: u64, length: u64
 fn changed(result: std::result::Result<(), LayoutError>) -> Result<()> {
     result.map_err(|error| match error {
         LayoutError::NotWritable => EACCES,
+        LayoutError::System(error) if error.kind() == ErrorKind::ResourceBusy => EBUSY,
         LayoutError::System(error) => Errno(error.raw_os_error().unwrap_or(libc::EIO)),
     })
 }

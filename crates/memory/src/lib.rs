@@ -59,6 +59,6 @@ pub use paging::{AccessCounts, Pager, Pattern, Presence, RegionPolicy, Transfer,
 pub use publish::RegionMemory;
 pub use registry::{Limits, NewPaging, NewRange, Region, RegionChange, RegionSpec, Registry};
 pub use socket::accept_without_checksum;
-pub use translation::{LocalCopies, PeerTables, Translation};
+pub use translation::{LocalCopies, PeerTables, SharedFile, Translation};
 pub use window::{BindError, WindowBind, WindowKind};
 pub use zeros::Zeros;

@@ -13,7 +13,7 @@ use crate::paging::Pager;
 use crate::pin::Closed;
 use crate::registry::Registry;
 use crate::table::tag_of;
-use crate::translation::PeerTables;
+use crate::translation::{PeerTables, SharedFile};
 
 /// The memory behind a key, for the code that tells other processes how to access it.
 #[derive(Clone, Debug)]
@@ -32,6 +32,11 @@ impl RegionMemory {
     /// The addresses that its pager translates; without a pager, its own.
     pub fn range_of_pager(&self) -> HostRange {
         self.pager.as_ref().map_or(self.range, |pager| pager.translation().range())
+    }
+
+    /// What peers need to map it, if it is a file.
+    pub fn shared_file(&self) -> Option<SharedFile> {
+        self.pager.as_ref()?.translation().shared_file(self.is_writable)
     }
 
     /// Whether its bytes are in frames that peers can map.

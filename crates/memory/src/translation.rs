@@ -2,10 +2,12 @@
 //! by pages in frames elsewhere.
 
 use std::fmt::Debug;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use terrace_hostmem::{AtomicOp, HostRange};
+use terrace_shm::FileLengths;
 
 use crate::access::AccessError;
 
@@ -68,6 +70,19 @@ pub trait LocalCopies {
     fn write_now(&self, addr: u64, data: &[u8]) -> Result<(), AccessError>;
 }
 
+/// What same-host peers need to map a region that is a file ([`MappedFile::new`](terrace_shm::MappedFile::new)).
+#[derive(Debug)]
+pub struct SharedFile {
+    /// The file, open for what peers may do.
+    pub file: OwnedFd,
+    /// The offsets that they map.
+    pub range: HostRange,
+    /// The published lengths of the process's files.
+    pub lengths: Arc<FileLengths>,
+    /// The number of the file's length among them.
+    pub number: u32,
+}
+
 /// Translates a paged region's addresses, and copies what is present.
 ///
 /// What is present can become absent at any time. A copy by one of these methods is whole, or reported as not made; a
@@ -116,6 +131,12 @@ pub trait Translation: Send + Sync + Debug {
 
     /// What same-host peers need to access the region by themselves. `None` if they cannot.
     fn peer_tables(&self) -> Option<PeerTables<'_>>;
+
+    /// What same-host peers need to map the region, if it is a file; `None` if they cannot. With `is_writable` they may
+    /// write.
+    fn shared_file(&self, _is_writable: bool) -> Option<SharedFile> {
+        None
+    }
 
     /// The copies of local work requests, where addresses are offsets in a file. `None` where they are addresses of this
     /// process: local work requests access those themselves.

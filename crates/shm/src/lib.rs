@@ -26,6 +26,7 @@
 //! | `reader_list` | the readers that grace periods wait for |
 //! | `cached` | a region whose pages are in the page cache, as a peer accesses it |
 //! | `framed` | a region whose pages are in frames, as a peer accesses it |
+//! | `mapped_file` | a region that is a file, as a peer accesses it; the published lengths of files |
 //! | `source` | how the bytes of another process's region are copied |
 //! | `process` | copies by the kernel |
 //! | `direct_access` | access to another process's memory: the checks and the copy; `list` several copies by one system call |
@@ -46,6 +47,7 @@ mod direct_access;
 mod framed;
 mod handshake;
 mod keys;
+mod mapped_file;
 mod page_entry;
 mod page_table;
 mod peer_hits;
@@ -68,6 +70,7 @@ pub use cached::Cached;
 pub use direct_access::{DirectAccess, LocalMemory, PeerMemory, Refusal};
 pub use framed::{FrameTables, Framed, Frames};
 pub use keys::{KEY_INDEX_BITS, KeyMemo, KeyOrder};
+pub use mapped_file::{FileLength, FileLengths, MappedFile};
 pub use page_entry::{PageEntry, PageState};
 pub use page_table::{AccessCounters, PageEntries};
 pub use peer_hits::PeerHits;

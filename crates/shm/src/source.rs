@@ -7,6 +7,7 @@ use terrace_hostmem::{HostRange, PAGE_BYTES, UNIT_BYTES, fault};
 
 use crate::cached::Cached;
 use crate::framed::Framed;
+use crate::mapped_file::MappedFile;
 use crate::prefetch_hint::Likely;
 use crate::process;
 use crate::residency::{ResidencyView, unit_count};
@@ -34,6 +35,8 @@ pub enum Source {
     Paged(Paged),
     /// Their pages are in the page cache at times: as [`Source::Paged`], by pages.
     Cached(Cached),
+    /// The region is a file, which is mapped here, too, and may end before the mapping does.
+    File(MappedFile),
     /// Their pages are in memory at times, in frames that are mapped here, too.
     Framed(Framed),
     /// The kernel copies between the processes.
@@ -162,6 +165,7 @@ impl Source {
             Source::Mapped(mapped) => mapped.give_up(),
             Source::Framed(framed) => framed.give_up(),
             Source::Cached(cached) => cached.give_up(),
+            Source::File(file) => file.give_up(),
             Source::Paged(_) | Source::Process | Source::Packets => {}
         }
     }
@@ -172,6 +176,7 @@ impl Source {
             Source::Mapped(mapped) => {
                 mapped.place(host, 0).map_or(Likely::Unknown, |at| Likely::Bytes { va, at })
             }
+            Source::File(file) => file.place(host, 0).map_or(Likely::Unknown, |at| Likely::Bytes { va, at }),
             Source::Framed(framed) => {
                 framed.place_of_entry(host).map_or(Likely::Unknown, |at| Likely::Entry { va, at })
             }
@@ -183,6 +188,7 @@ impl Source {
     pub(crate) fn place_of_atomic(&self, host: u64) -> Result<u64, Missing> {
         match self {
             Source::Mapped(mapped) => mapped.place(host, 8),
+            Source::File(file) => file.place(host, 8),
             Source::Framed(framed) => framed.place_of_atomic(host),
             Source::Paged(_) | Source::Cached(_) | Source::Process | Source::Packets => Err(Missing),
         }
@@ -278,6 +284,7 @@ impl Source {
             Source::Mapped(mapped) => mapped.copy(direction, host, local),
             Source::Paged(paged) => paged.copy(direction, host, local),
             Source::Cached(cached) => cached.copy(direction, host, local),
+            Source::File(file) => file.copy(direction, host, local),
             Source::Framed(framed) => framed.copy(direction, host, local),
             Source::Process => process::copy(direction, pid, host, local),
             Source::Packets => Err(Missing),

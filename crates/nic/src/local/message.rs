@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 /// The version of messages and segments together.
-pub(super) const LAYOUT: u32 = 13;
+pub(super) const LAYOUT: u32 = 14;
 /// Longest message in bytes.
 const MESSAGE_BYTES_MAX: usize = 512;
 /// Most descriptors with one message.
@@ -44,6 +44,9 @@ pub(super) enum RegionPath {
     /// By the attached file, as far as the attached page table permits. The third file has `count` counters. Nobody makes a
     /// swap file shorter.
     Cached { offset: u64, count: u32, is_swap_file: bool, addr: u64, len: u64 },
+    /// By mapping the attached file, whose offsets are the addresses, as far as the file reaches: its length is `number` in
+    /// the attached segment.
+    File { number: u32, addr: u64, len: u64 },
     /// In the frames of the attached file, `count` of them from `offset` on, by the attached page table and two files of
     /// counters.
     Framed { offset: u64, count: u32, addr: u64, len: u64 },

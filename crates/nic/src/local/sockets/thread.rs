@@ -10,9 +10,9 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use terrace_hostmem::HostRange;
-use terrace_memory::{PeerTables, RegionMemory};
+use terrace_memory::{PeerTables, RegionMemory, SharedFile};
 use terrace_shm::{
-    BackedBy, Cached, FrameTables, Framed, Frames, Mapped, Paged, PeerMemory, PeerReaders, ReaderSlots,
+    BackedBy, Cached, FrameTables, Framed, Frames, Mapped, MappedFile, Paged, PeerMemory, PeerReaders, ReaderSlots,
     RingFile, RxRing, Source, TxRing, Version,
 };
 
@@ -260,9 +260,13 @@ impl PeerSocket {
 
     fn answer(&mut self, device: &Device, key: u32, version: Version) -> Result<(), Errno> {
         let mut memory = device.memory.memory_of(key, version);
-        let backed = memory.as_ref().and_then(|memory| find_backing(device, memory));
+        let file = memory.as_ref().and_then(RegionMemory::shared_file);
+        let backed = match &file {
+            None => memory.as_ref().and_then(|memory| find_backing(device, memory)),
+            Some(_) => None,
+        };
         let is_framed = memory.as_ref().is_some_and(RegionMemory::is_framed);
-        if backed.is_some() || is_framed {
+        if backed.is_some() || is_framed || file.is_some() {
             device.local.shared.lock().insert(key, version);
             // Invalidation removes the region before it reads `shared`. If it read `shared` before this insertion, the
             // region is gone by now.
@@ -273,6 +277,12 @@ impl PeerSocket {
         }
         let tables = memory.as_ref().and_then(|memory| memory.pager.as_ref()?.translation().peer_tables());
         let answer = |path| Message::Answer { key, version: version.0, path };
+        if let (Some(SharedFile { file, range, lengths, number }), Some(_)) = (&file, &memory) {
+            let path = RegionPath::File { number: *number, addr: range.addr, len: range.len };
+            message::send(&self.socket, &answer(path), &[file.as_fd(), lengths.file()])?;
+            self.may_map.insert((key, version));
+            return Ok(());
+        }
         if let Some(PeerTables::Frames { entries, counters, hits, pool, pool_to_read, offset, count }) =
             tables
             && let Some(memory) = &memory
@@ -369,6 +379,10 @@ impl Peer {
             RegionPath::Process => Ok(Source::process(self.pid)),
             RegionPath::Mapped { offset, addr, len } => {
                 Mapped::new(&backed(offset, addr, len)?).map(Source::Mapped)
+            }
+            RegionPath::File { number, addr, len } => {
+                let backed = backed(addr, addr, len)?;
+                MappedFile::new(&backed, files.next()?, number).map(Source::File)
             }
             RegionPath::Framed { offset, count, addr, len } => {
                 let file = files.next()?;
