@@ -42,7 +42,8 @@ impl End {
             let bytes = (end - start).max(AHEAD_BYTES);
             let is_done = handle.allocate(start, bytes).is_ok();
             // Where it is not possible, it is not tried for each record.
-            self.allocated = if is_done { start.saturating_add(bytes) } else { end.saturating_add(AHEAD_BYTES) };
+            self.allocated =
+                if is_done { start.saturating_add(bytes) } else { end.saturating_add(AHEAD_BYTES) };
         }
     }
 

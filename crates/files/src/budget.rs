@@ -72,7 +72,11 @@ impl Budget {
             }
             let (weak, first) = queue.pop_front()?;
             let Some(other) = weak.upgrade() else { continue };
-            let fate = if std::ptr::addr_eq(Arc::as_ptr(&other), Arc::as_ptr(file)) { Fate::Stays } else { other.try_drop_window(first) };
+            let fate = if std::ptr::addr_eq(Arc::as_ptr(&other), Arc::as_ptr(file)) {
+                Fate::Stays
+            } else {
+                other.try_drop_window(first)
+            };
             if fate == Fate::Stays {
                 queue.push_back((weak, first));
             }

@@ -71,7 +71,10 @@ impl Files {
     /// No files yet. Nothing is started.
     pub fn new(config: &FilesConfig) -> Files {
         let (budget, workers) = (Budget::new(config.windows_max), Workers::new(config.workers_max));
-        Files { shared: Arc::new(Shared { budget, workers, lengths: Lengths::default() }), open: Mutex::default() }
+        Files {
+            shared: Arc::new(Shared { budget, workers, lengths: Lengths::default() }),
+            open: Mutex::default(),
+        }
     }
 
     /// A region of the file behind a descriptor, which the caller may close afterwards. Costs the same for any length.

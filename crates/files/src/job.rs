@@ -85,10 +85,8 @@ impl DeferredAccess {
             }
             Task::Write(data) => file.write_waiting(range.addr, &data).map(|()| Vec::new()),
             Task::Atomic(op) => file.atomic_waiting(range.addr, op).map(|before| before.to_ne_bytes().into()),
-            Task::Flush => file.durability.sync(&file.handle()).map(|()| Vec::new()),
-            Task::Commit(offset) => {
-                file.durability.sync(&file.handle()).map(|()| offset.to_ne_bytes().into())
-            }
+            Task::Flush => file.sync().map(|()| Vec::new()),
+            Task::Commit(offset) => file.sync().map(|()| offset.to_ne_bytes().into()),
         };
         transfer.finish(result);
         let workers = file.shared().workers.clone();

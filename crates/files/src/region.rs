@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
-use terrace_memory::{
-    AccessError, LocalCopies, Pager, PeerTables, SharedFile, Transfer, Translation, Waker,
-};
+use terrace_memory::{AccessError, LocalCopies, Pager, PeerTables, SharedFile, Transfer, Translation, Waker};
 
 use crate::job::{DeferredAccess, FileTransfer, InFlight, Task};
 use crate::open_file::{Direction, FILE_BYTES_MAX, OpenFile};

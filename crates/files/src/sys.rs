@@ -229,7 +229,12 @@ impl Mapping {
     ///
     /// # Errors
     /// The system's.
-    pub fn for_pages(&self, offset: u64, len: u64, mut each: impl FnMut(u64, bool) -> bool) -> io::Result<()> {
+    pub fn for_pages(
+        &self,
+        offset: u64,
+        len: u64,
+        mut each: impl FnMut(u64, bool) -> bool,
+    ) -> io::Result<()> {
         /// Pages that are asked for at a time.
         const PAGES: u64 = 64;
         let mut cached = [0_u8; PAGES as usize];

@@ -40,7 +40,10 @@ struct State {
 
 impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("State").field("jobs", &self.count).field("threads", &self.threads).finish_non_exhaustive()
+        f.debug_struct("State")
+            .field("jobs", &self.count)
+            .field("threads", &self.threads)
+            .finish_non_exhaustive()
     }
 }
 

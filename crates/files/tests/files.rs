@@ -22,7 +22,7 @@ fn files() -> Files {
 #[test]
 fn a_region_permits_what_its_descriptor_is_open_for() {
     let (files, file) = (files(), TestFile::new("/var/tmp", 5000));
-    let path = file.directory.path().join("file");
+    let path = file.path();
     let read_only = open(&path, false);
     let refused = files.open(read_only.as_fd(), true, FileExtent::WHOLE).map(drop);
     assert!(matches!(refused, Err(OpenError::NotPermitted(_))), "{refused:?}");
@@ -32,7 +32,7 @@ fn a_region_permits_what_its_descriptor_is_open_for() {
     let write_only = File::options().write(true).open(&path).expect("opened");
     let refused = files.open(write_only.as_fd(), false, FileExtent::WHOLE).map(drop);
     assert!(matches!(refused, Err(OpenError::NotPermitted(_))), "{refused:?}");
-    let directory = File::open(file.directory.path()).expect("opened");
+    let directory = File::open("/var/tmp").expect("opened");
     let refused = files.open(directory.as_fd(), false, FileExtent::WHOLE).map(drop);
     assert!(matches!(refused, Err(OpenError::NotRegular)), "{refused:?}");
 
@@ -70,7 +70,9 @@ fn the_length_is_the_files() {
         for _ in 0..4 {
             assert_eq!(read(&region, 10_000, 1), Ok(vec![0]));
             assert_eq!(write(&region, 10_000, b"y"), Ok(()));
-            for (offset, len) in [(10_001, 1), (10_000, 2), (0, 10_002), (1 << 40, 8), (i64::MAX as u64 - 8, 8)] {
+            for (offset, len) in
+                [(10_001, 1), (10_000, 2), (0, 10_002), (1 << 40, 8), (i64::MAX as u64 - 8, 8)]
+            {
                 assert_eq!(read(&region, offset, len), Err(AccessError::OutOfRange));
                 assert_eq!(write(&region, offset, &vec![1; len]), Err(AccessError::OutOfRange));
             }
@@ -176,12 +178,16 @@ fn appended_records_neither_overlap_nor_leave_holes() {
                         record[..8].copy_from_slice(&(len as u64).to_ne_bytes());
                         record[8..16].copy_from_slice(&(writer << 32 | number).to_ne_bytes());
                         let offset = append(region, &record, number % 50 == 0).expect("appended");
-                        assert_eq!(read(region, offset, len), Ok(record), "a record is there once it is appended");
+                        assert_eq!(
+                            read(region, offset, len),
+                            Ok(record),
+                            "a record is there once it is appended"
+                        );
                     }
                 });
             }
         });
-        let content = std::fs::read(file.directory.path().join("file")).expect("read");
+        let content = std::fs::read(file.path()).expect("read");
         let (mut rest, mut seen) = (&content[..], HashSet::new());
         while !rest.is_empty() {
             let word = |at: usize| u64::from_ne_bytes(rest[at..at + 8].try_into().expect("8 bytes"));
@@ -213,7 +219,11 @@ impl Mount {
         let image = directory.path().join("image");
         File::create(&image).and_then(|file| file.set_len(megabytes << 20)).expect("an image");
         let run = |program: &str, args: &[&str], last: &std::path::Path| {
-            std::process::Command::new(program).args(args).arg(last).output().is_ok_and(|done| done.status.success())
+            std::process::Command::new(program)
+                .args(args)
+                .arg(last)
+                .output()
+                .is_ok_and(|done| done.status.success())
         };
         let target = directory.path().join("mounted");
         std::fs::create_dir(&target).expect("a directory");
@@ -291,14 +301,12 @@ fn a_full_file_system_is_an_error_that_loses_nothing() {
 
 #[test]
 fn a_part_of_a_file_has_the_length_that_was_asked_for() {
-    assert_eq!(
-        FileExtent { offset: 4096, len: Some(100) }.range(),
-        Some(HostRange { addr: 4096, len: 100 })
-    );
+    assert_eq!(FileExtent { offset: 4096, len: Some(100) }.range(), Some(HostRange { addr: 4096, len: 100 }));
     assert_eq!(FileExtent { offset: u64::MAX, len: None }.range(), None);
     assert_eq!(FileExtent { offset: 1, len: Some(i64::MAX as u64) }.range(), None);
     let (files, file) = (files(), TestFile::new("/var/tmp", 10_000));
-    let part = files.open(file.file.as_fd(), true, FileExtent { offset: 0, len: Some(10) }).expect("a region");
+    let part =
+        files.open(file.file.as_fd(), true, FileExtent { offset: 0, len: Some(10) }).expect("a region");
     assert_eq!(append(&part, b"x", false), Err(AccessError::Permission), "the end is not in the region");
 }
 

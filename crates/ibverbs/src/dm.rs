@@ -175,7 +175,13 @@ pub unsafe extern "C" fn reg_dm_mr(
             },
             _ => MrRequest { addr, length: length as u64, iova: 0, access, paging: None },
         };
-        let place = Range { addr: null_mut(), length, device_memory: Some(memory.users.add()), lease: None, file: None };
+        let place = Range {
+            addr: null_mut(),
+            length,
+            device_memory: Some(memory.users.add()),
+            lease: None,
+            file: None,
+        };
         // SAFETY: the caller's.
         unsafe { mr::register(pd, request, place) }
     };

@@ -74,9 +74,9 @@ use terrace_nic::ForkPause;
 use tracing::level_filters::LevelFilter;
 
 use crate::errno::{Errno, Result};
+use crate::files;
 use crate::log::write_line;
 use crate::once::once;
-use crate::files;
 use crate::paged::{self, ForkHold};
 use crate::rdma_cm::service;
 use crate::shim::{real, tree};
@@ -168,7 +168,8 @@ extern "C" fn before() {
     let pauses = devices.iter().filter_map(Weak::upgrade).map(|device| device.pause_for_fork()).collect();
     // This lock is last, because an engine that is to pause may be handling a datagram under it.
     let service = service::hold_for_fork();
-    let paused = Paused { pauses, paged, files, _tree: tree, nic, xrcd, _once: once, service, _devices: devices };
+    let paused =
+        Paused { pauses, paged, files, _tree: tree, nic, xrcd, _once: once, service, _devices: devices };
     PAUSED.store(Box::into_raw(Box::new(paused)), Ordering::Relaxed);
 }
 

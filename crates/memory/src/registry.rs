@@ -87,7 +87,8 @@ impl RegionSpec {
         self.apply(&mut entry)?;
         self.check_pager()?;
         let range = HostRange { addr: self.addr, len: self.len };
-        let need_not_be_mapped = self.access.contains(Access::ON_DEMAND) || self.len == 0 || entry.is_by_offset;
+        let need_not_be_mapped =
+            self.access.contains(Access::ON_DEMAND) || self.len == 0 || entry.is_by_offset;
         if need_not_be_mapped || is_mapped(range) {
             return Ok(entry);
         }

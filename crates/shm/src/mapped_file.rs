@@ -79,7 +79,8 @@ impl FileLength {
 
     /// Sets the length in bytes. Accesses that have seen a longer one end with the next grace period.
     pub fn set(&self, len: u64) {
-        self.lengths.segment.quads(self.number as usize * size_of::<u64>(), 1)[0].store(len, Ordering::Release);
+        self.lengths.segment.quads(self.number as usize * size_of::<u64>(), 1)[0]
+            .store(len, Ordering::Release);
         fence_after_withdrawal();
     }
 }

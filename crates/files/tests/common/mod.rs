@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Once};
 
@@ -16,7 +16,7 @@ pub const DIRECTORIES: [&str; 2] = ["/var/tmp", "/dev/shm"];
 /// A file with a name of its own.
 pub struct TestFile {
     pub file: File,
-    pub directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl TestFile {
@@ -25,6 +25,10 @@ impl TestFile {
         let file = open(&directory.path().join("file"), true);
         file.set_len(len).expect("space");
         TestFile { file, directory }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.directory.path().join("file")
     }
 }
 
@@ -44,7 +48,11 @@ pub fn region(files: &Files, file: &File) -> Arc<FileRegion> {
 /// A waker, and what it says.
 pub fn waker() -> (Waker, Receiver<()>) {
     let (sender, receiver) = channel();
-    (Arc::new(move || drop(sender.send(()))), receiver)
+    let wake = move || {
+        // Nobody waits any more.
+        let _ = sender.send(());
+    };
+    (Arc::new(wake), receiver)
 }
 
 /// The transfer that `begin` begins, once it has ended.

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use terrace_hostmem::HostRange;
 use terrace_memory::{PeerTables, RegionMemory, SharedFile};
 use terrace_shm::{
-    BackedBy, Cached, FrameTables, Framed, Frames, Mapped, MappedFile, Paged, PeerMemory, PeerReaders, ReaderSlots,
-    RingFile, RxRing, Source, TxRing, Version,
+    BackedBy, Cached, FrameTables, Framed, Frames, Mapped, MappedFile, Paged, PeerMemory, PeerReaders,
+    ReaderSlots, RingFile, RxRing, Source, TxRing, Version,
 };
 
 use super::{Peer, PeerSocket, Sockets, Unsent};
