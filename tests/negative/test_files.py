@@ -121,6 +121,24 @@ class Rights(Files):
             self.assertEqual(raised.exception.errno, errno.EACCES)
             self.assertEqual(path.read_bytes()[:PAGE], bytes(PAGE))
 
+    def mappings_of_client(self, path, region):
+        """The modes of the client's mappings of a file, once it accesses the region without packets."""
+        before = self.client.counts("q")["direct"]
+        for _ in range(500):
+            self.expect("read", region, 0, PAGE)
+            if self.client.counts("q")["direct"] > before:
+                break
+        else:
+            self.fail("the client sends packets")
+        lines = pathlib.Path(f"/proc/{self.client.pid}/maps").read_text().splitlines()
+        return {line.split()[1] for line in lines if line.endswith(str(path))}
+
+    def test_a_same_host_peer_maps_what_the_region_grants(self):
+        for path, region in self.files(access=REMOTE_READ | LOCAL_WRITE):
+            self.assertEqual(self.mappings_of_client(path, region), {"r--s"})
+        for path, region in self.files():
+            self.assertEqual(self.mappings_of_client(path, region), {"rw-s"})
+
     def test_only_regular_files(self):
         for path in ("/dev/zero", tempfile.gettempdir()):
             self.refused(errno.EOPNOTSUPP, path, REMOTE_READ, os.O_RDONLY)
