@@ -11,6 +11,7 @@ use terrace_sync::Mutex;
 
 use crate::budget::Budget;
 use crate::config::FilesConfig;
+use crate::descriptors::Descriptors;
 use crate::open_file::{FileId, OpenFile};
 use crate::published::Lengths;
 use crate::region::{FileExtent, FileRegion};
@@ -71,8 +72,9 @@ impl Files {
     /// No files yet. Nothing is started.
     pub fn new(config: &FilesConfig) -> Files {
         let (budget, workers) = (Budget::new(config.windows_max), Workers::new(config.workers_max));
+        let descriptors = Descriptors::new(config.descriptors_max);
         Files {
-            shared: Arc::new(Shared { budget, workers, lengths: Lengths::default() }),
+            shared: Arc::new(Shared { budget, descriptors, workers, lengths: Lengths::default() }),
             open: Mutex::default(),
         }
     }
@@ -108,16 +110,37 @@ impl Files {
     ) -> Result<Arc<OpenFile>, OpenError> {
         let mut open = self.open.lock();
         if let Some(file) = open.files.get(&id).and_then(Weak::upgrade) {
-            if is_writable && !file.handle().is_writable {
-                file.make_writable(handle(descriptor, flags, true)?);
+            if is_writable && !file.is_writable() {
+                file.make_writable(self.handle(descriptor, flags, true)?);
             }
             return Ok(file);
         }
-        let handle = handle(descriptor, flags, is_writable)?;
+        let handle = self.handle(descriptor, flags, is_writable)?;
         let file = OpenFile::new(id, handle, self.shared.clone()).map_err(OpenError::System)?;
         let file = Arc::new(file);
         open.insert(id, &file);
+        file.keep_open();
         Ok(file)
+    }
+
+    /// A handle of the file behind a descriptor. Other files are parked if no descriptor is left.
+    fn handle(
+        &self,
+        descriptor: BorrowedFd<'_>,
+        flags: OFlags,
+        is_writable: bool,
+    ) -> Result<Handle, OpenError> {
+        let open = || Handle::of(descriptor.as_fd(), flags, is_writable);
+        let is_full =
+            |error: &io::Error| matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE));
+        let opened = open().or_else(|error| match is_full(&error) && self.shared.descriptors.make_room() {
+            true => open(),
+            false => Err(error),
+        });
+        opened.map_err(|error| match is_full(&error) {
+            true => OpenError::NoDescriptor(error),
+            false => OpenError::System(error),
+        })
     }
 
     /// The number of windows.
@@ -130,13 +153,6 @@ impl Drop for Files {
     fn drop(&mut self) {
         self.shared.workers.close();
     }
-}
-
-fn handle(descriptor: BorrowedFd<'_>, flags: OFlags, is_writable: bool) -> Result<Handle, OpenError> {
-    Handle::of(descriptor.as_fd(), flags, is_writable).map_err(|error| match Errno::from_io_error(&error) {
-        Some(Errno::MFILE | Errno::NFILE) => OpenError::NoDescriptor(error),
-        _ => OpenError::System(error),
-    })
 }
 
 /// Checks what a descriptor is open for: a region permits no more.

@@ -22,6 +22,7 @@
 //! | `open_file` | one file: length, handle, windows; accesses that need not wait |
 //! | `window`, `budget` | mappings of parts of a file, which of their pages are cached, how many mappings there are |
 //! | `region` | what the NIC sees |
+//! | `descriptors` | which files have a descriptor; where the others are parked |
 //! | `job`, `pending`, `workers` | deferred accesses, their order, the threads that make them |
 //! | `append` | the end of a file, where records are added |
 //! | `layout` | truncating and punching |
@@ -40,6 +41,7 @@
 mod append;
 mod budget;
 mod config;
+mod descriptors;
 mod durable;
 mod files;
 mod job;

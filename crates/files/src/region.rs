@@ -8,7 +8,6 @@ use terrace_memory::{AccessError, LocalCopies, Pager, PeerTables, SharedFile, Tr
 
 use crate::job::{DeferredAccess, FileTransfer, InFlight, Task};
 use crate::open_file::{Direction, FILE_BYTES_MAX, OpenFile};
-use crate::sys::coarse_ms;
 use crate::workers::Job;
 
 /// The part of a file that is a region.
@@ -75,7 +74,7 @@ impl FileRegion {
 
     /// The length of the file now, in bytes.
     pub fn file_len(&self) -> u64 {
-        self.file.read_len(&self.file.handle(), coarse_ms())
+        self.file.current_len()
     }
 
     /// Waits until no deferred access runs. The caller has taken the region from the NIC, so that none begins.

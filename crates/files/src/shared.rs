@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::budget::Budget;
+use crate::descriptors::Descriptors;
 use crate::published::Lengths;
 use crate::workers::Workers;
 
@@ -11,6 +12,8 @@ use crate::workers::Workers;
 pub struct Shared {
     /// The windows.
     pub budget: Arc<Budget>,
+    /// The descriptors.
+    pub descriptors: Arc<Descriptors>,
     /// The threads that wait for disks.
     pub workers: Arc<Workers>,
     /// The lengths that peers see.

@@ -20,6 +20,13 @@ pub fn coarse_ms() -> u64 {
 pub struct Handle {
     /// The descriptor.
     pub file: OwnedFd,
+    /// What it is.
+    pub traits: HandleTraits,
+}
+
+/// What a handle is.
+#[derive(Clone, Copy, Debug)]
+pub struct HandleTraits {
     /// Whether it is open for writing.
     pub is_writable: bool,
     /// Whether its description is our own: file position, flags and write errors are not shared with the program.
@@ -41,14 +48,19 @@ impl Handle {
         let mode = if is_writable { OFlags::RDWR } else { OFlags::RDONLY };
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         match rustix::fs::open(path, mode | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty()) {
-            Ok(file) => Ok(Handle { file, is_writable, is_own: true, is_tellable: is_writable || is_owned }),
+            Ok(file) => {
+                let traits = HandleTraits { is_writable, is_own: true, is_tellable: is_writable || is_owned };
+                Ok(Handle { file, traits })
+            }
             Err(error @ (Errno::MFILE | Errno::NFILE)) => Err(error.into()),
             // Writes of such a description ignore their offset, or need aligned memory.
             Err(error) if flags.intersects(OFlags::APPEND | OFlags::DIRECT) => Err(error.into()),
             Err(_) => {
                 let file = rustix::io::fcntl_dupfd_cloexec(file, 0)?;
                 let is_writable = flags & OFlags::ACCMODE == OFlags::RDWR;
-                Ok(Handle { file, is_writable, is_own: false, is_tellable: is_writable || is_owned })
+                let traits =
+                    HandleTraits { is_writable, is_own: false, is_tellable: is_writable || is_owned };
+                Ok(Handle { file, traits })
             }
         }
     }
@@ -74,7 +86,7 @@ impl Handle {
     /// Whether the file has nothing from `start` to `end`, not even in the page cache, and does not end before that.
     /// False if the question would move the program's file position.
     pub fn is_hole(&self, start: u64, end: u64) -> bool {
-        if !self.is_own {
+        if !self.traits.is_own {
             return false;
         }
         match rustix::fs::seek(&self.file, SeekFrom::Data(start)) {
@@ -198,7 +210,8 @@ impl Mapping {
     /// # Errors
     /// The system's.
     pub fn new(handle: &Handle, offset: u64, len: u64) -> io::Result<Mapping> {
-        let rights = if handle.is_writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let rights =
+            if handle.traits.is_writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let bytes = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: a new mapping, wherever the kernel has room. It is accessed only by copies that recover from faults.
         let addr = unsafe {

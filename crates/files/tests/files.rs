@@ -312,7 +312,7 @@ fn a_part_of_a_file_has_the_length_that_was_asked_for() {
 
 #[test]
 fn deferred_accesses_that_overlap_keep_their_order() {
-    let files = Files::new(&FilesConfig { windows_max: 10, workers_max: 8 });
+    let files = Files::new(&FilesConfig { windows_max: 10, ..FilesConfig::default() });
     let file = TestFile::new("/var/tmp", 1 << 20);
     let region = region(&files, &file.file);
     let (waker, _woken) = common::waker();
@@ -341,7 +341,7 @@ fn deferred_accesses_that_overlap_keep_their_order() {
 
 #[test]
 fn many_files_have_few_windows() {
-    let files = Files::new(&FilesConfig { windows_max: 20, workers_max: 2 });
+    let files = Files::new(&FilesConfig { windows_max: 20, workers_max: 2, ..FilesConfig::default() });
     let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let regions: Vec<_> = (0..200)
         .map(|number: u32| {
@@ -359,6 +359,58 @@ fn many_files_have_few_windows() {
     }
     drop(regions);
     assert_eq!(files.window_count(), 0);
+}
+
+/// Descriptors of files in a directory.
+fn descriptor_count(directory: &std::path::Path) -> usize {
+    let entries = std::fs::read_dir("/proc/self/fd").expect("there").flatten();
+    entries
+        .filter(|entry| std::fs::read_link(entry.path()).is_ok_and(|file| file.starts_with(directory)))
+        .count()
+}
+
+#[test]
+fn many_files_need_few_descriptors() {
+    let files = Files::new(&FilesConfig { windows_max: 10, descriptors_max: 5, workers_max: 2 });
+    let directory = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let regions: Vec<_> = (0..300)
+        .map(|number: u32| {
+            let file = open(&directory.path().join(number.to_string()), true);
+            file.set_len(4096).expect("space");
+            region(&files, &file)
+        })
+        .collect();
+    let open_count = descriptor_count(directory.path());
+    if open_count == 300 {
+        println!("this system parks no files: not tested");
+        return;
+    }
+    assert!(open_count < 20, "{open_count} descriptors");
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let regions = &regions;
+            scope.spawn(move || {
+                for round in 0..4_u64 {
+                    for (number, region) in regions.iter().enumerate().skip(thread).step_by(3) {
+                        let word = (number as u64) << 32 | round;
+                        assert_eq!(write(region, 8 * round, &word.to_ne_bytes()), Ok(()));
+                        assert_eq!(read(region, 8 * round, 8), Ok(word.to_ne_bytes().to_vec()));
+                        assert_eq!(append(region, &[7; 10], round == 3), Ok(4096 + 10 * round));
+                    }
+                }
+            });
+        }
+    });
+    let open_count = descriptor_count(directory.path());
+    assert!(open_count < 20, "{open_count} descriptors");
+    for (number, region) in regions.iter().enumerate() {
+        region.truncate(30).expect("truncated");
+        assert_eq!(read(region, 24, 6), Ok(((number as u64) << 32 | 3).to_ne_bytes()[..6].to_vec()));
+        assert_eq!(read(region, 24, 8), Err(AccessError::OutOfRange));
+        assert_eq!(std::fs::metadata(directory.path().join(number.to_string())).expect("there").len(), 30);
+    }
+    drop(regions);
+    assert_eq!(descriptor_count(directory.path()), 0);
 }
 
 #[test]

@@ -95,7 +95,7 @@ fn step(rng: &mut StdRng, model: &mut Model, region: &FileRegion, file: &std::fs
 
 fn run(seed: u64, directory: &str, windows_max: usize) {
     let (file, plain) = (TestFile::new(directory, 40_000), TestFile::new("/dev/shm", 40_000));
-    let files = Files::new(&FilesConfig { windows_max, workers_max: 3 });
+    let files = Files::new(&FilesConfig { windows_max, descriptors_max: 1, workers_max: 3 });
     let region = region(&files, &file.file);
     let mut model = Model { plain: plain.file.try_clone().expect("a descriptor"), len: 40_000 };
     let mut rng = StdRng::seed_from_u64(seed);

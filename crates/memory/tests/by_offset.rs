@@ -5,9 +5,8 @@ use std::sync::atomic::AtomicU64;
 
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
 use terrace_memory::{
-    Access, AccessError, AccessNeed, Accessor, Advice, LocalCopies, LocalPiece, NewRange, Pager,
-    PeerTables, RegionChange, RegionSpec, RegisterError, Registry, Transfer, Translation, Waker, WindowBind,
-    WindowKind,
+    Access, AccessError, AccessNeed, Accessor, Advice, LocalCopies, LocalPiece, NewRange, Pager, PeerTables,
+    RegionChange, RegionSpec, RegisterError, Registry, Transfer, Translation, Waker, WindowBind, WindowKind,
 };
 use terrace_shm::KeyMemo;
 use terrace_sync::Mutex;

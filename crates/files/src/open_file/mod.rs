@@ -16,11 +16,13 @@ use terrace_shm::{GracePeriod, file_system};
 use terrace_sync::{Mutex, RwLock};
 
 use crate::append::End;
+use crate::budget::Fate;
+use crate::descriptors::{Holder, Parked, Right, Tables};
 use crate::durable::Durability;
 use crate::pending::Pending;
 use crate::published::Published;
 use crate::shared::Shared;
-use crate::sys::{Handle, coarse_ms};
+use crate::sys::{Handle, HandleTraits, coarse_ms};
 use crate::window::Window;
 use crate::workers::Job;
 
@@ -72,6 +74,8 @@ pub struct OpenFile {
     layout: RwLock<Layout>,
     len: AtomicU64,
     len_read_ms: AtomicU64,
+    /// The descriptor was used since somebody looked for one to park.
+    is_handle_used: AtomicBool,
     /// Accesses that found no window, since the last one was made.
     unmapped_count: AtomicU32,
     /// The file system does not know `RWF_NOWAIT`.
@@ -95,8 +99,18 @@ struct Rest {
 /// The handle, and the windows in the order of their offsets.
 #[derive(Debug)]
 struct Layout {
-    handle: Arc<Handle>,
+    holding: Holding,
+    traits: HandleTraits,
     windows: Vec<Window>,
+}
+
+/// How a file is held.
+#[derive(Debug)]
+enum Holding {
+    /// By a descriptor. It has no right to that until the file is one of the process's files.
+    Open(Arc<Handle>, Option<Right>),
+    /// Without one.
+    Parked(Parked),
 }
 
 impl Layout {
@@ -128,7 +142,12 @@ impl OpenFile {
             shared,
             len: AtomicU64::new(handle.len()?),
             len_read_ms: AtomicU64::new(coarse_ms()),
-            layout: RwLock::new(Layout { handle: Arc::new(handle), windows: Vec::new() }),
+            layout: RwLock::new(Layout {
+                traits: handle.traits,
+                holding: Holding::Open(Arc::new(handle), None),
+                windows: Vec::new(),
+            }),
+            is_handle_used: AtomicBool::new(true),
             unmapped_count: AtomicU32::new(0),
             may_wait: AtomicBool::new(false),
             pending_count: AtomicU32::new(0),
@@ -144,8 +163,17 @@ impl OpenFile {
     ///
     /// # Errors
     /// `Flush` once a write-back of the file has failed.
-    pub fn sync(&self) -> Result<(), AccessError> {
-        self.rest().durability.sync(&self.handle())
+    pub fn sync(self: &Arc<OpenFile>) -> Result<(), AccessError> {
+        self.rest().durability.sync(&*self.handle()?)
+    }
+
+    /// Gives the file the right to its descriptor.
+    pub fn keep_open(self: &Arc<OpenFile>) {
+        let mut layout = self.layout.write();
+        let holder: Arc<dyn Holder> = self.clone();
+        if let Holding::Open(_, right @ None) = &mut layout.holding {
+            *right = Some(self.shared.descriptors.take(&holder));
+        }
     }
 
     /// What all files of the process share.
@@ -153,18 +181,47 @@ impl OpenFile {
         &self.shared
     }
 
-    /// The descriptor.
-    pub fn handle(&self) -> Arc<Handle> {
-        self.layout.read().handle.clone()
+    /// Whether it is open for writing.
+    pub fn is_writable(&self) -> bool {
+        self.layout.read().traits.is_writable
+    }
+
+    /// The descriptor. A parked file gets one.
+    ///
+    /// # Errors
+    /// `Device` without a free descriptor.
+    pub fn handle(self: &Arc<OpenFile>) -> Result<Arc<Handle>, AccessError> {
+        self.is_handle_used.store(true, Ordering::Relaxed);
+        if let Holding::Open(handle, _) = &self.layout.read().holding {
+            return Ok(handle.clone());
+        }
+        let mut layout = self.layout.write();
+        let parked = match &layout.holding {
+            Holding::Open(handle, _) => return Ok(handle.clone()),
+            Holding::Parked(parked) => parked,
+        };
+        let holder: Arc<dyn Holder> = self.clone();
+        let right = self.shared.descriptors.take(&holder);
+        let opened = parked.open().or_else(|error| match Errno::from_io_error(&error) {
+            Some(Errno::MFILE | Errno::NFILE) if self.shared.descriptors.make_room() => parked.open(),
+            _ => Err(error),
+        });
+        let file = opened.map_err(|error| self.error_of(&error))?;
+        let handle = Arc::new(Handle { file, traits: layout.traits });
+        layout.holding = Holding::Open(handle.clone(), Some(right));
+        Ok(handle)
     }
 
     /// Replaces a descriptor for reading by one for writing, and the windows with it.
-    pub fn make_writable(&self, handle: Handle) {
+    pub fn make_writable(self: &Arc<OpenFile>, handle: Handle) {
         let mut layout = self.layout.write();
-        if !layout.handle.is_writable {
+        if !layout.traits.is_writable {
             layout.windows.clear();
-            layout.handle = Arc::new(handle);
+            layout.traits = handle.traits;
+            layout.holding = Holding::Open(Arc::new(handle), None);
         }
+        drop(layout);
+        self.keep_open();
     }
 
     /// Changes the layout by `change` while no access runs, not even of a same-host peer to what lies beyond `end_after`,
@@ -173,7 +230,7 @@ impl OpenFile {
     /// # Errors
     /// Those of `change`; `ResourceBusy` if a peer does not end its access.
     pub fn change_layout(
-        &self,
+        self: &Arc<OpenFile>,
         end_after: u64,
         change: impl FnOnce(&Handle) -> io::Result<()>,
     ) -> io::Result<()> {
@@ -191,14 +248,15 @@ impl OpenFile {
         changed
     }
 
-    fn change_alone(&self, change: impl FnOnce(&Handle) -> io::Result<()>) -> io::Result<()> {
+    fn change_alone(self: &Arc<OpenFile>, change: impl FnOnce(&Handle) -> io::Result<()>) -> io::Result<()> {
+        let handle = self.handle().map_err(io::Error::other)?;
         let mut end = self.rest().end.lock();
         end.forget();
         let _changes = self.rest().changes.write();
         let mut layout = self.layout.write();
-        let changed = change(&layout.handle);
+        let changed = change(&handle);
         let now_ms = coarse_ms();
-        let len = self.read_len(&layout.handle, now_ms);
+        let len = self.read_len(&handle, now_ms);
         layout.windows.retain(|window| window.start() < len);
         layout.windows.iter().for_each(|window| window.forget_all(now_ms));
         changed
@@ -215,25 +273,39 @@ impl OpenFile {
         len
     }
 
-    /// Checks that a range does not reach beyond the file's end.
+    /// The file's length; the last one that is known if it cannot be read.
+    pub fn current_len(self: &Arc<OpenFile>) -> u64 {
+        let read = self.handle().map(|handle| self.read_len(&handle, coarse_ms()));
+        read.unwrap_or_else(|_| self.len.load(Ordering::Relaxed))
+    }
+
+    /// Whether a range lies within the file, by a length that was read lately.
     #[inline]
-    fn check_end(&self, layout: &Layout, part: HostRange, now_ms: u64) -> Result<(), AccessError> {
-        let is_fresh = now_ms.wrapping_sub(self.len_read_ms.load(Ordering::Relaxed)) < LENGTH_MS_MAX;
-        let end = part.addr.saturating_add(part.len);
-        if (is_fresh && end <= self.len.load(Ordering::Relaxed))
-            || end <= self.read_len(&layout.handle, now_ms)
+    fn is_within(&self, part: HostRange, now_ms: u64) -> bool {
+        now_ms.wrapping_sub(self.len_read_ms.load(Ordering::Relaxed)) < LENGTH_MS_MAX
+            && part.addr.saturating_add(part.len) <= self.len.load(Ordering::Relaxed)
+    }
+
+    /// Checks that a range does not reach beyond the file's end. Returns the handle.
+    ///
+    /// # Errors
+    /// `OutOfRange`; `Device` without a descriptor.
+    fn check_end(self: &Arc<OpenFile>, part: HostRange, now_ms: u64) -> Result<Arc<Handle>, AccessError> {
+        let handle = self.handle()?;
+        if self.is_within(part, now_ms)
+            || part.addr.saturating_add(part.len) <= self.read_len(&handle, now_ms)
         {
-            return Ok(());
+            return Ok(handle);
         }
         Err(AccessError::OutOfRange)
     }
 
-    /// The same for callers that have no lock.
+    /// Checks that a range does not reach beyond the file's end.
     ///
     /// # Errors
-    /// `OutOfRange`.
-    pub fn check(&self, part: HostRange) -> Result<(), AccessError> {
-        self.check_end(&self.layout.read(), part, coarse_ms())
+    /// `OutOfRange`; `Device` without a descriptor.
+    pub fn check(self: &Arc<OpenFile>, part: HostRange) -> Result<(), AccessError> {
+        self.check_end(part, coarse_ms()).map(drop)
     }
 
     /// Whether an access has to wait for a deferred one.
@@ -244,14 +316,21 @@ impl OpenFile {
     }
 
     /// Whether an access can be made now.
-    pub fn is_present(&self, part: HostRange) -> bool {
-        let (layout, now_ms) = (self.layout.read(), coarse_ms());
-        if self.check_end(&layout, part, now_ms).is_err() || self.is_blocked(part, Direction::Write) {
+    pub fn is_present(self: &Arc<OpenFile>, part: HostRange) -> bool {
+        let now_ms = coarse_ms();
+        if self.is_within(part, now_ms) && !self.is_blocked(part, Direction::Write) {
+            let layout = self.layout.read();
+            if layout.window(part).is_some_and(|window| window.is_known(part, now_ms)) {
+                return true;
+            }
+        }
+        let Ok(handle) = self.check_end(part, now_ms) else { return false };
+        if self.is_blocked(part, Direction::Write) {
             return false;
         }
-        match layout.window(part) {
+        match self.layout.read().window(part) {
             _ if self.kind == Kind::Memory => true,
-            Some(window) => self.needs_no_disk(&layout, window, part, Direction::Read, now_ms),
+            Some(window) => self.needs_no_disk(&handle, window, part, Direction::Read, now_ms),
             // The access itself finds out.
             None => !self.may_wait.load(Ordering::Relaxed),
         }
@@ -261,7 +340,7 @@ impl OpenFile {
     #[inline]
     fn needs_no_disk(
         &self,
-        layout: &Layout,
+        handle: &Handle,
         window: &Window,
         part: HostRange,
         direction: Direction,
@@ -272,7 +351,7 @@ impl OpenFile {
                 Kind::Memory => direction == Direction::Write,
                 Kind::Disk => {
                     let end = (page.addr + page.len).min(self.len.load(Ordering::Relaxed));
-                    layout.handle.is_hole(page.addr, end)
+                    handle.is_hole(page.addr, end)
                 }
             })
     }
@@ -283,14 +362,8 @@ impl OpenFile {
     /// `OutOfRange` beyond the end.
     pub fn read(self: &Arc<OpenFile>, part: HostRange, out: &mut [u8]) -> Option<Result<(), AccessError>> {
         let now_ms = coarse_ms();
-        {
+        if self.is_within(part, now_ms) && !self.is_blocked(part, Direction::Read) {
             let layout = self.layout.read();
-            if let Err(error) = self.check_end(&layout, part, now_ms) {
-                return Some(Err(error));
-            }
-            if self.is_blocked(part, Direction::Read) {
-                return None;
-            }
             if let Some(window) = layout.window(part).filter(|window| window.is_known(part, now_ms)) {
                 return copy_out(window, part, out).then_some(Ok(()));
             }
@@ -298,7 +371,7 @@ impl OpenFile {
         self.read_pieces(part, out, now_ms)
     }
 
-    /// Reads a range of which part has no window, or is not known to be in memory.
+    /// Reads a range of which part has no window, is not known to be in memory, or may lie beyond the end.
     #[cold]
     fn read_pieces(
         self: &Arc<OpenFile>,
@@ -306,12 +379,19 @@ impl OpenFile {
         mut out: &mut [u8],
         now_ms: u64,
     ) -> Option<Result<(), AccessError>> {
+        let handle = match self.check_end(part, now_ms) {
+            Ok(handle) => handle,
+            Err(error) => return Some(Err(error)),
+        };
+        if self.is_blocked(part, Direction::Read) {
+            return None;
+        }
         for piece in self.pieces(part) {
-            self.make_window(piece, Direction::Read, now_ms);
+            self.make_window(&handle, piece, Direction::Read, now_ms);
             let layout = self.layout.read();
             let (here, rest) = out.split_at_mut(piece.len as usize);
             if let Some(window) = layout.window(piece) {
-                if self.needs_no_disk(&layout, window, piece, Direction::Read, now_ms) {
+                if self.needs_no_disk(&handle, window, piece, Direction::Read, now_ms) {
                     if !copy_out(window, piece, here) {
                         return None;
                     }
@@ -322,7 +402,7 @@ impl OpenFile {
                     return None;
                 }
             }
-            if let Err(error) = self.read_by_call(&layout.handle, piece, here)? {
+            if let Err(error) = self.read_by_call(&handle, piece, here)? {
                 return Some(Err(error));
             }
             out = rest;
@@ -395,16 +475,10 @@ impl OpenFile {
         mut act: impl FnMut(u64, usize, usize) -> bool,
     ) -> Option<Result<(), AccessError>> {
         let now_ms = coarse_ms();
-        {
+        if self.is_within(part, now_ms) && !self.is_blocked(part, Direction::Write) {
             let layout = self.layout.read();
-            if !layout.handle.is_writable {
+            if !layout.traits.is_writable {
                 return Some(Err(AccessError::Permission));
-            }
-            if let Err(error) = self.check_end(&layout, part, now_ms) {
-                return Some(Err(error));
-            }
-            if self.is_blocked(part, Direction::Write) {
-                return None;
             }
             if let Some(window) = layout.window(part).filter(|window| window.is_known(part, now_ms)) {
                 let is_done = act(window.place(part.addr), 0, part.len as usize);
@@ -414,7 +488,7 @@ impl OpenFile {
         self.change_pieces(part, &mut act, now_ms)
     }
 
-    /// The same for a range of which part has no window, or is not known to be in memory.
+    /// The same for a range of which part has no window, is not known to be in memory, or may lie beyond the end.
     #[cold]
     fn change_pieces(
         self: &Arc<OpenFile>,
@@ -422,13 +496,23 @@ impl OpenFile {
         act: &mut dyn FnMut(u64, usize, usize) -> bool,
         now_ms: u64,
     ) -> Option<Result<(), AccessError>> {
+        if !self.is_writable() {
+            return Some(Err(AccessError::Permission));
+        }
+        let handle = match self.check_end(part, now_ms) {
+            Ok(handle) => handle,
+            Err(error) => return Some(Err(error)),
+        };
+        if self.is_blocked(part, Direction::Write) {
+            return None;
+        }
         for piece in self.pieces(part) {
-            self.make_window(piece, Direction::Write, now_ms);
+            self.make_window(&handle, piece, Direction::Write, now_ms);
         }
         let layout = self.layout.read();
         for piece in self.pieces(part) {
             let window = layout.window(piece)?;
-            if !self.needs_no_disk(&layout, window, piece, Direction::Write, now_ms) {
+            if !self.needs_no_disk(&handle, window, piece, Direction::Write, now_ms) {
                 return None;
             }
         }
@@ -461,8 +545,8 @@ impl OpenFile {
     }
 
     /// What same-host peers need to map a part of the file. `None` if they cannot.
-    pub fn shared_file(&self, extent: HostRange, is_writable: bool) -> Option<SharedFile> {
-        let handle = self.handle();
+    pub fn shared_file(self: &Arc<OpenFile>, extent: HostRange, is_writable: bool) -> Option<SharedFile> {
+        let handle = self.handle().ok()?;
         let len = self.read_len(&handle, coarse_ms());
         let file = handle.open_anew(is_writable).ok()?;
         let (lengths, number) = self.rest().published.publish(&self.shared.lengths, len)?;
@@ -481,10 +565,10 @@ impl OpenFile {
     /// # Errors
     /// `Permission` if the file is not open for writing; `NoSpace`; `OutOfRange` beyond the longest file; `Device`. No part of
     /// the record is in the file then.
-    pub fn append(&self, data: &[u8]) -> Result<u64, AccessError> {
+    pub fn append(self: &Arc<OpenFile>, data: &[u8]) -> Result<u64, AccessError> {
         let mut end = self.rest().end.lock();
-        let handle = self.handle();
-        if !handle.is_writable {
+        let handle = self.handle()?;
+        if !handle.traits.is_writable {
             return Err(AccessError::Permission);
         }
         let appended = end.append(&handle, data);
@@ -505,6 +589,19 @@ impl OpenFile {
                 AccessError::Device
             }
         }
+    }
+}
+
+impl Holder for OpenFile {
+    fn try_park(&self, tables: &Arc<Tables>) -> Fate {
+        let Some(mut layout) = self.layout.try_write() else { return Fate::Stays };
+        let Holding::Open(handle, _) = &layout.holding else { return Fate::Gone };
+        if self.is_handle_used.swap(false, Ordering::Relaxed) {
+            return Fate::Stays;
+        }
+        let Some(parked) = tables.park(&handle.file) else { return Fate::Stays };
+        layout.holding = Holding::Parked(parked);
+        Fate::Gone
     }
 }
 

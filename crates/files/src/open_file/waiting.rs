@@ -24,16 +24,16 @@ impl OpenFile {
     ///
     /// # Errors
     /// `OutOfRange` beyond the end; `Device`.
-    pub fn read_waiting(&self, part: HostRange, out: &mut [u8]) -> Result<(), AccessError> {
+    pub fn read_waiting(self: &Arc<OpenFile>, part: HostRange, out: &mut [u8]) -> Result<(), AccessError> {
         let _changes = self.rest().changes.read();
-        self.handle().read_exact(part.addr, out).map_err(|error| self.error_of(&error))
+        self.handle()?.read_exact(part.addr, out).map_err(|error| self.error_of(&error))
     }
 
     /// Writes to a range, and waits for the disk.
     ///
     /// # Errors
     /// `OutOfRange` beyond the end; `Permission` if the file is not open for writing; `NoSpace`; `Device`.
-    pub fn write_waiting(&self, addr: u64, data: &[u8]) -> Result<(), AccessError> {
+    pub fn write_waiting(self: &Arc<OpenFile>, addr: u64, data: &[u8]) -> Result<(), AccessError> {
         let part = HostRange { addr, len: data.len() as u64 };
         // SAFETY: the mapping lives while `act` runs, and no Rust reference to it exists.
         let written = self.change_waiting(part, |addr| unsafe { fault::copy_to(addr, data) });
@@ -52,7 +52,7 @@ impl OpenFile {
     ///
     /// # Errors
     /// As for [`OpenFile::write_waiting`]; `Device`, too, if the file cannot be mapped.
-    pub fn atomic_waiting(&self, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
+    pub fn atomic_waiting(self: &Arc<OpenFile>, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
         // SAFETY: as for a write; the mapping begins at a page.
         let changed =
             self.change_waiting(HostRange { addr, len: 8 }, |addr| unsafe { fault::atomic(addr, op) });
@@ -64,13 +64,13 @@ impl OpenFile {
 
     /// Changes a range in a mapping of its own: unlike a system call, that never makes the file longer.
     fn change_waiting<R>(
-        &self,
+        self: &Arc<OpenFile>,
         part: HostRange,
         act: impl FnOnce(u64) -> Result<R, fault::Fault>,
     ) -> Result<R, Unmapped> {
         let _changes = self.rest().changes.read();
-        let handle = self.handle();
-        if !handle.is_writable {
+        let handle = self.handle().map_err(Unmapped::Failed)?;
+        if !handle.traits.is_writable {
             return Err(Unmapped::Failed(AccessError::Permission));
         }
         let end = part.addr.saturating_add(part.len);

@@ -8,7 +8,7 @@ use terrace_hostmem::{HostRange, PAGE_BYTES};
 use super::{Direction, OpenFile};
 use crate::budget::{Fate, Owner};
 use crate::config::WINDOW_BYTES;
-use crate::sys::Mapping;
+use crate::sys::{Handle, Mapping};
 use crate::window::Window;
 
 /// Least bytes of a window, unless its pages are larger: files that are small now may grow.
@@ -37,10 +37,16 @@ impl OpenFile {
     }
 
     /// Makes a window for a range, if there is none and the file is accessed often enough.
-    pub(super) fn make_window(self: &Arc<OpenFile>, part: HostRange, direction: Direction, now_ms: u64) {
+    pub(super) fn make_window(
+        self: &Arc<OpenFile>,
+        handle: &Handle,
+        part: HostRange,
+        direction: Direction,
+        now_ms: u64,
+    ) {
         {
             let layout = self.layout.read();
-            if layout.window(part).is_some() || !layout.handle.is_tellable {
+            if layout.window(part).is_some() || !layout.traits.is_tellable {
                 return;
             }
         }
@@ -54,16 +60,18 @@ impl OpenFile {
         }
         self.unmapped_count.store(0, Ordering::Relaxed);
         let mut layout = self.layout.write();
-        let len = self.read_len(&layout.handle, now_ms);
+        let len = self.read_len(handle, now_ms);
         let start = part.addr - part.addr % self.window_bytes();
-        if len <= part.addr || layout.window(part).is_some() {
+        // A handle for reading may have been replaced meanwhile.
+        let is_outdated = handle.traits.is_writable != layout.traits.is_writable;
+        if len <= part.addr || is_outdated || layout.window(part).is_some() {
             return;
         }
         // A shorter window of a file that was shorter leaves.
         layout.windows.retain(|window| window.start() != start);
         let owner: Arc<dyn Owner> = self.clone();
         let Some(share) = self.shared.budget.take(&owner, start) else { return };
-        match Mapping::new(&layout.handle, start, self.window_len(len - start)) {
+        match Mapping::new(handle, start, self.window_len(len - start)) {
             Ok(mapping) => {
                 let at = layout.windows.partition_point(|window| window.start() < start);
                 layout.windows.insert(at, Window::new(start, mapping, share, now_ms));

@@ -1,0 +1,208 @@
+//! Which files have a descriptor. The others are parked: the file tables of io_uring hold files that take no descriptors.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use io_uring::{IoUring, opcode, types};
+use rustix::process::{Resource, getrlimit};
+use terrace_sync::Mutex;
+
+use crate::budget::Fate;
+
+/// Files of a table. The kernel also limits it to the process's number of descriptors.
+const TABLE_MAX: u64 = 16 << 10;
+/// Files that are looked at to find one that can be parked.
+const LOOKS: usize = 32;
+
+/// A file that can be parked.
+pub trait Holder: Send + Sync + std::fmt::Debug {
+    /// Parks the file, unless its descriptor was used since the last call or is being used.
+    fn try_park(&self, tables: &Arc<Tables>) -> Fate;
+}
+
+/// The descriptors of a process's files.
+#[derive(Debug)]
+pub struct Descriptors {
+    open_max: usize,
+    count: AtomicUsize,
+    /// In the order in which they got a descriptor, or used it when they would have been parked.
+    queue: Mutex<VecDeque<Weak<dyn Holder>>>,
+    tables: Arc<Tables>,
+}
+
+/// A file's right to a descriptor.
+#[derive(Debug)]
+pub struct Right(Arc<Descriptors>);
+
+impl Drop for Right {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Descriptors {
+    /// At most this many, as far as files can be parked.
+    pub fn new(open_max: usize) -> Arc<Descriptors> {
+        let (count, queue, tables) = (AtomicUsize::new(0), Mutex::default(), Arc::default());
+        Arc::new(Descriptors { open_max, count, queue, tables })
+    }
+
+    /// Gives a file the right to a descriptor. Others are parked if there are too many; if that is not possible, there are
+    /// more.
+    pub fn take(self: &Arc<Descriptors>, file: &Arc<dyn Holder>) -> Right {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        let mut queue = self.queue.lock();
+        queue.push_back(Arc::downgrade(file));
+        let left = self.park(&mut queue, Some(file), self.open_max);
+        drop(queue);
+        drop(left);
+        Right(self.clone())
+    }
+
+    /// Parks a file, because the process has no descriptors left. False if none can be parked.
+    pub fn make_room(&self) -> bool {
+        let count = self.count.load(Ordering::Relaxed);
+        let mut queue = self.queue.lock();
+        // The first round finds what was used since the last one.
+        let left: Vec<_> =
+            (0..2).flat_map(|_| self.park(&mut queue, None, count.saturating_sub(1))).collect();
+        drop(queue);
+        drop(left);
+        self.count.load(Ordering::Relaxed) < count
+    }
+
+    /// Parks files while more than `open_max` have descriptors. Returns those that were looked at: a file may end with its
+    /// reference, which takes other locks.
+    fn park(
+        &self,
+        queue: &mut VecDeque<Weak<dyn Holder>>,
+        spared: Option<&Arc<dyn Holder>>,
+        open_max: usize,
+    ) -> Vec<Arc<dyn Holder>> {
+        let mut left = Vec::new();
+        for _ in 0..LOOKS.min(queue.len()) {
+            if self.count.load(Ordering::Relaxed) <= open_max {
+                break;
+            }
+            let Some(weak) = queue.pop_front() else { break };
+            let Some(file) = weak.upgrade() else { continue };
+            let is_spared =
+                spared.is_some_and(|spared| std::ptr::addr_eq(Arc::as_ptr(spared), Arc::as_ptr(&file)));
+            if is_spared || file.try_park(&self.tables) == Fate::Stays {
+                queue.push_back(weak);
+            }
+            left.push(file);
+        }
+        left
+    }
+}
+
+/// The tables of parked files.
+#[derive(Debug, Default)]
+pub struct Tables {
+    tables: Mutex<Vec<Table>>,
+    /// The system has refused a table.
+    is_refused: OnceLock<()>,
+}
+
+struct Table {
+    ring: IoUring,
+    free: Vec<u32>,
+}
+
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Table").field("free", &self.free.len()).finish_non_exhaustive()
+    }
+}
+
+impl Table {
+    fn new() -> io::Result<Table> {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(TABLE_MAX);
+        let count = limit.min(TABLE_MAX) as u32;
+        let ring = IoUring::new(2)?;
+        let mut probe = io_uring::Probe::new();
+        ring.submitter().register_probe(&mut probe)?;
+        if !probe.is_supported(opcode::FixedFdInstall::CODE) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        ring.submitter().register_files_sparse(count)?;
+        Ok(Table { ring, free: (0..count).rev().collect() })
+    }
+}
+
+/// A parked file, until it is dropped.
+#[derive(Debug)]
+pub struct Parked {
+    tables: Arc<Tables>,
+    table: usize,
+    slot: u32,
+}
+
+impl Tables {
+    /// Parks the file of a descriptor, which may be closed afterwards. `None` if the system cannot.
+    pub fn park(self: &Arc<Tables>, file: &OwnedFd) -> Option<Parked> {
+        let mut tables = self.tables.lock();
+        let table = match tables.iter().position(|table| !table.free.is_empty()) {
+            Some(table) => table,
+            None if self.is_refused.get().is_some() => return None,
+            None => {
+                let table = Table::new().inspect_err(|error| {
+                    tracing::info!(%error, "each region that is a file keeps a descriptor");
+                    self.is_refused.get_or_init(|| ());
+                });
+                tables.push(table.ok()?);
+                tables.len() - 1
+            }
+        };
+        let Table { ring, free } = &mut tables[table];
+        let slot = free.pop()?;
+        if ring.submitter().register_files_update(slot, &[file.as_raw_fd()]).is_err() {
+            free.push(slot);
+            return None;
+        }
+        Some(Parked { tables: self.clone(), table, slot })
+    }
+}
+
+impl Parked {
+    /// A new descriptor of the file.
+    ///
+    /// # Errors
+    /// `EMFILE` without a free descriptor; the system's.
+    pub fn open(&self) -> io::Result<OwnedFd> {
+        let mut tables = self.tables.tables.lock();
+        let ring = &mut tables[self.table].ring;
+        let entry = opcode::FixedFdInstall::new(types::Fixed(self.slot), 0).build();
+        // SAFETY: the entry has no pointers.
+        unsafe { ring.submission().push(&entry) }.map_err(io::Error::other)?;
+        let completed = loop {
+            match ring.submit_and_wait(1) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+                Ok(_) => {}
+            }
+            if let Some(completed) = ring.completion().next() {
+                break completed.result();
+            }
+        };
+        if completed < 0 {
+            return Err(io::Error::from_raw_os_error(-completed));
+        }
+        // SAFETY: the kernel has just made it for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(completed) })
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        let mut tables = self.tables.tables.lock();
+        let Table { ring, free } = &mut tables[self.table];
+        // A slot that cannot be emptied holds its file until it is used again.
+        let _ = ring.submitter().register_files_update(self.slot, &[-1]);
+        free.push(self.slot);
+    }
+}
