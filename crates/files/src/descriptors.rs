@@ -138,7 +138,7 @@ impl Table {
 #[derive(Debug)]
 pub struct Parked {
     tables: Arc<Tables>,
-    table: usize,
+    table: u16,
     slot: u32,
 }
 
@@ -146,6 +146,7 @@ impl Tables {
     /// Parks the file of a descriptor, which may be closed afterwards. `None` if the system cannot.
     pub fn park(self: &Arc<Tables>, file: &OwnedFd) -> Option<Parked> {
         let mut tables = self.tables.lock();
+        // There are far fewer tables than a u16 counts: the kernel permits no process so many files.
         let table = match tables.iter().position(|table| !table.free.is_empty()) {
             Some(table) => table,
             None if self.is_refused.get().is_some() => return None,
@@ -164,7 +165,7 @@ impl Tables {
             free.push(slot);
             return None;
         }
-        Some(Parked { tables: self.clone(), table, slot })
+        Some(Parked { tables: self.clone(), table: table as u16, slot })
     }
 }
 
@@ -175,7 +176,7 @@ impl Parked {
     /// `EMFILE` without a free descriptor; the system's.
     pub fn open(&self) -> io::Result<OwnedFd> {
         let mut tables = self.tables.tables.lock();
-        let ring = &mut tables[self.table].ring;
+        let ring = &mut tables[usize::from(self.table)].ring;
         let entry = opcode::FixedFdInstall::new(types::Fixed(self.slot), 0).build();
         // SAFETY: the entry has no pointers.
         unsafe { ring.submission().push(&entry) }.map_err(io::Error::other)?;
@@ -200,7 +201,7 @@ impl Parked {
 impl Drop for Parked {
     fn drop(&mut self) {
         let mut tables = self.tables.tables.lock();
-        let Table { ring, free } = &mut tables[self.table];
+        let Table { ring, free } = &mut tables[usize::from(self.table)];
         // A slot that cannot be emptied holds its file until it is used again.
         let _ = ring.submitter().register_files_update(self.slot, &[-1]);
         free.push(self.slot);

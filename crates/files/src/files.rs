@@ -12,12 +12,19 @@ use terrace_sync::Mutex;
 use crate::budget::Budget;
 use crate::config::FilesConfig;
 use crate::descriptors::Descriptors;
-use crate::open_file::{FileId, OpenFile};
+use crate::open_file::OpenFile;
 use crate::published::Lengths;
 use crate::region::{FileExtent, FileRegion};
 use crate::shared::Shared;
 use crate::sys::{self, Handle};
 use crate::workers::Workers;
+
+/// Device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct FileId {
+    dev: u64,
+    ino: u64,
+}
 
 /// Why a descriptor cannot become a region.
 #[derive(Debug, thiserror::Error)]
@@ -116,7 +123,7 @@ impl Files {
             return Ok(file);
         }
         let handle = self.handle(descriptor, flags, is_writable)?;
-        let file = OpenFile::new(id, handle, self.shared.clone()).map_err(OpenError::System)?;
+        let file = OpenFile::new(handle, self.shared.clone()).map_err(OpenError::System)?;
         let file = Arc::new(file);
         open.insert(id, &file);
         file.keep_open();

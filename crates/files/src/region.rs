@@ -1,7 +1,7 @@
 //! What the NIC sees of a file.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
 use terrace_memory::{AccessError, LocalCopies, Pager, PeerTables, SharedFile, Transfer, Translation, Waker};
@@ -38,7 +38,8 @@ pub struct FileRegion {
     file: Arc<OpenFile>,
     extent: FileExtent,
     is_writable: bool,
-    in_flight: Arc<InFlight>,
+    /// Made for the first deferred access: there may be many regions.
+    in_flight: OnceLock<Arc<InFlight>>,
 }
 
 /// The room for a deferred access. It is given back when the access has ended, or was not begun.
@@ -55,7 +56,7 @@ impl Drop for Ticket<'_> {
 
 impl FileRegion {
     pub(crate) fn new(file: Arc<OpenFile>, is_writable: bool, extent: FileExtent) -> Arc<FileRegion> {
-        Arc::new(FileRegion { file, extent, is_writable, in_flight: Arc::default() })
+        Arc::new(FileRegion { file, extent, is_writable, in_flight: OnceLock::new() })
     }
 
     pub(crate) fn file(&self) -> &Arc<OpenFile> {
@@ -79,7 +80,9 @@ impl FileRegion {
 
     /// Waits until no deferred access runs. The caller has taken the region from the NIC, so that none begins.
     pub fn wait_idle(&self) {
-        self.in_flight.wait_idle();
+        if let Some(in_flight) = self.in_flight.get() {
+            in_flight.wait_idle();
+        }
     }
 
     /// Makes room for a deferred access that holds this many bytes.
@@ -99,7 +102,7 @@ impl FileRegion {
     ) -> Arc<dyn Transfer> {
         let transfer = Arc::new(FileTransfer::default());
         let (bytes, waker, ended) = (ticket.bytes, waker.clone(), transfer.clone());
-        let (file, in_flight) = (self.file.clone(), self.in_flight.clone());
+        let (file, in_flight) = (self.file.clone(), self.in_flight.get_or_init(Arc::default).clone());
         // The job gives the room back.
         std::mem::forget(ticket);
         in_flight.begin();

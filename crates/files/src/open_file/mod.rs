@@ -34,15 +34,6 @@ pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 /// Least addresses that a same-host peer maps for a file, and most. The file may grow into them.
 const PEER_BYTES: [u64; 2] = [1 << 30, 1 << 40];
 
-/// Device and inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FileId {
-    /// The device.
-    pub dev: u64,
-    /// The inode.
-    pub ino: u64,
-}
-
 /// What the file is stored in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -65,10 +56,9 @@ pub enum Direction {
 /// A file of which there are regions.
 #[derive(Debug)]
 pub struct OpenFile {
-    id: FileId,
     kind: Kind,
-    /// Bytes of a page of a mapping.
-    page_bytes: u64,
+    /// Bytes of a page of a mapping, as a power of two.
+    page_bits: u8,
     shared: Arc<Shared>,
     /// Read while a copy runs: then no window leaves, and the layout does not change by our own calls.
     layout: RwLock<Layout>,
@@ -131,14 +121,13 @@ impl Layout {
 impl OpenFile {
     /// # Errors
     /// The system's.
-    pub fn new(id: FileId, handle: Handle, shared: Arc<Shared>) -> io::Result<OpenFile> {
+    pub fn new(handle: Handle, shared: Arc<Shared>) -> io::Result<OpenFile> {
         let system = file_system(handle.file.as_fd())?;
         let page_bytes = system.page_bytes;
         let is_memory = system.is_in_memory() || page_bytes != PAGE_BYTES;
         Ok(OpenFile {
-            id,
             kind: if is_memory { Kind::Memory } else { Kind::Disk },
-            page_bytes,
+            page_bits: page_bytes.ilog2() as u8,
             shared,
             len: AtomicU64::new(handle.len()?),
             len_read_ms: AtomicU64::new(coarse_ms()),
@@ -153,6 +142,11 @@ impl OpenFile {
             pending_count: AtomicU32::new(0),
             rest: OnceLock::new(),
         })
+    }
+
+    /// Bytes of a page of a mapping.
+    fn page_bytes(&self) -> u64 {
+        1 << self.page_bits
     }
 
     fn rest(&self) -> &Rest {
@@ -550,7 +544,7 @@ impl OpenFile {
         let len = self.read_len(&handle, coarse_ms());
         let file = handle.open_anew(is_writable).ok()?;
         let (lengths, number) = self.rest().published.publish(&self.shared.lengths, len)?;
-        let room = if self.page_bytes == PAGE_BYTES {
+        let room = if self.page_bytes() == PAGE_BYTES {
             len.saturating_mul(4).clamp(PEER_BYTES[0], PEER_BYTES[1]).max(len.min(PEER_BYTES[1]))
         } else {
             // A mapping beyond the end of a file of huge pages would make it longer.
@@ -585,7 +579,7 @@ impl OpenFile {
             Some(Errno::NOSPC | Errno::DQUOT) => AccessError::NoSpace,
             Some(Errno::PERM | Errno::ACCESS | Errno::ROFS) => AccessError::Permission,
             _ => {
-                tracing::warn!(%error, file = ?self.id, "an access to a region's file failed");
+                tracing::warn!(%error, "an access to a region's file failed");
                 AccessError::Device
             }
         }

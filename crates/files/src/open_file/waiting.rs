@@ -78,8 +78,8 @@ impl OpenFile {
             return Err(Unmapped::Failed(AccessError::OutOfRange));
         }
         self.bring(&handle, part).map_err(Unmapped::Failed)?;
-        let start = part.addr - part.addr % self.page_bytes;
-        let Ok(mapping) = Mapping::new(&handle, start, (end - start).next_multiple_of(self.page_bytes))
+        let start = part.addr - part.addr % self.page_bytes();
+        let Ok(mapping) = Mapping::new(&handle, start, (end - start).next_multiple_of(self.page_bytes()))
         else {
             return Err(Unmapped::NotMappable(handle));
         };

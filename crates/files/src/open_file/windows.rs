@@ -21,7 +21,7 @@ const MAPPED_AFTER_WHEN_FULL: u32 = 16;
 impl OpenFile {
     /// Bytes of a whole window.
     fn window_bytes(&self) -> u64 {
-        WINDOW_BYTES.max(self.page_bytes)
+        WINDOW_BYTES.max(self.page_bytes())
     }
 
     /// The parts of a range that lie in one window each.
@@ -83,9 +83,9 @@ impl OpenFile {
     /// The length of a window for a file that ends `rest` bytes after the window's start.
     fn window_len(&self, rest: u64) -> u64 {
         let whole = self.window_bytes();
-        if self.page_bytes != PAGE_BYTES {
+        if self.page_bytes() != PAGE_BYTES {
             // A mapping beyond the end of a file of huge pages would make it longer.
-            return rest.min(whole).next_multiple_of(self.page_bytes);
+            return rest.min(whole).next_multiple_of(self.page_bytes());
         }
         rest.min(whole).next_power_of_two().clamp(WINDOW_BYTES_MIN, whole)
     }
