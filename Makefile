@@ -94,7 +94,7 @@ peers-programs: $(PEERS_PROGRAMS) build/bench/peers/native
 
 build/interop/programs/%: tests/interop/programs/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< $(LIBRARIES) -libverbs -lpthread
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -I$(dir $(HEADER)) -o $@ $< $(LIBRARIES) -libverbs -lpthread
 
 build/interop/programs/cm_talk: LIBRARIES := -lrdmacm
 
@@ -150,7 +150,7 @@ test: build ## Run the tests, including 2,000 seeds of the simulation
 
 conformance: build ## Run real RDMA programs on Terrace: perftest, pingpongs, qperf, UCX, pyverbs (ONLY=PATTERN for a part)
 	@scripts/setup.sh conformance
-	@$(MAKE) --no-print-directory build/examples/file_region build/examples/resilient_send build/interop/programs/paged_stress \
+	@$(MAKE) --no-print-directory build/examples/file_region build/examples/resilient_send build/interop/programs/append_stress build/interop/programs/paged_stress \
 	    build/interop/programs/mpi_check
 	$(PYTHON) tests/interop/conformance.py $(ONLY)
 

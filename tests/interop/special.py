@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 
+import append
 import faults
 import paged
 import services
@@ -163,6 +164,7 @@ SPECIAL = {
     "special/idle-uses-no-cpu": idle,
     "special/three-pairs-at-once": parallel_pairs,
     "special/terrace-stat": statistics,
+    **append.SPECIAL,
     **faults.SPECIAL,
     **paged.SPECIAL,
     **services.SPECIAL,
