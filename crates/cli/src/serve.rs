@@ -145,6 +145,7 @@ pub fn serve(options: &Options) -> Result<(), ServeError> {
             fault_plan: options.fault_plan.clone().filter(|path| !path.as_os_str().is_empty()),
             pcap: None,
             path: options.path,
+            ..PortConfig::default()
         },
         keeps_frames: options.keep_frames,
         frames_directory: options.frames.clone(),

@@ -1,5 +1,5 @@
 //! The data path of regions whose bytes need not be in memory: what is present is copied at once; an access to what is
-//! absent is refused, answered with the signature page, or handed to the pager.
+//! absent is refused, answered with the signature page, dropped, or handed to the pager.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -52,7 +52,10 @@ pub(crate) fn write(
         return local_copies(pager.translation())?.write_now(host, data);
     }
     let part = HostRange { addr: host, len: data.len() as u64 };
-    pager.translation().write(host, data).unwrap_or_else(|| Err(refuse(entry, pager, part)))
+    pager.translation().write(host, data).unwrap_or_else(|| match pattern_for_all(entry) {
+        Some(_) => write_present(pager.translation(), host, data),
+        None => Err(refuse(entry, pager, part)),
+    })
 }
 
 /// What copies for local work requests, which have a pager only where it exists.
@@ -65,13 +68,26 @@ pub(crate) fn atomic(entry: &Entry, pager: &dyn Pager, host: u64, op: AtomicOp) 
     let part = HostRange { addr: host, len: 8 };
     let result = pager.translation().atomic(host, op);
     pager.translation().count(part, result.is_some());
-    result.unwrap_or_else(|| Err(refuse(entry, pager, part)))
+    result.unwrap_or_else(|| match pattern_for_all(entry) {
+        Some(pattern) if !pager.translation().is_present(part) => {
+            let mut before = [0; 8];
+            fill(&mut before, pattern, host - pager.translation().range().addr);
+            Ok(u64::from_ne_bytes(before))
+        }
+        Some(_) => Err(AccessError::NotReady),
+        None => Err(refuse(entry, pager, part)),
+    })
 }
 
 /// The signature page, if this peer gets it for absent bytes instead of waiting for them.
 fn pattern_for(entry: &Entry, who: Accessor) -> Option<&Pattern> {
     let wanted = who.absence == Absence::Magic && entry.policy == RegionPolicy::Wait && !entry.is_by_offset;
-    entry.pattern.as_ref().filter(|_| wanted)
+    pattern_for_all(entry).or_else(|| entry.pattern.as_ref().filter(|_| wanted))
+}
+
+/// The signature page, if every peer gets it for absent bytes. Offsets in a file have no pages that could be absent.
+fn pattern_for_all(entry: &Entry) -> Option<&Pattern> {
+    entry.pattern.as_ref().filter(|_| entry.policy == RegionPolicy::Commodity && !entry.is_by_offset)
 }
 
 /// Copies unit by unit, with the signature page in place of absent ones.
@@ -91,6 +107,27 @@ fn read_around(
         }
         rest = HostRange { addr: here.addr + here.len, len: rest.len - here.len };
         out = others;
+    }
+    Ok(())
+}
+
+/// Writes to the units that are present; what is for the others vanishes. A page's version is odd while it is present, and
+/// a peer takes the same odd version before and after its WRITE for success, so nothing for a present page may vanish.
+///
+/// # Errors
+/// `NotReady` when a present page cannot be written at the moment: the pager carries the write out then.
+fn write_present(translation: &dyn Translation, addr: u64, data: &[u8]) -> Result<(), AccessError> {
+    let (mut rest, mut data) = (HostRange { addr, len: data.len() as u64 }, data);
+    while rest.len > 0 {
+        let here = translation.first_part(rest);
+        let (piece, others) = data.split_at(here.len as usize);
+        match translation.write(here.addr, piece) {
+            Some(result) => result?,
+            None if translation.is_present(here) => return Err(AccessError::NotReady),
+            None => {}
+        }
+        rest = HostRange { addr: here.addr + here.len, len: rest.len - here.len };
+        data = others;
     }
     Ok(())
 }
@@ -133,7 +170,7 @@ fn refuse(entry: &Entry, pager: &dyn Pager, part: HostRange) -> AccessError {
         return error;
     }
     match entry.policy {
-        RegionPolicy::Wait => AccessError::NotReady,
+        RegionPolicy::Wait | RegionPolicy::Commodity => AccessError::NotReady,
         RegionPolicy::Fault if bring(pager, part) => AccessError::NotReady,
         RegionPolicy::Fault => AccessError::Retry,
     }
@@ -184,8 +221,12 @@ impl Registry {
         };
         let part = HostRange { addr: host, len };
         let is_hit = pager.translation().is_present(part);
-        if !is_hit && need == AccessNeed::Read && pattern_for(&entry, who).is_some() {
-            // The peer requests again, by other means, what it did not get, and is counted then.
+        let is_answered = match need {
+            AccessNeed::Read => pattern_for(&entry, who).is_some(),
+            _ => pattern_for_all(&entry).is_some(),
+        };
+        if !is_hit && is_answered {
+            // The peer requests again, by other means, what was absent, and is counted then.
             return Ok(());
         }
         pager.translation().count(part, is_hit);

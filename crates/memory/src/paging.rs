@@ -33,6 +33,9 @@ pub enum RegionPolicy {
     Wait,
     /// The peer is told to retry, while the pager brings the memory: as hardware does with on-demand paging.
     Fault,
+    /// The NIC does not know of absence, as hardware behind an IOMMU does not (NP-RDMA, section 3.1): absent pages are
+    /// mapped to the signature page for reading, and to a black-hole page for writing. Nothing waits, nothing is refused.
+    Commodity,
 }
 
 /// The page table of a range of memory. Unit 0 begins at the range's first byte; the last unit may be shorter.

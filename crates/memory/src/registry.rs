@@ -96,6 +96,10 @@ impl RegionSpec {
     }
 
     fn check_pager(&self) -> Result<(), RegisterError> {
+        let is_paged = self.pager.is_some() && !self.is_by_offset();
+        if self.policy == RegionPolicy::Commodity && is_paged && self.pattern.is_none() {
+            return Err(RegisterError::Invalid("absent pages without a signature page"));
+        }
         let range = HostRange { addr: self.addr, len: self.len };
         if self.pager.as_ref().is_some_and(|pager| !pager.translation().covers(range)) {
             return Err(RegisterError::Invalid("the region is not within its pager's range"));
@@ -256,7 +260,7 @@ impl Registry {
     ///
     /// # Errors
     /// `Invalid` for an end that overflows, remote write or atomic access without local write access, implicit
-    /// on-demand paging that translates addresses, or a range that the pager's does not cover; `NotMapped` when part of
+    /// on-demand paging that translates addresses, a range that the pager's does not cover, or a commodity region without a signature page; `NotMapped` when part of
     /// the range is not mapped and `ON_DEMAND` is not given; `NoRoom`.
     pub fn register(&self, spec: &RegionSpec) -> Result<Region, RegisterError> {
         // Checked before a slot is taken, so that a refusal leaves no trace.

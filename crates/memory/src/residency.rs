@@ -13,16 +13,17 @@ pub(crate) fn is_present(bitmap: &[AtomicU64], unit: usize) -> bool {
     bitmap[unit / 64].load(Ordering::Acquire) & unit_bit(unit) != 0
 }
 
-/// Marks a unit present, whose pages have these versions.
+/// Marks a unit present, whose pages have these versions. The versions become odd after the unit is present, and even
+/// before it is absent: a peer that reads the same odd version twice knows the page to have been present between.
 pub(crate) fn admit(bitmap: &[AtomicU64], versions: &[AtomicU32], unit: usize) {
-    step(versions);
     bitmap[unit / 64].fetch_or(unit_bit(unit), Ordering::Release);
+    step(versions);
 }
 
 /// Marks a unit absent, and returns when no copy of this process runs any more that saw it present.
 pub(crate) fn expel(bitmap: &[AtomicU64], versions: &[AtomicU32], copies: &PinLock<()>, unit: usize) {
-    bitmap[unit / 64].fetch_and(!unit_bit(unit), Ordering::AcqRel);
     step(versions);
+    bitmap[unit / 64].fetch_and(!unit_bit(unit), Ordering::AcqRel);
     drop(copies.close());
 }
 

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, UNIT_BYTES, fault};
 use terrace_memory::{
     Absence, Access, AccessError, AccessNeed, Accessor, FlushScope, Pattern, RegionPolicy, RegionSpec,
-    Registry, Waker, WindowBind, WindowKind,
+    RegisterError, Registry, Waker, WindowBind, WindowKind,
 };
 
 /// Bytes of the memory: the end of one unit, a whole one, and the beginning of a third.
@@ -154,6 +154,42 @@ fn a_faulting_region_asks_for_what_is_missing_and_sends_peers_away() {
     assert_eq!(paged.pager.counts(), (3, 3));
     assert_eq!(paged.add(FRINGE), Err(AccessError::Retry));
     assert!(paged.pager.complete_one(Ok(())));
+}
+
+#[test]
+fn a_commodity_region_neither_waits_nor_refuses() {
+    let paged = paged(RegionPolicy::Commodity);
+    assert!(paged.pager.admit(1));
+    let (va, pattern) = (paged.memory.addr, magic());
+    for need in [AccessNeed::Read, AccessNeed::Write, AccessNeed::Atomic] {
+        assert_eq!(paged.registry.announce(peer(), paged.key, va, LEN as u64, need), Ok(()));
+    }
+    let expected: Vec<u8> =
+        (0..8).map(|at| pattern[PAGE - 8 + at]).chain((FRINGE..FRINGE + 8).map(byte)).collect();
+    assert_eq!(paged.read(peer(), FRINGE - 8, 16).unwrap(), expected);
+    // What is for the absent page falls into the black hole; the present one has its part.
+    paged.write(FRINGE - 8, &[9; 16]).unwrap();
+    assert_eq!(paged.read(peer(), FRINGE, 8).unwrap(), [9; 8]);
+    let signature = u64::from_ne_bytes(*pattern.first_chunk().unwrap());
+    assert_eq!(paged.add(0), Ok(signature));
+    assert_eq!(paged.add(FRINGE), Ok(0x0909_0909_0909_0909));
+    assert_eq!(paged.pager.counts(), (0, 0), "the pager is not asked");
+    assert!(paged.pager.admit(0));
+    let before: Vec<u8> = (FRINGE - 8..FRINGE).map(byte).collect();
+    assert_eq!(paged.read(peer(), FRINGE - 8, 8).unwrap(), before);
+    assert_eq!(paged.read(peer(), 0, 8).unwrap(), (0..8).map(byte).collect::<Vec<_>>());
+    assert_eq!(paged.read(peer(), LEN - 4, 8), Err(AccessError::OutOfRange), "checks are as ever");
+}
+
+#[test]
+fn a_commodity_region_needs_a_signature_page() {
+    let paged = paged(RegionPolicy::Commodity);
+    let spec = RegionSpec {
+        pager: Some(paged.pager.clone()),
+        policy: RegionPolicy::Commodity,
+        ..RegionSpec::new(PD, paged.memory.addr, LEN as u64, ALL)
+    };
+    assert!(matches!(paged.registry.register(&spec), Err(RegisterError::Invalid(_))));
 }
 
 #[test]

@@ -1,14 +1,14 @@
 //! A unit of a paged region that comes and goes, in every interleaving that loom finds: a copy of this process or of
-//! another one touches the unit's memory only while the unit is present, sees what was brought, and a page of a present
-//! unit has an odd version.
+//! another one touches the unit's memory only while the unit is present, sees what was brought, and a page whose version
+//! is the same odd number before and after an access was present all the time.
 //!
 //! `src/residency.rs` and `pin.rs`, and `reader_line.rs` and `handshake.rs` of `terrace-shm`, are compiled here once
 //! more with loom's types. What a peer's access does (`ResidencyView::are_resident` under an epoch) is repeated here in
 //! `copy_as_peer`, because those files map segments.
 //!
 //! Mutations that this has found: the pin after the check in `hold`; no `close` in `expel`, or before the bit is
-//! cleared; a relaxed load in `is_present`; a relaxed `fetch_or` in `admit`; versions stepped after the bit in `admit`,
-//! or before it in `expel`.
+//! cleared; a relaxed load in `is_present`; a relaxed `fetch_or` in `admit`; versions stepped before the bit in `admit`,
+//! or after it in `expel`.
 
 #[path = "../../shm/src/handshake.rs"]
 #[allow(dead_code, reason = "the model uses not all of it")]
@@ -114,12 +114,12 @@ fn peers_copy_present_units_alone() {
 }
 
 #[test]
-fn versions_of_present_units_are_odd() {
+fn units_are_present_while_their_versions_are_odd() {
     while_it_comes_and_goes(|region| {
         let version = || region.versions[0].load(Ordering::Acquire);
         let before = version();
         let is_present = residency::is_present(&region.bitmap, 0);
         let after = version();
-        assert!(!is_present || before != after || before % 2 == 1, "present with version {before}");
+        assert!(is_present || before != after || before % 2 == 0, "absent with version {before}");
     });
 }

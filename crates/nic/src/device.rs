@@ -20,6 +20,7 @@ use crate::in_flight::InFlightBudget;
 use crate::limits::{Limits, Quotas};
 use crate::local::LocalPath;
 use crate::management::Management;
+use crate::model::NicModel;
 use crate::progress_callback::{ProgressCallback, ProgressCallbacks};
 use crate::qp::QueuePair;
 use crate::rate_limiter::RateLimiter;
@@ -44,6 +45,8 @@ pub struct DeviceConfig {
     pub stat_socket: bool,
     /// Whether same-host peers are reached without packets where that is possible.
     pub local: bool,
+    /// What the NIC knows of absent memory.
+    pub model: NicModel,
     /// The device's limits.
     pub limits: Limits,
     /// A fault plan by which the device withholds receives from peers, and whose counts it reports. Faults of packets
@@ -61,6 +64,7 @@ impl DeviceConfig {
             engine: true,
             stat_socket: true,
             local: false,
+            model: NicModel::default(),
             limits: Limits::default(),
             faults: None,
         }
@@ -94,6 +98,7 @@ pub struct Device {
     pub(crate) port: Box<dyn Port>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) memory: Registry,
+    pub(crate) model: NicModel,
     pub(crate) table: QpTable<QueuePair>,
     pub(crate) xrc: XrcTable<Srq>,
     /// The receive lock. Receive passes only try it; `fork`, the device's end and changes to the RX rings wait for it.

@@ -20,6 +20,7 @@
 //! | `events`, `event_account`, `semaphore` | asynchronous events; their acknowledgements; descriptors to wait on |
 //! | `limits`, `use_count`, `error` | limits and quotas; objects in use are not destroyed; why a verb was refused |
 //! | `sync` | what is replaced in models |
+//! | `model` | what a NIC knows of absent memory |
 //! | `setup`, `stat`, `clock`, `signals` | opening a port; statistics; time; threads that take no signals |
 //! | `device_name` | the name that programs see |
 //!
@@ -56,6 +57,7 @@ mod keys;
 mod limits;
 mod local;
 mod management;
+mod model;
 mod mr;
 mod open;
 mod pd;
@@ -91,6 +93,7 @@ pub use events::AsyncEvent;
 pub use limits::Limits;
 pub use local::{Backings, PeerGone};
 pub use management::{MANAGEMENT_BYTES_MAX, ManagementHandler};
+pub use model::NicModel;
 pub use mr::{Mr, MrRequest, Mw, MwBind, MwKind, Paging};
 pub use progress_callback::ProgressCallback;
 pub use qp::{CompletionHook, Posting, QpInit, QueuePair};

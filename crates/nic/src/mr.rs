@@ -11,6 +11,7 @@ use terrace_transport::{BindWindow, Payload, SendFlags, SendOp, SendWr, SgeList}
 
 use crate::device::Pd;
 use crate::error::{Error, reader_timeout};
+use crate::model::NicModel;
 use crate::qp::QueuePair;
 use crate::use_count::UseCount;
 
@@ -56,12 +57,12 @@ impl std::fmt::Debug for Paging {
     }
 }
 
-/// As the registry has it.
-fn new_paging(paging: Option<Paging>) -> NewPaging {
+/// As the registry has it, on a device of this model.
+fn new_paging(model: NicModel, paging: Option<Paging>) -> NewPaging {
     paging.map_or_else(NewPaging::default, |Paging { pager, pattern, policy }| NewPaging {
         pager: Some(pager),
         pattern: Some(pattern),
-        policy,
+        policy: model.policy(policy),
     })
 }
 
@@ -103,7 +104,7 @@ impl Mr {
             return Err(Error::Invalid("region longer than max_mr_size"));
         }
         device.quotas.mr.take()?;
-        let NewPaging { pager, pattern, policy } = new_paging(request.paging);
+        let NewPaging { pager, pattern, policy } = new_paging(device.model, request.paging);
         let spec = RegionSpec {
             iova: request.iova,
             pager,
@@ -167,9 +168,9 @@ impl Mr {
         let mut place = self.place.lock();
         let access = access.map(Access::from_verbs).transpose().map_err(register_error)?;
         let range = translation.map(|(addr, len, iova)| NewRange { addr, len, iova });
-        let change =
-            RegionChange { range, pd: pd.map(|pd| pd.handle()), access, paging: paging.map(new_paging) };
         let device = place.pd.device();
+        let paging = paging.map(|paging| new_paging(device.model, paging));
+        let change = RegionChange { range, pd: pd.map(|pd| pd.handle()), access, paging };
         pd.map_or(Ok(()), |pd| pd.users.add())?;
         let region = device.memory.reregister(self.key, &change).map_err(|error| {
             pd.inspect(|pd| pd.users.remove());

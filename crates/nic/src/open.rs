@@ -45,6 +45,7 @@ impl Device {
         };
         let device = Arc::new(Device {
             memory: Registry::new(memory_limits).map_err(system_error)?,
+            model: config.model,
             table: QpTable::new(config.port.instance(), &mut rng),
             xrc: XrcTable::default(),
             rx: Arc::new(Mutex::new(Receiver::new())),

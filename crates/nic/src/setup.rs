@@ -13,6 +13,7 @@ use terrace_faults::{FaultPlanError, Faults};
 
 use crate::device::DeviceConfig;
 use crate::error::Error;
+use crate::model::NicModel;
 
 /// How to open the device's port. A capture wraps the UDP sockets, and a fault plan wraps the capture: so the capture
 /// shows what goes over the wire.
@@ -30,6 +31,8 @@ pub struct PortConfig {
     pub pcap: Option<PathBuf>,
     /// The path to same-host peers.
     pub path: PathChoice,
+    /// What the NIC knows of absent memory.
+    pub model: NicModel,
 }
 
 /// The path by which same-host peers are reached.
@@ -101,11 +104,11 @@ pub enum OpenError {
 }
 
 impl PortConfig {
-    /// The variables that `terrace run` sets: `TERRACE_ADDR`, `TERRACE_MTU`, `TERRACE_FAULT_PLAN`, `TERRACE_PCAP` and
-    /// `TERRACE_PATH`. Unset and empty variables mean the default.
+    /// The variables that `terrace run` sets: `TERRACE_ADDR`, `TERRACE_MTU`, `TERRACE_FAULT_PLAN`, `TERRACE_PCAP`,
+    /// `TERRACE_PATH` and `TERRACE_NIC`. Unset and empty variables mean the default.
     ///
     /// # Errors
-    /// `Variable` for an invalid address, MTU or path.
+    /// `Variable` for an invalid address, MTU, path or NIC model.
     pub fn from_env() -> Result<PortConfig, OpenError> {
         Ok(PortConfig {
             address: parsed("TERRACE_ADDR", "an IP address")?,
@@ -114,6 +117,7 @@ impl PortConfig {
             fault_plan: variable("TERRACE_FAULT_PLAN").map(PathBuf::from),
             pcap: variable("TERRACE_PCAP").map(PathBuf::from),
             path: parsed("TERRACE_PATH", "auto, udp or local")?.unwrap_or_default(),
+            model: parsed("TERRACE_NIC", "terrace or commodity")?.unwrap_or_default(),
         })
     }
 
@@ -124,7 +128,7 @@ impl PortConfig {
     pub fn device(&self) -> Result<DeviceConfig, OpenError> {
         let faults = self.faults()?;
         let port = self.open_with(faults.clone())?;
-        Ok(DeviceConfig { faults, local: self.wants_local(), ..DeviceConfig::new(port) })
+        Ok(DeviceConfig { faults, local: self.wants_local(), model: self.model, ..DeviceConfig::new(port) })
     }
 
     /// Whether same-host peers are to be reached without packets.

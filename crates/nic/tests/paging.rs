@@ -98,7 +98,10 @@ struct Pair {
 }
 
 fn pair(policy: RegionPolicy) -> Pair {
-    let (a, b) = (Node::udp(), Node::udp());
+    pair_with(Node::udp(), Node::udp(), policy)
+}
+
+fn pair_with(a: Node, b: Node, policy: RegionPolicy) -> Pair {
     let (qa, qb) = pair_on(&a, &b, QpType::Rc, &Tuning { timeout: 18, ..Tuning::default() });
     allow(&qb, REMOTE_ALL | FLUSH);
     let paged = Paged::new(&b, policy);
@@ -270,6 +273,32 @@ fn magic_answers_at_once_with_the_pattern() {
     paged.complete_all();
     ok(&a.completions(1), [2]);
     assert_eq!(paged.content(0, 100), pattern(LEN, 1)[BORDER..BORDER + 100]);
+}
+
+#[test]
+fn a_commodity_nic_returns_signature_pages_and_has_a_black_hole() {
+    let port = PortConfig {
+        address: Some(LOOPBACK),
+        path: PathChoice::Udp,
+        model: NicModel::Commodity,
+        ..PortConfig::default()
+    };
+    let b = Node::with(port.device().expect("a port on the loopback"), 1 << 20);
+    let Pair { a, qa, paged, b: _b, .. } = pair_with(Node::udp(), b, RegionPolicy::Wait);
+    assert!(paged.pager.admit(1));
+    qa.post_send([Ok(a.wr(1, paged.read(BORDER - 3000), 0, 6000))]).expect("posted");
+    ok(&a.completions(1), [1]);
+    assert_eq!(a.memory.bytes(0, 3000), vec![MAGIC; 3000]);
+    assert_eq!(a.memory.bytes(3000, 3000), pattern(LEN, 1)[BORDER..BORDER + 3000]);
+    let before = paged.content(BORDER - 1000, 1000);
+    qa.post_send([Ok(a.wr(2, paged.write(BORDER - 1000), 0, 3000))]).expect("posted");
+    let add = SendOp::FetchAdd { va: 0x10_0000, rkey: paged.mr.rkey(), add: 1 };
+    qa.post_send([Ok(a.wr(3, add, 8192, 8))]).expect("posted");
+    ok(&a.completions(2), [2, 3]);
+    assert_eq!(a.memory.bytes(8192, 8), vec![MAGIC; 8]);
+    assert_eq!(paged.content(BORDER - 1000, 1000), before);
+    assert_eq!(paged.content(BORDER, 2000), a.memory.bytes(1000, 2000));
+    assert_eq!(paged.pager.counts().1, 0, "the pager is not asked");
 }
 
 /// The next peer may not know signature pages.
