@@ -19,7 +19,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 HEADER := crates/ibverbs/include/terrace.h
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance interop errors chaos fork crash endurance sanitize soak soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np bench-filemr bench-term bench-term-full docs lint clean
+.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance interop errors chaos fork crash endurance sanitize soak soak-np soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np bench-filemr bench-term bench-term-full docs lint clean
 .DEFAULT_GOAL := help
 # Targets share output directories, and cargo uses all processors by itself.
 .NOTPARALLEL:
@@ -190,6 +190,10 @@ sanitize: build ## Run AddressSanitizer, ThreadSanitizer and valgrind on unsafe 
 soak: ## Run the simulation with SEEDS=n seeds, or replay SEED=k alone
 	@scripts/setup.sh build
 	cargo run --release --locked --package terrace-sim -- $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+soak-np: ## Run the simulation of NP-RDMA with SEEDS=n seeds, or replay SEED=k alone
+	@scripts/setup.sh build
+	cargo run --release --locked --package terrace-sim -- --np $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 soak-term: build ## Stress regions larger than memory for STRESS_SECONDS=n each, natively and by verbs (SEED=k for other accesses)
 	@scripts/setup.sh conformance

@@ -15,6 +15,7 @@ import planting
 
 RESPONDER = "crates/transport/src/responder/"
 REQUESTER = "crates/transport/src/requester/"
+OPTIMISTIC = "crates/access/src/optimistic/"
 
 # Name, file, text, its replacement.
 MUTANTS = [
@@ -96,13 +97,42 @@ MUTANTS = [
 ]
 
 
-FAULTS = [("", *fault) for fault in MUTANTS]
+# Faults of the NP-RDMA protocol, for the simulation with --np.
+NP_MUTANTS = [
+    ("np-versions-are-not-compared", OPTIMISTIC + "checks.rs",
+     "version.is_some_and(|version| base.is_some()", "false && version.is_some_and(|version| base.is_some()"),
+    ("np-signature-pages-are-data", OPTIMISTIC + "checks.rs",
+     "if region.signature_page().matches(page_offset, piece) {", "if false && region.signature_page().matches(page_offset, piece) {"),
+    ("np-borders-of-packets-are-ignored", OPTIMISTIC + "checks.rs",
+     "to_next_page.min(to_next_packet)", "to_next_page.min(to_next_packet.max(u64::MAX))"),
+    ("np-chains-begin-before-versions-are-known", OPTIMISTIC + "issue.rs",
+     "let Some((version, _)) = known else { return false };", "let Some((version, _)) = known else { return true };"),
+    ("np-reads-pass-writes", OPTIMISTIC + "order.rs",
+     "[Wait, Chain, Wait, Wait, Wait],", "[Pass, Chain, Wait, Wait, Wait],"),
+    ("np-messages-pass-writes", OPTIMISTIC + "order.rs",
+     "        table[earlier as usize][later as usize]\n",
+     "        if later == Class::Message && !conflicts {\n            return Pass;\n        }\n"
+     "        table[earlier as usize][later as usize]\n"),
+    ("np-requests-are-executed-twice", OPTIMISTIC + "target.rs",
+     "if self.is_broken || self.is_repeated(id) {", "if self.is_broken || (self.is_repeated(id) && self.jobs.contains_key(&id)) {"),
+    ("np-local-memory-is-not-held", OPTIMISTIC + "issue.rs",
+     "if !entry.is_held && !entry.sges().is_empty() {", "if !entry.is_held && entry.sges().len() > 9 {"),
+    ("np-repetitions-pass-each-other", OPTIMISTIC + "outcome.rs",
+     "if is_marked && !self.entries.range(..index).any(is_after) {", "if is_marked && (index > 0 || !self.entries.range(..index).any(is_after)) {"),
+    ("np-holds-end-before-the-repetition", OPTIMISTIC + "outcome.rs",
+     "                return self.queue_data(index, task.range, Some(id));",
+     "                self.calls.release(id);\n                return self.queue_data(index, task.range, Some(id));"),
+    ("np-absent-pages-are-written-unchecked", OPTIMISTIC + "checks.rs",
+     "*base = version.filter(|version| version % 2 == 1);", "*base = *version;"),
+]
+
+FAULTS = [("", *fault) for fault in MUTANTS] + [("--np", *fault) for fault in NP_MUTANTS]
 
 
-def run(work, seeds):
+def run(work, group, seeds):
     """Returns the failure that the simulation prints, in one line; `None` if it finds none."""
     planting.build(work, "cargo", "build", "--quiet", "--package", "terrace-sim")
-    ran = planting.run(work, "cargo", "run", "--quiet", "--package", "terrace-sim", "--", "--seeds", str(seeds))
+    ran = planting.run(work, "cargo", "run", "--quiet", "--package", "terrace-sim", "--", *filter(None, [group]), "--seeds", str(seeds))
     if ran.returncode == 0:
         return None
     lines = [line for line in ran.stdout.splitlines() if re.match(r"seed \d+:", line)]
@@ -113,7 +143,7 @@ def main():
     options = planting.parser(__doc__)
     options.add_argument("--seeds", type=int, default=2000)
     arguments = options.parse_args()
-    return planting.plant_all(FAULTS, arguments, lambda work, _: run(work, arguments.seeds))
+    return planting.plant_all(FAULTS, arguments, lambda work, group: run(work, group, arguments.seeds))
 
 
 if __name__ == "__main__":

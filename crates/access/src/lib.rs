@@ -8,19 +8,25 @@
 //! | module | contains |
 //! |---|---|
 //! | [`session`] | the state of one queue pair: the order of posts, RPCs and completions |
+//! | [`optimistic`] | the same and more on a NIC that knows nothing of absence (NP-RDMA): READs, WRITEs, atomics and messages; both sides |
 //! | [`proto`] | the messages between client and server, with their decoders |
 //! | [`signature`] | the signature page |
 //! | [`region`] | the client's state of an extended region: [`layout`], signature page, [`residency`] |
 //! | [`peers`] | the client's knowledge of rkeys, and the schedule of queries |
 //! | [`pages`] | sets of pages |
+//! | `request` | what work requests access, and their completions |
+//! | `sge_list` | byte ranges of scatter/gather lists |
 
 #![forbid(unsafe_code)]
 
 pub mod layout;
+pub mod optimistic;
 pub mod pages;
 pub mod peers;
 pub mod proto;
 pub mod region;
+mod request;
 pub mod residency;
 pub mod session;
+mod sge_list;
 pub mod signature;

@@ -127,6 +127,29 @@ fn bodies() -> impl Strategy<Value = Body<'static>> {
         (any::<u32>(), regions()).prop_map(|(rkey, region)| Body::Found(Found { rkey, region })),
         ends().prop_map(Body::Pair),
         ends().prop_map(Body::Paired),
+        any::<(u32, u32, u32)>().prop_map(|(rkey, va, length)| {
+            Body::Fetch(Fetch { rkey, va: va.into(), length: length % FETCH_BYTES_MAX + 1 })
+        }),
+        prop::sample::select(vec![&b""[..], b"data"]).prop_map(Body::Data),
+        (any::<(u32, u32)>(), atomics()).prop_map(|((rkey, va), kind)| Body::Atomic(Atomic {
+            rkey,
+            va: va.into(),
+            kind
+        })),
+        any::<u64>().prop_map(Body::Value),
+        any::<(u32, u32, u32, bool)>().prop_map(|(rkey, va, length, writes)| {
+            let access = if writes { Access::Write } else { Access::Read };
+            Body::Hold(Hold { rkey, va: va.into(), length: length.max(1), access })
+        }),
+        Just(Body::Release),
+    ]
+}
+
+fn atomics() -> impl Strategy<Value = AtomicKind> {
+    prop_oneof![
+        any::<(u64, u64)>().prop_map(|(compare, swap)| AtomicKind::CompareSwap { compare, swap }),
+        any::<u64>().prop_map(|add| AtomicKind::FetchAdd { add }),
+        any::<u64>().prop_map(|value| AtomicKind::Write { value }),
     ]
 }
 
@@ -236,7 +259,7 @@ fn errors_state_the_field_and_the_rule() {
         bytes[at] = to;
         refusal(&bytes)
     };
-    assert_eq!(change(0, 9), "version 9, not 3");
+    assert_eq!(change(0, 9), "version 9, not 4");
     assert_eq!(change(1, 99), "no message of kind 99");
     assert_eq!(change(2, 1), "status is 0x1: only in answers");
     assert_eq!(change(4, 0), "length is 0x0: not the length of the message");

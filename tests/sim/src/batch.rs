@@ -14,9 +14,42 @@ use terrace_sync::Mutex;
 use crate::tally::Tally;
 use crate::world::Failure;
 
+/// What is simulated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Model {
+    /// The devices, by all verbs.
+    #[default]
+    Verbs,
+    /// The NP-RDMA protocol on devices that know nothing of absence.
+    NpRdma,
+}
+
+impl Model {
+    /// Runs one seed, optionally with a trace on standard output.
+    ///
+    /// # Errors
+    /// When the run deviates from the reference model or the specification.
+    pub fn run(self, seed: u64, trace: bool) -> Result<Tally, Failure> {
+        match self {
+            Model::Verbs => crate::run(seed, trace),
+            Model::NpRdma => crate::np::run(seed, trace),
+        }
+    }
+
+    /// The options of `terrace-sim` for it.
+    fn options(self) -> &'static str {
+        match self {
+            Model::Verbs => "",
+            Model::NpRdma => "--np ",
+        }
+    }
+}
+
 /// Seeds to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch {
+    /// What is simulated.
+    pub model: Model,
     /// The first seed.
     pub first: u64,
     /// The number of seeds.
@@ -36,6 +69,7 @@ pub struct Progress {
 
 #[derive(Debug)]
 pub struct FailedSeed {
+    pub model: Model,
     pub seed: u64,
     /// A description of the failure.
     pub reason: String,
@@ -43,10 +77,11 @@ pub struct FailedSeed {
 
 impl fmt::Display for FailedSeed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FailedSeed { seed, reason } = self;
+        let FailedSeed { model, seed, reason } = self;
+        let options = model.options();
         write!(
             f,
-            "seed {seed}: {reason}\nreplay it with: cargo run --release -p terrace-sim -- --seed {seed}"
+            "seed {seed}: {reason}\nreplay it with: cargo run --release -p terrace-sim -- {options}--seed {seed}"
         )
     }
 }
@@ -101,7 +136,11 @@ impl Batch {
             report(&Progress { done: shared.done.load(Ordering::Relaxed), total: self.count });
             if let Some(seed) = shared.stuck_seed() {
                 let limit = REPORT_INTERVAL * SEED_REPORTS_MAX;
-                return Err(FailedSeed { seed, reason: format!("no end after {limit:?}") });
+                return Err(FailedSeed {
+                    model: self.model,
+                    seed,
+                    reason: format!("no end after {limit:?}"),
+                });
             }
         }
         let failed = shared.failed.lock().take();
@@ -121,12 +160,12 @@ impl Shared {
                 break;
             }
             *self.running[index].lock() = Some((seed, 0));
-            match run_caught(seed) {
+            match run_caught(self.batch.model, seed) {
                 Ok(counts) => tally.merge(&counts),
                 Err(reason) => {
                     let mut failed = self.failed.lock();
                     if failed.as_ref().is_none_or(|failed| failed.seed > seed) {
-                        *failed = Some(FailedSeed { seed, reason });
+                        *failed = Some(FailedSeed { model: self.batch.model, seed, reason });
                     }
                 }
             }
@@ -149,9 +188,9 @@ impl Shared {
 }
 
 /// Runs one seed. A panic is a failure in builds that unwind.
-fn run_caught(seed: u64) -> Result<Tally, String> {
+fn run_caught(model: Model, seed: u64) -> Result<Tally, String> {
     SEED.set(Some(seed));
-    let result = catch_unwind(AssertUnwindSafe(|| crate::run(seed, false)));
+    let result = catch_unwind(AssertUnwindSafe(|| model.run(seed, false)));
     SEED.set(None);
     match result {
         Ok(Ok(tally)) => Ok(tally),

@@ -7,12 +7,14 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod cells;
 mod complete;
 mod draw;
 mod drive;
 mod end;
 mod memory;
 mod node;
+mod np;
 mod paging;
 mod plan;
 mod port;
@@ -23,7 +25,7 @@ mod verdict;
 mod window;
 mod world;
 
-pub use batch::{Batch, FailedSeed, Progress};
+pub use batch::{Batch, FailedSeed, Model, Progress};
 pub use tally::Tally;
 pub use world::Failure;
 

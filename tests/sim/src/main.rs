@@ -8,12 +8,15 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use terrace_sim::{Batch, Progress};
+use terrace_sim::{Batch, Model, Progress};
 
 /// Runs two simulated devices against a reference model, in virtual time, and stops at the first seed that fails.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
+    /// Simulate the NP-RDMA protocol on devices that know nothing of absent memory
+    #[arg(long)]
+    np: bool,
     /// Number of seeds to run
     #[arg(long, value_name = "N", default_value_t = 2000)]
     seeds: u64,
@@ -36,11 +39,12 @@ const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    let model = if arguments.np { Model::NpRdma } else { Model::Verbs };
     if let Some(seed) = arguments.seed {
-        return replay(seed, arguments.tally);
+        return replay(model, seed, arguments.tally);
     }
     let started = Instant::now();
-    let batch = Batch { first: arguments.start, count: arguments.seeds, threads: arguments.threads };
+    let batch = Batch { model, first: arguments.start, count: arguments.seeds, threads: arguments.threads };
     let is_terminal = std::io::stderr().is_terminal();
     let mut printed = Instant::now();
     let outcome = batch.run(|progress| {
@@ -77,8 +81,8 @@ fn progress_line(progress: &Progress, elapsed: Duration) -> String {
     format!("{} of {} seeds, {rate:.0} a second, {seconds:.0} s", progress.done, progress.total)
 }
 
-fn replay(seed: u64, with_tally: bool) -> ExitCode {
-    match terrace_sim::run(seed, true) {
+fn replay(model: Model, seed: u64, with_tally: bool) -> ExitCode {
+    match model.run(seed, true) {
         Ok(tally) => {
             println!("seed {seed}: no failure");
             if with_tally {

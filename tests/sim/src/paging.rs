@@ -6,12 +6,13 @@
 mod pager;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use terrace_hostmem::{HostRange, UNIT_BYTES};
 use terrace_nic::{Clock, ManualClock, Paging, ProgressCallback, RegionPolicy};
 use terrace_sync::Mutex;
 
+use crate::cells;
 use crate::rng::{SimRng, Stream, stream_seed};
 use pager::Cells;
 pub(crate) use pager::TestPager;
@@ -142,16 +143,10 @@ struct Words(Arc<[AtomicU64]>);
 
 impl Cells for Words {
     fn get(&self, offset: usize, out: &mut [u8]) {
-        for (index, byte) in (offset..).zip(out) {
-            *byte = self.0[index / 8].load(Ordering::Relaxed).to_ne_bytes()[index % 8];
-        }
+        cells::load(&self.0, offset, out);
     }
 
     fn set(&self, offset: usize, data: &[u8]) {
-        for (index, byte) in (offset..).zip(data) {
-            let mut word = self.0[index / 8].load(Ordering::Relaxed).to_ne_bytes();
-            word[index % 8] = *byte;
-            self.0[index / 8].store(u64::from_ne_bytes(word), Ordering::Relaxed);
-        }
+        cells::store(&self.0, offset, data);
     }
 }

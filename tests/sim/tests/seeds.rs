@@ -1,6 +1,6 @@
 //! Runs the simulation with the seeds of every `cargo test`. `make soak` runs more.
 
-use terrace_sim::Batch;
+use terrace_sim::{Batch, Model};
 
 const SEEDS: u64 = 2000;
 
@@ -46,7 +46,7 @@ const REQUIRED_EVENTS: &[&str] = &[
 
 #[test]
 fn devices_agree_with_the_reference_model() {
-    let batch = Batch { first: 0, count: SEEDS, threads: None };
+    let batch = Batch { model: Model::Verbs, first: 0, count: SEEDS, threads: None };
     let tally = match batch.run(|_| {}) {
         Ok(tally) => tally,
         Err(failed) => panic!("{failed}"),
@@ -62,5 +62,40 @@ fn a_seed_takes_the_same_path_each_time() {
     for seed in 0..20 {
         let once = terrace_sim::run(seed, false).expect("no failure");
         assert_eq!(once, terrace_sim::run(seed, false).expect("no failure"), "seed {seed}");
+    }
+}
+
+const NP_SEEDS: u64 = 500;
+
+/// What the seeds of the NP-RDMA protocol must include.
+const REQUIRED_OF_NP: &[&str] = &[
+    "NP-RDMA CompareSwap",
+    "NP-RDMA Count",
+    "NP-RDMA FetchAdd",
+    "NP-RDMA Read",
+    "NP-RDMA Send",
+    "NP-RDMA Write",
+    "NP-RDMA WriteImm",
+    "NP-RDMA answers lost",
+    "NP-RDMA calls",
+    "NP-RDMA one-sided",
+    "NP-RDMA pages known to be absent",
+    "NP-RDMA pages that came or went",
+    "NP-RDMA ranges held for a peer",
+    "NP-RDMA repeated behind a repeated WRITE",
+    "NP-RDMA signature pages",
+    "NP-RDMA versions changed",
+];
+
+#[test]
+fn np_rdma_agrees_with_plain_memory() {
+    let batch = Batch { model: Model::NpRdma, first: 0, count: NP_SEEDS, threads: None };
+    let tally = match batch.run(|_| {}) {
+        Ok(tally) => tally,
+        Err(failed) => panic!("{failed}"),
+    };
+    print!("{tally}");
+    for event in REQUIRED_OF_NP {
+        assert!(tally.get(event) > 0, "{NP_SEEDS} seeds without: {event}");
     }
 }

@@ -6,8 +6,8 @@ use super::VERSION;
 use super::bytes::{DecodeError, EncodeError, Reader, Writer, check_range, refuse};
 use super::datagram::{RegionDescription, decode_mtu};
 use super::message::{
-    Body, Done, Endpoint, Found, MESSAGE_BYTES_MAX, Magic, Message, NAME_BYTES_MAX, Open, Opened, Pages,
-    REQUESTS_MAX, Read, Source, Status, Table, Write,
+    Access, Atomic, AtomicKind, Body, Done, Endpoint, FETCH_BYTES_MAX, Fetch, Found, Hold, MESSAGE_BYTES_MAX,
+    Magic, Message, NAME_BYTES_MAX, Open, Opened, Pages, REQUESTS_MAX, Read, Source, Status, Table, Write,
 };
 use crate::pages::PageBitmap;
 use crate::signature::PAGE_BYTES;
@@ -24,6 +24,12 @@ const KIND_FIND: u8 = 7;
 const KIND_FOUND: u8 = 8;
 const KIND_PAIR: u8 = 9;
 const KIND_PAIRED: u8 = 10;
+const KIND_FETCH: u8 = 11;
+const KIND_DATA: u8 = 12;
+const KIND_ATOMIC: u8 = 13;
+const KIND_VALUE: u8 = 14;
+const KIND_HOLD: u8 = 15;
+const KIND_RELEASE: u8 = 16;
 
 impl<'a> Message<'a> {
     /// Writes the message to the front of a buffer; returns its length.
@@ -42,6 +48,12 @@ impl<'a> Message<'a> {
             Body::Pair(_) => (KIND_PAIR, Status::Ok),
             Body::Paired(_) => (KIND_PAIRED, Status::Ok),
             Body::Done(done) => (KIND_DONE, done.status),
+            Body::Fetch(_) => (KIND_FETCH, Status::Ok),
+            Body::Data(_) => (KIND_DATA, Status::Ok),
+            Body::Atomic(_) => (KIND_ATOMIC, Status::Ok),
+            Body::Value(_) => (KIND_VALUE, Status::Ok),
+            Body::Hold(_) => (KIND_HOLD, Status::Ok),
+            Body::Release => (KIND_RELEASE, Status::Ok),
         };
         let mut writer = Writer::new(out);
         writer.u8(VERSION).u8(kind).u16(status as u16).u32(0).u64(self.id);
@@ -91,6 +103,12 @@ impl<'a> Message<'a> {
             }),
             KIND_PAIR => Body::Pair(Endpoint::decode(&mut reader)?),
             KIND_PAIRED => Body::Paired(Endpoint::decode(&mut reader)?),
+            KIND_FETCH => Body::Fetch(Fetch::decode(&mut reader)?),
+            KIND_DATA => Body::Data(reader.rest()),
+            KIND_ATOMIC => Body::Atomic(Atomic::decode(&mut reader)?),
+            KIND_VALUE => Body::Value(reader.u64("value")?),
+            KIND_HOLD => Body::Hold(Hold::decode(&mut reader)?),
+            KIND_RELEASE => Body::Release,
             _ => return Err(DecodeError::Kind(kind.into())),
         };
         reader.end()?;
@@ -117,6 +135,14 @@ impl Body<'_> {
             Body::Found(found) => found.region.encode(writer.u32(found.rkey)),
             Body::Pair(end) | Body::Paired(end) => _ = writer.u32(end.qpn).u32(end.psn).u16(end.mtu_bytes),
             Body::Done(done) => _ = writer.u32(done.count),
+            Body::Fetch(fetch) => _ = writer.u32(fetch.rkey).u32(fetch.length).u64(fetch.va),
+            Body::Data(data) => _ = writer.bytes(data),
+            Body::Atomic(atomic) => atomic.encode(writer),
+            Body::Value(value) => _ = writer.u64(*value),
+            Body::Hold(hold) => {
+                writer.u32(hold.rkey).u32(hold.length).u64(hold.va).u8(hold.access as u8).zeros(7);
+            }
+            Body::Release => {}
         }
     }
 }
@@ -198,6 +224,56 @@ fn decode_access(reader: &mut Reader<'_>) -> Result<(u32, u32, u64), DecodeError
     }
     check_range("va", va, length.into())?;
     Ok((rkey, length, va))
+}
+
+impl Fetch {
+    fn decode(reader: &mut Reader<'_>) -> Result<Fetch, DecodeError> {
+        let (rkey, length, va) = decode_access(reader)?;
+        if length > FETCH_BYTES_MAX {
+            return refuse("access length", length.into(), "no more than the answer can carry");
+        }
+        Ok(Fetch { rkey, va, length })
+    }
+}
+
+impl Atomic {
+    fn encode(&self, writer: &mut Writer<'_>) {
+        let (operation, first, second) = match self.kind {
+            AtomicKind::CompareSwap { compare, swap } => (0, compare, swap),
+            AtomicKind::FetchAdd { add } => (1, add, 0),
+            AtomicKind::Write { value } => (2, value, 0),
+        };
+        writer.u32(self.rkey).u8(operation).zeros(3).u64(self.va).u64(first).u64(second);
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Atomic, DecodeError> {
+        let (rkey, operation) = (reader.u32("rkey")?, reader.u8("operation")?);
+        reader.zeros("reserved", 3)?;
+        let va = reader.u64("va")?;
+        check_range("va", va, 8)?;
+        let (first, second) = (reader.u64("first operand")?, reader.u64("second operand")?);
+        let kind = match operation {
+            0 => AtomicKind::CompareSwap { compare: first, swap: second },
+            1 | 2 if second != 0 => return refuse("second operand", second, "zero: there is none"),
+            1 => AtomicKind::FetchAdd { add: first },
+            2 => AtomicKind::Write { value: first },
+            _ => return refuse("operation", operation.into(), "0, 1 or 2"),
+        };
+        Ok(Atomic { rkey, va, kind })
+    }
+}
+
+impl Hold {
+    fn decode(reader: &mut Reader<'_>) -> Result<Hold, DecodeError> {
+        let (rkey, length, va) = decode_access(reader)?;
+        let access = match reader.u8("access")? {
+            0 => Access::Read,
+            1 => Access::Write,
+            access => return refuse("access", access.into(), "READ (0) or WRITE (1)"),
+        };
+        reader.zeros("reserved", 7)?;
+        Ok(Hold { rkey, va, length, access })
+    }
 }
 
 impl Read {

@@ -18,6 +18,9 @@ pub const INLINE_BYTES_MAX: usize = MESSAGE_BYTES_MAX - HEADER_BYTES - WRITE_BYT
 /// The most requests in one message.
 pub const REQUESTS_MAX: usize = (MESSAGE_BYTES_MAX - HEADER_BYTES) / READ_BYTES;
 
+/// The most bytes that a [`Fetch`] can request.
+pub const FETCH_BYTES_MAX: u32 = (MESSAGE_BYTES_MAX - HEADER_BYTES) as u32;
+
 /// Bytes of the fields of `Read` and of `Write` that have a fixed length.
 const READ_BYTES: usize = 40;
 const WRITE_BYTES: usize = 32;
@@ -110,6 +113,74 @@ pub enum Body<'a> {
     Paired(Endpoint),
     /// The outcome of requests.
     Done(Done),
+    /// Requests a few bytes in the answer.
+    Fetch(Fetch),
+    /// Answers [`Body::Fetch`].
+    Data(&'a [u8]),
+    /// Requests an atomic operation.
+    Atomic(Atomic),
+    /// Answers [`Body::Atomic`]: the bytes before the operation, as a number.
+    Value(u64),
+    /// Requests that a range be brought into memory and stay there.
+    Hold(Hold),
+    /// Ends [`Body::Hold`] with the same id.
+    Release,
+}
+
+/// Requests a few bytes of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fetch {
+    /// The region's key.
+    pub rkey: u32,
+    /// First address.
+    pub va: u64,
+    /// Length in bytes: 1 to [`FETCH_BYTES_MAX`].
+    pub length: u32,
+}
+
+/// Requests an atomic operation on 8 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Atomic {
+    /// The region's key.
+    pub rkey: u32,
+    /// Address of the bytes, a multiple of 8.
+    pub va: u64,
+    /// The operation.
+    pub kind: AtomicKind,
+}
+
+/// An atomic operation on a number of 64 bits, in the byte order of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicKind {
+    /// Compare and swap.
+    CompareSwap { compare: u64, swap: u64 },
+    /// Fetch and add.
+    FetchAdd { add: u64 },
+    /// ATOMIC WRITE.
+    Write { value: u64 },
+}
+
+/// Requests that a range stay in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// The region's key.
+    pub rkey: u32,
+    /// First address.
+    pub va: u64,
+    /// Length in bytes; never 0.
+    pub length: u32,
+    /// What the client is about to do.
+    pub access: Access,
+}
+
+/// An access to a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Access {
+    /// READ.
+    Read = 0,
+    /// WRITE.
+    Write = 1,
 }
 
 /// The outcome of one request, or of several with successive ids.

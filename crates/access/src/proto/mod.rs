@@ -55,6 +55,12 @@
 //! | 8 | `Found` | server | rkey u32, then as in `Description` from the mode on | |
 //! | 9 | `Pair` | client | qpn u32, first psn u32, path mtu u16 (bytes) | `Paired` |
 //! | 10 | `Paired` | server | the same | |
+//! | 11 | `Fetch` | client | rkey u32, length u32, va u64 | `Data`, or `Done` with an error status |
+//! | 12 | `Data` | server | the bytes, to the end of the message | |
+//! | 13 | `Atomic` | client | rkey u32, operation u8 (0 compare and swap, 1 fetch and add, 2 write), 3 zero, va u64, two operands u64: to compare and to swap, or the second 0 | `Value`, or `Done` with an error status |
+//! | 14 | `Value` | server | the 8 bytes before the operation, u64 | |
+//! | 15 | `Hold` | client | rkey u32, length u32, va u64, access u8 (0 READ, 1 WRITE), 7 zero | `Done`: the receiver is ready |
+//! | 16 | `Release` | client | | none |
 //!
 //! `Read`: the message has one request or more, each with its own outcome. The id of the first is that of the message;
 //! the ids of the others follow in succession. A request that the server refuses does not affect the others. Page 0 of
@@ -67,6 +73,9 @@
 //! `Done` is the outcome of as many requests as it says, whose ids begin with that of the message, follow in succession
 //! and have one upper half. If they succeeded, and data is sent with the outcome, and the ids permit it
 //! ([`immediate_of`]), the immediate of the last WRITE replaces `Done`.
+//!
+//! `Hold`: the range stays in memory until `Release` with the same id, so that the client can access it one-sidedly. A
+//! server disconnects a client that keeps a range for too long.
 //!
 //! `Magic` contains the region id of the registration whose signature page the client knows, so that a server can
 //! refuse stale knowledge.
@@ -81,12 +90,13 @@ use std::ops::Range;
 pub use bytes::{DecodeError, EncodeError};
 pub use datagram::{Accepted, Connect, DATAGRAM_BYTES, Datagram, Described, Mode, RegionDescription};
 pub use message::{
-    Body, Done, Endpoint, Found, HEADER_BYTES, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Magic, Message,
-    NAME_BYTES_MAX, Open, Opened, Pages, READ_PAGES_MAX, REQUESTS_MAX, Read, Source, Status, Table, Write,
+    Access, Atomic, AtomicKind, Body, Done, Endpoint, FETCH_BYTES_MAX, Fetch, Found, HEADER_BYTES, Hold,
+    INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Magic, Message, NAME_BYTES_MAX, Open, Opened, Pages, READ_PAGES_MAX,
+    REQUESTS_MAX, Read, Source, Status, Table, Write,
 };
 
 /// The version of the protocol, stated in every message.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 
 /// Ids fit into an immediate if their lower halves are below this and their upper halves below 256.
 pub const IMMEDIATE_IDS: u32 = 1 << ID_BITS;

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
-use terrace_transport::{Time, WcStatus};
+use terrace_transport::Time;
 
-use super::entry::{Local, Seq};
+use super::entry::Seq;
 use crate::proto::{
     Body, EncodeError, HEADER_BYTES, IMMEDIATE_IDS, MESSAGE_BYTES_MAX, Magic, Message, Pages, Read, Source,
-    Status, Write,
+    Write,
 };
+use crate::request::Local;
 
 /// Calls to send to the server in one message over the control queue pair.
 #[derive(Clone, Debug)]
@@ -245,17 +246,6 @@ impl Calls {
     /// The number of calls that the server has not answered.
     pub(super) fn in_flight_count(&self) -> usize {
         self.in_flight.len()
-    }
-}
-
-/// The completion status for a server's status; `None` for a status that is not a failure of the work request.
-pub(super) fn completion_status(status: Status) -> Option<WcStatus> {
-    match status {
-        Status::Ok | Status::Busy | Status::Plain => None,
-        Status::NoSuchRegion | Status::AccessDenied | Status::OutOfRange => Some(WcStatus::RemoteAccess),
-        Status::Invalid | Status::Unsupported => Some(WcStatus::RemoteInvalidRequest),
-        Status::DeviceError | Status::NoSpace => Some(WcStatus::RemoteOperation),
-        Status::ClientMemory => Some(WcStatus::LocalProtection),
     }
 }
 

@@ -1,13 +1,14 @@
-//! A work request of the session, and the memory that it accesses.
+//! A work request of the session.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use terrace_transport::{SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
+use terrace_transport::{SendOp, SendWr, Sge, Wc, WcStatus};
 
 use crate::pages::PageBitmap;
 use crate::proto::Mode;
 use crate::region::{Knowledge, Region};
+use crate::request::{self, Local, Remote};
 
 /// The sequence number of a work request in its session.
 pub(super) type Seq = u64;
@@ -56,89 +57,6 @@ pub(super) enum Route {
     Fetch,
     /// A WRITE by RPC.
     Store,
-}
-
-/// The peer's memory that a request accesses.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Remote {
-    pub(super) rkey: u32,
-    pub(super) va: u64,
-    pub(super) length: u64,
-    pub(super) writes: bool,
-    location: Location,
-}
-
-#[derive(Clone, Copy, Debug)]
-/// The identity of accessed memory, for the detection of overlaps.
-enum Location {
-    /// Possibly any memory of the peer.
-    Unknown,
-    /// A plain region: its rkey and addresses identify the memory.
-    Plain,
-    /// An extended region: the registration and the offset on its grid.
-    Grid { region_id: u64, offset: u64 },
-}
-
-impl Remote {
-    fn of(op: &SendOp, length: u64, known: &Knowledge) -> Option<Remote> {
-        let (va, rkey, length, writes) = match *op {
-            SendOp::Read { va, rkey } => (va, rkey, length, false),
-            SendOp::Write { va, rkey } | SendOp::WriteImm { va, rkey, .. } => (va, rkey, length, true),
-            SendOp::CompareSwap { va, rkey, .. }
-            | SendOp::FetchAdd { va, rkey, .. }
-            | SendOp::AtomicWrite { va, rkey } => (va, rkey, 8, true),
-            SendOp::Flush { va, rkey, length, .. } => (va, rkey, length.into(), false),
-            _ => return None,
-        };
-        let location = match known {
-            Knowledge::Unknown => Location::Unknown,
-            Knowledge::Plain => Location::Plain,
-            Knowledge::Extended(region) if region.layout().covers(va, length) => {
-                Location::Grid { region_id: region.description().region_id, offset: region.layout().grid(va) }
-            }
-            Knowledge::Extended(_) => Location::Unknown,
-        };
-        (length > 0).then_some(Remote { rkey, va, length, writes, location })
-    }
-
-    /// Whether two requests may access the same memory. Overlaps between a plain and an extended registration of the
-    /// same memory are not detected.
-    pub(super) fn overlaps(&self, other: &Remote) -> bool {
-        match (self.location, other.location) {
-            (Location::Unknown, _) | (_, Location::Unknown) => true,
-            (
-                Location::Grid { region_id: left, offset: start },
-                Location::Grid { region_id: right, offset: other_start },
-            ) => left == right && ranges_overlap(start, self.length, other_start, other.length),
-            _ => self.rkey == other.rkey && ranges_overlap(self.va, self.length, other.va, other.length),
-        }
-    }
-}
-
-/// A range of the program's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Local {
-    pub(super) addr: u64,
-    pub(super) length: u64,
-}
-
-impl Local {
-    pub(super) fn overlaps(&self, other: &Local) -> bool {
-        ranges_overlap(self.addr, self.length, other.addr, other.length)
-    }
-}
-
-impl From<&Sge> for Local {
-    fn from(sge: &Sge) -> Local {
-        Local { addr: sge.addr, length: sge.length.into() }
-    }
-}
-
-fn ranges_overlap(start: u64, length: u64, other_start: u64, other_length: u64) -> bool {
-    length > 0
-        && other_length > 0
-        && start <= other_start.saturating_add(other_length - 1)
-        && other_start <= start.saturating_add(length - 1)
 }
 
 /// A work request.
@@ -256,39 +174,6 @@ impl Entry {
 
     /// The completion; `None` for an unsignaled success.
     pub(super) fn completion(&self, qpn: u32, signal_all: bool) -> Option<Wc> {
-        let (status, vendor_err) = self.failure.unwrap_or_default();
-        let failed = status != WcStatus::Success;
-        if !failed && !signal_all && !self.wr.flags.contains(SendFlags::SIGNALED) {
-            return None;
-        }
-        let wc = match self.wc {
-            Some(wc) if wc.status == status => wc,
-            _ => Wc {
-                status,
-                opcode: completion_opcode(&self.wr.op),
-                vendor_err,
-                byte_len: self.length.min(u32::MAX.into()) as u32,
-                qpn,
-                flags: WcFlags::empty(),
-                solicited: failed,
-                ..Wc::default()
-            },
-        };
-        Some(Wc { wr_id: self.wr.wr_id, ..wc })
-    }
-}
-
-fn completion_opcode(op: &SendOp) -> WcOpcode {
-    match op {
-        SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => WcOpcode::Send,
-        SendOp::Write { .. } | SendOp::WriteImm { .. } => WcOpcode::RdmaWrite,
-        SendOp::Read { .. } => WcOpcode::RdmaRead,
-        SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
-        SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
-        SendOp::AtomicWrite { .. } => WcOpcode::AtomicWrite,
-        SendOp::Flush { .. } => WcOpcode::Flush,
-        SendOp::Append { .. } => WcOpcode::Append,
-        SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
-        SendOp::BindWindow(_) => WcOpcode::BindMw,
+        request::completion(&self.wr, self.length, self.failure, self.wc, qpn, signal_all)
     }
 }

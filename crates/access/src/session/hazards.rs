@@ -6,7 +6,8 @@
 
 use super::Session;
 use super::calls::Task;
-use super::entry::{Entry, Kind, Local, Route, Seq};
+use super::entry::{Entry, Kind, Route, Seq};
+use crate::request::Local;
 use terrace_transport::SendFlags;
 
 /// A work request with calls in flight, as far as later READs have to be compared with it.

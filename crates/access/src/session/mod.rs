@@ -39,7 +39,6 @@ mod grants;
 mod hazards;
 mod outcome;
 mod read;
-mod sge_list;
 mod store;
 
 use std::collections::VecDeque;
@@ -50,6 +49,7 @@ use terrace_transport::{Payload, PostError, SendFlags, SendOp, SendWr, Time, Wc,
 
 use crate::proto::{Magic, Mode};
 use crate::region::{Knowledge, Region};
+use crate::sge_list;
 use crate::signature::PAGE_BYTES;
 use calls::{Calls, Request, Task};
 use entry::{Entry, Kind, Route, Seq};
@@ -57,8 +57,8 @@ use grants::Grants;
 use hazards::WithCalls;
 use read::ByteRange;
 
+pub use crate::sge_list::LocalMemory;
 pub use calls::Call;
-pub use sge_list::LocalMemory;
 
 /// The parameters of a session.
 #[derive(Clone, Copy, Debug)]

@@ -2,12 +2,13 @@
 
 use terrace_transport::{SendOp, Time, Wc, WcStatus};
 
-use super::calls::{Request, Task, completion_status};
-use super::entry::{Local, Route, Seq};
+use super::calls::{Request, Task};
+use super::entry::{Route, Seq};
 use super::grants::Verdict;
-use super::sge_list::LocalMemory;
 use super::{Action, EARLY_COMPLETIONS_MAX, Post, Session, read};
 use crate::proto::Status;
+use crate::request::{Local, completion_status};
+use crate::sge_list::LocalMemory;
 
 impl Session {
     /// Handles the completion of a post. False if the session did not post the work request.

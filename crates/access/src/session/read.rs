@@ -6,11 +6,12 @@ use smallvec::SmallVec;
 use terrace_transport::{LocalError, SendOp};
 
 use super::calls::{self, Request, Task};
-use super::entry::{Entry, Local, Seq};
-use super::sge_list::{LocalMemory, gather, sub_elements};
+use super::entry::{Entry, Seq};
 use crate::pages::PageBitmap;
 use crate::proto::{Pages, READ_PAGES_MAX, Read};
 use crate::region::Region;
+use crate::request::Local;
+use crate::sge_list::{LocalMemory, gather, sub_elements};
 use crate::signature::{CHUNK_BYTES, PAGE_BYTES};
 
 const PAGE: u64 = PAGE_BYTES as u64;

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use terrace_transport::{LocalError, Payload, SendOp};
 
 use super::calls::{Data, Request, Task};
-use super::entry::{Entry, Local, Seq};
-use super::sge_list::{LocalMemory, gather, sub_elements};
+use super::entry::{Entry, Seq};
 use crate::proto::INLINE_BYTES_MAX;
 use crate::region::Region;
+use crate::request::Local;
+use crate::sge_list::{LocalMemory, gather, sub_elements};
 
 /// The most bytes that a WRITE by RPC carries in its message. The data is copied twice more (into the message, and out
 /// of it), which up to about this length costs less than the round trip of a READ by the server.

@@ -196,7 +196,14 @@ impl Serving {
             }
             Body::Find(name) => find_region(name, context),
             Body::Pair(endpoint) => self.connect_pair(*endpoint, context).map(Body::Paired),
-            Body::Opened(_) | Body::Found(_) | Body::Paired(_) | Body::Done(_) => Err(Status::Invalid),
+            // The NIC of a memory node waits for absent pages: no client of it needs the two-sided fallback.
+            Body::Fetch(_) | Body::Atomic(_) | Body::Hold(_) | Body::Release => Err(Status::Unsupported),
+            Body::Opened(_)
+            | Body::Found(_)
+            | Body::Paired(_)
+            | Body::Done(_)
+            | Body::Data(_)
+            | Body::Value(_) => Err(Status::Invalid),
         };
         match answer {
             Ok(body) => control.send(&Message { id, body }),

@@ -12,7 +12,7 @@ pub trait LocalMemory {
 }
 
 /// The elements of `length` bytes from `offset` on, each with its offset into the list.
-pub(super) fn sub_elements(sges: &[Sge], offset: u64, length: u64) -> impl Iterator<Item = (u64, Sge)> + '_ {
+pub(crate) fn sub_elements(sges: &[Sge], offset: u64, length: u64) -> impl Iterator<Item = (u64, Sge)> + '_ {
     let end = offset + length;
     let mut next = 0;
     sges.iter().filter_map(move |sge| {
@@ -27,7 +27,7 @@ pub(super) fn sub_elements(sges: &[Sge], offset: u64, length: u64) -> impl Itera
 }
 
 /// The list of `length` bytes from `offset` on.
-pub(super) fn sub_list(sges: &[Sge], offset: u64, length: u64) -> SgeList {
+pub(crate) fn sub_list(sges: &[Sge], offset: u64, length: u64) -> SgeList {
     if let [sge] = sges {
         let sge = Sge { addr: sge.addr + offset, length: length as u32, lkey: sge.lkey };
         return SgeList::from_slice(&[sge]);
@@ -36,7 +36,7 @@ pub(super) fn sub_list(sges: &[Sge], offset: u64, length: u64) -> SgeList {
 }
 
 /// Copies `out.len()` bytes from a list, starting `offset` bytes into it.
-pub(super) fn gather(
+pub(crate) fn gather(
     memory: &impl LocalMemory,
     sges: &[Sge],
     offset: u64,

@@ -1,0 +1,250 @@
+//! What initiators learn of the requests under way: completions, answers, failures.
+
+use std::ops::Range;
+
+use terrace_transport::{SendOp, Time, Wc, WcStatus};
+
+use super::calls::Kind;
+use super::entry::{Entry, Seq, State};
+use super::order::Class;
+use super::versions::VersionTable;
+use super::{HeldMemory, Initiator, Tables, What, scatter};
+use crate::proto::{Body, Message, Opened, Status};
+use crate::request::completion_status;
+use crate::signature::PAGE_BYTES;
+
+impl Initiator {
+    /// Takes the completion of a post. False for a completion that is none of its posts'.
+    pub fn handle_completion(&mut self, now: Time, wc: &Wc, memory: &mut impl HeldMemory) -> bool {
+        let Some(position) = self.posted.iter().position(|post| post.token == wc.wr_id) else { return false };
+        let post = self.posted.remove(position).expect("it was found there");
+        match post.what {
+            What::Versions(read) => self.take_versions(now, &read, wc.status, memory),
+            What::Data { seq, range, hold } => self.take_data(seq, &range, hold, wc, memory),
+        }
+        true
+    }
+
+    fn take_data(
+        &mut self,
+        seq: Seq,
+        range: &Range<u64>,
+        hold: Option<u64>,
+        wc: &Wc,
+        memory: &mut impl HeldMemory,
+    ) {
+        if let Some(id) = hold {
+            self.calls.release(id);
+        }
+        let Some(index) = self.index(seq) else { return };
+        let entry = &mut self.entries[index];
+        entry.posts -= 1;
+        entry.calls -= u32::from(hold.is_some());
+        let is_read = entry.class == Class::Read;
+        if wc.status != WcStatus::Success {
+            // A request that was posted earlier for a later one may have ended the queue pair. A READ can be repeated by
+            // calls. A WRITE cannot: its packets may still arrive, and would undo what comes after the repetition.
+            let is_later = self.first_failed.is_some_and(|failed| seq < failed);
+            let is_flushed = wc.status == WcStatus::Flushed && is_later;
+            if is_flushed && is_read && hold.is_none() && entry.region.is_some() {
+                return entry.mark_all();
+            }
+            return self.fail(index, wc.status, wc.vendor_err);
+        }
+        if *range == (0..entry.length) && entry.region.is_none() {
+            entry.wc = Some(*wc);
+        }
+        if is_read && hold.is_none() && self.inspect(index, range, memory).is_err() {
+            self.fail(index, WcStatus::LocalProtection, 0);
+        }
+    }
+
+    /// Takes a message of the peer. False for one that answers none of its calls.
+    pub fn handle_message(&mut self, now: Time, message: &Message<'_>, memory: &mut impl HeldMemory) -> bool {
+        if (message.id >> 32) as u32 != self.config.tag {
+            return false;
+        }
+        let low = message.id as u32;
+        let Some(kind) = self.calls.task(low).map(|task| task.kind) else { return false };
+        match (&message.body, kind) {
+            (Body::Opened(opened), Kind::Open { region_id, .. }) => {
+                self.calls.take_answered(low);
+                self.take_tables(now, region_id, Some(opened));
+            }
+            (Body::Done(done), _) if done.count == 1 => self.take_status(now, message.id, done.status),
+            (Body::Data(data), Kind::Inline) => self.take_bytes(low, data, memory),
+            (Body::Value(value), Kind::Atomic) => self.take_value(low, *value, memory),
+            _ => return false,
+        }
+        true
+    }
+
+    /// Takes where the versions of a region are, and continues the WRITEs that wait for it.
+    fn take_tables(&mut self, now: Time, region_id: u64, opened: Option<&Opened>) {
+        let is_of_region = |entry: &Entry| {
+            entry.region.as_ref().is_some_and(|region| region.description().region_id == region_id)
+        };
+        let page_count = self.entries.iter().find(|entry| is_of_region(entry)).and_then(|entry| {
+            let layout = entry.region.as_ref()?.layout();
+            Some((layout.lead_bytes() + layout.length()).div_ceil(PAGE_BYTES as u64))
+        });
+        let table =
+            opened.zip(page_count).and_then(|(opened, count)| VersionTable::new(opened.versions, count));
+        self.tables.insert(region_id, table.map_or(Tables::None, Tables::Known));
+        let waits = |entry: &Entry| entry.state == State::Learning && entry.posts == 0 && is_of_region(entry);
+        let waiting: Vec<usize> =
+            (0..self.entries.len()).filter(|&index| waits(&self.entries[index])).collect();
+        waiting.into_iter().for_each(|index| self.learn(index, now));
+    }
+
+    /// Takes the status of a call.
+    fn take_status(&mut self, now: Time, id: u64, status: Status) {
+        let Some(task) = self.calls.take_answered(id as u32) else { return };
+        let index = task.seq.and_then(|seq| self.index(seq));
+        let has_failed = index.is_some_and(|index| self.entries[index].failure.is_some());
+        match (status, task.kind, index) {
+            (Status::Busy, ..) if !has_failed => return self.calls.delay(now, task),
+            (_, Kind::Open { region_id, .. }, _) => return self.take_tables(now, region_id, None),
+            (Status::Ok, Kind::Hold, Some(index)) if !has_failed => {
+                self.counters.holds += 1;
+                self.calls.note_held(id);
+                // The call is over when the repetition is.
+                return self.queue_data(index, task.range, Some(id));
+            }
+            (Status::Ok, Kind::Hold, _) => self.calls.release(id),
+            _ => {}
+        }
+        self.end_task(&task);
+        let Some(index) = index else { return };
+        // READs and atomics in messages have other answers; a WRITE has none.
+        let has_data =
+            matches!(task.kind, Kind::Inline | Kind::Atomic) && self.entries[index].class != Class::Write;
+        match completion_status(status) {
+            Some(status) => self.fail(index, status, 0),
+            None if status == Status::Ok && has_data => self.fail(index, WcStatus::BadResponse, 0),
+            None => {}
+        }
+    }
+
+    /// Takes the bytes of a READ.
+    fn take_bytes(&mut self, low: u32, data: &[u8], memory: &mut impl HeldMemory) {
+        let Some(task) = self.calls.take_answered(low) else { return };
+        self.end_task(&task);
+        let Some(index) = task.seq.and_then(|seq| self.index(seq)) else { return };
+        let entry = &self.entries[index];
+        if entry.class != Class::Read || data.len() as u64 != task.range.end - task.range.start {
+            return self.fail(index, WcStatus::BadResponse, 0);
+        }
+        if scatter(memory, entry.sges(), task.range.start, data).is_err() {
+            self.fail(index, WcStatus::LocalProtection, 0);
+        }
+    }
+
+    /// Takes the result of an atomic operation.
+    fn take_value(&mut self, low: u32, value: u64, memory: &mut impl HeldMemory) {
+        let Some(task) = self.calls.take_answered(low) else { return };
+        self.end_task(&task);
+        let Some(index) = task.seq.and_then(|seq| self.index(seq)) else { return };
+        let entry = &self.entries[index];
+        if matches!(entry.wr.op, SendOp::AtomicWrite { .. }) {
+            return;
+        }
+        if scatter(memory, entry.sges(), 0, &value.to_ne_bytes()).is_err() {
+            self.fail(index, WcStatus::LocalProtection, 0);
+        }
+    }
+
+    /// The control queue pair is gone: what waits for the peer fails.
+    pub fn handle_peer_gone(&mut self, now: Time) {
+        self.is_control_gone = true;
+        for task in self.calls.drop_all() {
+            self.end_task(&task);
+            if let Kind::Open { region_id, .. } = task.kind {
+                self.take_tables(now, region_id, None);
+            }
+            if let Some(index) = task.seq.and_then(|seq| self.index(seq)) {
+                self.fail(index, WcStatus::RetryExceeded, 0);
+            }
+        }
+    }
+
+    /// The program has moved the queue pair to the error state: what has not begun is flushed, and so is what the queue pair
+    /// flushes.
+    pub fn flush(&mut self) {
+        self.in_error = true;
+        if self.next_index < self.entries.len() {
+            self.fail(self.next_index, WcStatus::Flushed, 0);
+        } else {
+            self.first_failed.get_or_insert(self.seq(self.next_index));
+        }
+    }
+
+    /// Records a failure. Later requests are flushed; what they have not posted is not posted any more.
+    pub(super) fn fail(&mut self, index: usize, status: WcStatus, vendor_err: u32) {
+        let seq = self.seq(index);
+        let entry = &mut self.entries[index];
+        let failure = *entry.failure.get_or_insert((status, vendor_err));
+        entry.flush();
+        entry.failure = Some(failure);
+        if self.first_failed.is_some_and(|failed| failed <= seq) {
+            return;
+        }
+        self.first_failed = Some(seq);
+        self.entries.range_mut(index + 1..).for_each(Entry::flush);
+        self.next_index = self.entries.len();
+        for task in self.calls.drop_unsent(seq) {
+            self.end_task(&task);
+        }
+        for post in std::mem::take(&mut self.unposted) {
+            match post.what {
+                What::Data { seq: of, hold, .. } if of >= seq => {
+                    let index = self.index(of).expect("an entry stays until its posts have completed");
+                    self.entries[index].posts -= 1;
+                    self.entries[index].calls -= u32::from(hold.is_some());
+                    hold.into_iter().for_each(|id| self.calls.release(id));
+                }
+                _ => self.unposted.push_back(post),
+            }
+        }
+    }
+
+    /// Finishes requests of which nothing is under way, or has their marked pages repeated: in the order of posting where
+    /// they write the same bytes.
+    pub(super) fn finish_entries(&mut self) {
+        let mut index = 0;
+        // A repetition that the peer cannot be asked for is a failure, which flushes the requests that have not begun.
+        while index < self.next_index {
+            let entry = &self.entries[index];
+            let is_after = |earlier: &Entry| earlier.state != State::Done && earlier.conflicts(entry);
+            let is_marked = entry.is_idle() && entry.failure.is_none() && !entry.redo.is_empty();
+            if is_marked && !self.entries.range(..index).any(is_after) {
+                self.repeat_marked(index);
+            }
+            let entry = &mut self.entries[index];
+            if entry.is_idle() && (entry.failure.is_some() || entry.redo.is_empty()) {
+                entry.state = State::Done;
+            }
+            index += 1;
+        }
+    }
+
+    /// Completes the oldest work requests that are finished.
+    pub(super) fn retire(&mut self, memory: &mut impl HeldMemory) {
+        while let Some(entry) = self.entries.front().filter(|entry| entry.state == State::Done) {
+            if entry.failure.is_some() && !self.in_error {
+                self.in_error = true;
+                self.break_due = true;
+            }
+            if entry.is_held {
+                memory.release(self.first);
+            }
+            let is_transfer = entry.region.is_some() && matches!(entry.class, Class::Read | Class::Write);
+            self.counters.optimistic +=
+                u64::from(is_transfer && !entry.was_repeated && entry.failure.is_none());
+            self.completions.extend(entry.completion(self.config.qpn, self.config.signal_all));
+            self.entries.pop_front();
+            self.first += 1;
+            self.next_index -= 1;
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! The initiator and the target of NP-RDMA, step by step. `tests/sim` runs both on NICs.
+
+mod harness;
+mod target;
+
+use harness::{BASE_VA, Harness, Next, PAGE, RKEY, TABLE_KEY};
+use terrace_access::optimistic::{Held, Order, OrderBits};
+use terrace_access::proto::{Access, Body, Done, Source, Status};
+use terrace_transport::{SendFlags, SendOp, SendWr, Time, WcStatus};
+
+const OK: Body<'static> = Body::Done(Done { status: Status::Ok, count: 1 });
+
+fn done(status: Status) -> Body<'static> {
+    Body::Done(Done::one(status))
+}
+
+fn is_table_read(wr: &SendWr) -> bool {
+    matches!(wr.op, SendOp::Read { rkey: TABLE_KEY, .. })
+}
+
+#[test]
+fn a_read_of_present_pages_needs_nothing_else() {
+    let mut harness = Harness::new();
+    harness.read(1, 100, 6000, 0);
+    let post = harness.post();
+    assert_eq!(post.op, SendOp::Read { va: BASE_VA + 100, rkey: RKEY });
+    harness.idle();
+    harness.succeed(&post);
+    assert_eq!(harness.completed(), 1);
+    harness.idle();
+    assert_eq!((harness.initiator.counters().optimistic, harness.local.held.len()), (1, 0));
+}
+
+#[test]
+fn a_piece_of_the_signature_page_is_fetched_again_and_delays_no_other_read() {
+    let mut harness = Harness::new();
+    harness.read(1, 0, 512, 0);
+    harness.read(2, PAGE, 512, 1000);
+    let (first, second) = (harness.post(), harness.post());
+    // One packet carries all of it, so a chunk suffices.
+    harness.fill_absent(256, 256, 256);
+    harness.succeed(&first);
+    harness.succeed(&second);
+    let id = harness
+        .sent_id(|body| matches!(body, Body::Fetch(fetch) if fetch.va == BASE_VA && fetch.length == 512));
+    harness.idle();
+    harness.answer(id, Body::Data(&[7; 512]));
+    assert_eq!((harness.completed(), harness.completed()), (1, 2), "in the order of posting");
+    assert_eq!(harness.local.bytes[..512], [7; 512]);
+    assert_eq!(harness.initiator.counters().signatures, 1);
+}
+
+#[test]
+fn a_write_is_posted_when_the_versions_before_it_have_arrived() {
+    let mut harness = Harness::new();
+    harness.write(1, 0, 2 * PAGE as u32, 0, true);
+    let id =
+        harness.sent_id(|body| matches!(body, Body::Open(open) if open.rkey == RKEY && open.region_id == 6));
+    harness.idle();
+    harness.answer_open(id);
+    let before = harness.post();
+    assert!(is_table_read(&before));
+    harness.idle();
+    harness.bring_versions(&before, 3);
+    let write = harness.post();
+    assert_eq!(write.op, SendOp::Write { va: BASE_VA, rkey: RKEY });
+    let behind = harness.post();
+    harness.succeed(&write);
+    harness.idle();
+    harness.bring_versions(&behind, 3);
+    assert_eq!(harness.completed(), 1);
+    // They are known now.
+    harness.write(2, PAGE, 100, 0, true);
+    assert!(!is_table_read(&harness.post()) && is_table_read(&harness.post()));
+    // For a while.
+    harness.now = Time(2_000_000);
+    harness.write(3, 0, 100, 0, true);
+    assert!(is_table_read(&harness.post()));
+    harness.idle();
+}
+
+#[test]
+fn unsignaled_writes_share_the_check_of_the_next_signaled_request() {
+    let mut harness = Harness::opened();
+    for number in 1..=3 {
+        harness.write(number, 63 * PAGE + number * 64, 64, number * 64, number == 3);
+    }
+    let writes = [harness.post(), harness.post(), harness.post()];
+    let check = harness.post();
+    harness.idle();
+    writes.iter().for_each(|write| harness.succeed(write));
+    harness.bring_versions(&check, 1);
+    assert_eq!(harness.completed(), 3);
+    harness.idle();
+    assert!(harness.initiator.is_empty());
+}
+
+#[test]
+fn unsignaled_writes_do_not_wait_for_ever() {
+    let mut harness = Harness::opened();
+    harness.write(1, 63 * PAGE, 64, 0, false);
+    let write = harness.post();
+    harness.succeed(&write);
+    harness.idle();
+    let deadline = harness.initiator.deadline().expect("a check is due");
+    harness.now = deadline;
+    harness.versions(1);
+    harness.idle();
+    assert!(harness.initiator.is_empty());
+}
+
+#[test]
+fn absent_pages_are_not_written_one_sided() {
+    let mut harness = Harness::opened();
+    harness.write(1, 0, 100, 0, true);
+    harness.versions(2);
+    let id = harness.sent_id(|body| {
+        matches!(body, Body::Write(write) if write.va == BASE_VA && write.source == Source::Inline(&[0x55; 100]))
+    });
+    harness.idle();
+    harness.answer(id, OK);
+    assert_eq!(harness.completed(), 1);
+    assert_eq!(harness.initiator.counters().absent, 1);
+}
+
+#[test]
+fn a_page_that_came_or_went_is_repeated_and_so_is_what_was_written_over_it() {
+    let mut harness = Harness::opened();
+    harness.write(1, 63 * PAGE, 64, 0, false);
+    harness.write(2, 63 * PAGE + 32, 64, 64, true);
+    // A WRITE to other bytes of the page is not concerned.
+    harness.write(3, 63 * PAGE + 512, 64, 128, true);
+    let writes = [harness.post(), harness.post(), harness.post()];
+    let check = harness.post();
+    writes.iter().for_each(|write| harness.succeed(write));
+    harness.bring_versions(&check, 3);
+    let by_message = |offset: u64| move |body: &Body<'_>| matches!(body, Body::Write(write) if write.va == BASE_VA + 63 * PAGE + offset);
+    let first = harness.sent_id(by_message(0));
+    let third = harness.sent_id(by_message(512));
+    harness.idle();
+    harness.answer(first, OK);
+    let second = harness.sent_id(by_message(32));
+    harness.answer(third, OK);
+    harness.idle();
+    harness.answer(second, OK);
+    assert_eq!((harness.completed(), harness.completed()), (2, 3));
+}
+
+#[test]
+fn a_write_with_a_newer_version_than_an_unfinished_one_waits() {
+    let mut harness = Harness::opened();
+    harness.write(1, 62 * PAGE, 64, 0, true);
+    harness.versions(1);
+    let (write, check) = (harness.post(), harness.post());
+    // The version that it began with is too old by now.
+    harness.now = Time(5_000_000);
+    harness.write(2, 62 * PAGE, 64, 0, true);
+    harness.idle();
+    harness.succeed(&write);
+    harness.bring_versions(&check, 1);
+    assert_eq!(harness.completed(), 1);
+    assert!(is_table_read(&harness.post()));
+    harness.idle();
+}
+
+#[test]
+fn atomics_are_two_sided_and_busy_targets_are_asked_again() {
+    let mut harness = Harness::new();
+    let op = SendOp::FetchAdd { va: BASE_VA + 8, rkey: RKEY, add: 5 };
+    harness.submit(1, op, 16, 8, SendFlags::SIGNALED, OrderBits::empty());
+    let id = harness.sent_id(|body| matches!(body, Body::Atomic(atomic) if atomic.va == BASE_VA + 8));
+    harness.answer(id, done(Status::Busy));
+    harness.idle();
+    harness.now = harness.initiator.deadline().expect("a retry is due");
+    let again = harness.sent_id(|body| matches!(body, Body::Atomic(_)));
+    assert_ne!(id, again, "the target has answered the first");
+    harness.answer(again, Body::Value(77));
+    assert_eq!(harness.completed(), 1);
+    assert_eq!(harness.local.bytes[16..24], 77_u64.to_ne_bytes());
+}
+
+#[test]
+fn without_reverse_access_the_peer_holds_the_range() {
+    let mut harness = Harness::opened_with(|config| config.is_reverse_allowed = false);
+    harness.write(1, 0, 2000, 0, true);
+    harness.versions(2);
+    let id = harness.sent_id(
+        |body| matches!(body, Body::Hold(hold) if hold.length == 2000 && hold.access == Access::Write),
+    );
+    harness.idle();
+    harness.answer(id, OK);
+    let write = harness.post();
+    harness.idle();
+    harness.succeed(&write);
+    assert_eq!(harness.completed(), 1);
+    assert_eq!(harness.sent_id(|body| matches!(body, Body::Release)), id);
+}
+
+#[test]
+fn long_transfers_are_moved_by_the_peer() {
+    let mut harness = Harness::new();
+    harness.read(1, 0, 3000, 0);
+    let post = harness.post();
+    harness.fill_absent(0, 3000, 0);
+    harness.succeed(&post);
+    let id = harness.sent_id(|body| matches!(body, Body::Read(reads) if reads[0].length == 3000));
+    harness.answer(id, OK);
+    assert_eq!(harness.completed(), 1);
+}
+
+#[test]
+fn an_immediate_is_sent_when_the_peer_holds_its_data() {
+    let mut harness = Harness::new();
+    let op = SendOp::WriteImm { va: BASE_VA, rkey: RKEY, imm: 9 };
+    harness.submit(1, op, 0, 100, SendFlags::SIGNALED, OrderBits::empty());
+    harness.submit(2, SendOp::Send, 200, 10, SendFlags::SIGNALED, OrderBits::empty());
+    let id = harness.sent_id(|body| matches!(body, Body::Hold(_)));
+    harness.idle();
+    harness.answer(id, OK);
+    let write = harness.post();
+    assert!(matches!(write.op, SendOp::WriteImm { imm: 9, .. }));
+    harness.succeed(&write);
+    assert!(matches!(harness.next(), Some(Next::Complete(1, WcStatus::Success))));
+    assert!(matches!(harness.post().op, SendOp::Send));
+}
+
+#[test]
+fn messages_and_order_bits_wait() {
+    let mut harness = Harness::new();
+    harness.read(1, 0, 8, 0);
+    let op = SendOp::Read { va: BASE_VA + PAGE, rkey: RKEY };
+    harness.submit(2, op, 64, 8, SendFlags::SIGNALED, OrderBits::BEFORE);
+    let first = harness.post();
+    harness.idle();
+    harness.succeed(&first);
+    assert_eq!(harness.completed(), 1);
+    let second = harness.post();
+    harness.submit(3, op, 128, 8, SendFlags::SIGNALED | SendFlags::FENCE, OrderBits::empty());
+    harness.idle();
+    harness.succeed(&second);
+    assert_eq!(harness.completed(), 2);
+    assert!(matches!(harness.post().op, SendOp::Read { .. }));
+}
+
+#[test]
+fn in_strict_order_reads_follow_each_other() {
+    let mut harness = Harness::with(|config| config.order = Order::Strict);
+    harness.read(1, 0, 8, 0);
+    harness.read(2, PAGE, 8, 64);
+    let first = harness.post();
+    harness.idle();
+    harness.succeed(&first);
+    assert_eq!(harness.completed(), 1);
+    harness.post();
+}
+
+#[test]
+fn absent_local_memory_delays_only_its_own_request() {
+    let mut harness = Harness::new();
+    harness.local.answer = Held::Later;
+    harness.read(1, 0, 8, 0);
+    harness.idle();
+    harness.local.answer = Held::Now;
+    harness.read(2, PAGE, 8, 64);
+    let second = harness.post();
+    harness.initiator.handle_held(harness.now, 0, true);
+    let first = harness.post();
+    harness.succeed(&second);
+    harness.idle();
+    harness.succeed(&first);
+    assert_eq!((harness.completed(), harness.completed()), (1, 2));
+    assert!(harness.local.held.is_empty());
+}
+
+#[test]
+fn what_the_peer_refuses_ends_the_queue_pair_and_flushes_the_rest() {
+    let mut harness = Harness::opened();
+    harness.write(1, 0, 8, 0, true);
+    harness.versions(2);
+    let id = harness.sent_id(|body| matches!(body, Body::Write(_)));
+    harness.write(2, 0, 8, 0, true);
+    harness.answer(id, done(Status::NoSuchRegion));
+    assert!(matches!(harness.next(), Some(Next::Break)));
+    assert!(matches!(harness.next(), Some(Next::Complete(1, WcStatus::RemoteAccess))));
+    assert!(matches!(harness.next(), Some(Next::Complete(2, WcStatus::Flushed))));
+    harness.read(3, 0, 8, 0);
+    assert!(matches!(harness.next(), Some(Next::Complete(3, WcStatus::Flushed))));
+    assert!(harness.local.held.is_empty());
+}
+
+#[test]
+fn a_peer_that_is_gone_answers_nothing() {
+    let mut harness = Harness::new();
+    harness.write(1, 0, 8, 0, true);
+    harness.sent_id(|body| matches!(body, Body::Open(_)));
+    harness.initiator.handle_peer_gone(harness.now);
+    assert!(matches!(harness.next(), Some(Next::Break)));
+    assert!(matches!(harness.next(), Some(Next::Complete(1, WcStatus::RetryExceeded))));
+    assert!(harness.initiator.is_empty());
+}
+
+#[test]
+fn a_flushed_check_repeats_what_was_acknowledged() {
+    let mut harness = Harness::opened();
+    harness.write(1, 63 * PAGE, 8, 0, true);
+    harness.write(2, 63 * PAGE + 64, 8, 8, true);
+    let (first, second) = (harness.post(), harness.post());
+    let check = harness.post();
+    harness.succeed(&first);
+    harness.complete(&second, WcStatus::RemoteAccess);
+    harness.complete(&check, WcStatus::Flushed);
+    let id = harness.sent_id(|body| matches!(body, Body::Write(write) if write.va == BASE_VA + 63 * PAGE));
+    harness.answer(id, OK);
+    assert!(matches!(harness.next(), Some(Next::Break)));
+    assert_eq!(harness.completed(), 1);
+    assert!(matches!(harness.next(), Some(Next::Complete(2, WcStatus::RemoteAccess))));
+}
