@@ -33,6 +33,8 @@ impl Remote {
             SendOp::Write { va, rkey } | SendOp::WriteImm { va, rkey, .. } => (va, rkey, length, true),
             SendOp::CompareSwap { va, rkey, .. }
             | SendOp::FetchAdd { va, rkey, .. }
+            | SendOp::MaskedCompareSwap { va, rkey, .. }
+            | SendOp::MaskedFetchAdd { va, rkey, .. }
             | SendOp::AtomicWrite { va, rkey } => (va, rkey, 8, true),
             SendOp::Flush { va, rkey, length, .. } => (va, rkey, length.into(), false),
             _ => return None,
@@ -124,13 +126,14 @@ fn completion_opcode(op: &SendOp) -> WcOpcode {
         SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => WcOpcode::Send,
         SendOp::Write { .. } | SendOp::WriteImm { .. } => WcOpcode::RdmaWrite,
         SendOp::Read { .. } => WcOpcode::RdmaRead,
-        SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
-        SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+        SendOp::CompareSwap { .. } | SendOp::MaskedCompareSwap { .. } => WcOpcode::CompSwap,
+        SendOp::FetchAdd { .. } | SendOp::MaskedFetchAdd { .. } => WcOpcode::FetchAdd,
         SendOp::AtomicWrite { .. } => WcOpcode::AtomicWrite,
         SendOp::Flush { .. } => WcOpcode::Flush,
         SendOp::Append { .. } => WcOpcode::Append,
         SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
         SendOp::BindWindow(_) => WcOpcode::BindMw,
+        SendOp::Nop => WcOpcode::Nop,
     }
 }
 

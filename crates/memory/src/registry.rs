@@ -512,7 +512,10 @@ pub(crate) fn locate_atomic(
 ) -> Result<u64, AccessError> {
     let need = match op {
         AtomicOp::Write { .. } => AccessNeed::Write,
-        AtomicOp::CompareSwap { .. } | AtomicOp::FetchAdd { .. } => AccessNeed::Atomic,
+        AtomicOp::CompareSwap { .. }
+        | AtomicOp::FetchAdd { .. }
+        | AtomicOp::MaskedCompareSwap { .. }
+        | AtomicOp::MaskedFetchAdd { .. } => AccessNeed::Atomic,
     };
     let host = entry.locate(tag_of(key), who, need, va, 8)?;
     // A region whose iova and address differ modulo 8 permits no atomics at all.

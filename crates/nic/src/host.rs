@@ -397,6 +397,10 @@ fn memory_atomic(op: AtomicOp) -> MemoryAtomic {
         AtomicOp::CompareSwap { compare, swap } => MemoryAtomic::CompareSwap { compare, swap },
         AtomicOp::FetchAdd { add } => MemoryAtomic::FetchAdd { add },
         AtomicOp::Write { value } => MemoryAtomic::Write { value },
+        AtomicOp::MaskedCompareSwap { compare, swap, compare_mask, swap_mask } => {
+            MemoryAtomic::MaskedCompareSwap { compare, swap, compare_mask, swap_mask }
+        }
+        AtomicOp::MaskedFetchAdd { add, boundary } => MemoryAtomic::MaskedFetchAdd { add, boundary },
     }
 }
 

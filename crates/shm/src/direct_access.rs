@@ -276,7 +276,10 @@ impl DirectAccess {
     pub fn atomic(&mut self, key: u32, va: u64, op: AtomicOp) -> Result<u64, Refusal> {
         let need = match op {
             AtomicOp::Write { .. } => Rights::WRITE,
-            AtomicOp::CompareSwap { .. } | AtomicOp::FetchAdd { .. } => Rights::ATOMIC,
+            AtomicOp::CompareSwap { .. }
+            | AtomicOp::FetchAdd { .. }
+            | AtomicOp::MaskedCompareSwap { .. }
+            | AtomicOp::MaskedFetchAdd { .. } => Rights::ATOMIC,
         };
         let DirectAccess { peer, reader_slot, own, own_qpn, qpn, seen, last } = self;
         let region = peer.region(key, &mut seen.region)?;

@@ -16,7 +16,7 @@ use crate::config::IoMethod;
 use crate::device::{Completion, Request};
 use crate::job::{Job, Outcome, Seen, Span};
 use crate::order::{PageQueues, PartId};
-use crate::part::{Lane, Part, Step, Task, apply};
+use crate::part::{Lane, Part, Step, Task};
 use crate::regions::{RegionId, Regions};
 use crate::stats::Kind;
 use crate::transfer::Brought;
@@ -359,7 +359,7 @@ impl Core {
             Task::Atomic(op) => {
                 let target = &mut scratch[bytes];
                 let before = u64::from_ne_bytes((&*target).try_into().expect("an atomic has 8 bytes"));
-                target.copy_from_slice(&apply(op, before).to_ne_bytes());
+                target.copy_from_slice(&op.apply(before).to_ne_bytes());
                 part.access.found(before);
             }
             _ => {

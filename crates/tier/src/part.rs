@@ -227,13 +227,3 @@ impl Part {
         Request { id, file: self.region.ways.durable.clone(), offset, command: Command::Sync { len } }
     }
 }
-
-/// The value after an atomic operation.
-pub(crate) fn apply(op: AtomicOp, before: u64) -> u64 {
-    match op {
-        AtomicOp::CompareSwap { compare, swap } if before == compare => swap,
-        AtomicOp::CompareSwap { .. } => before,
-        AtomicOp::FetchAdd { add } => before.wrapping_add(add),
-        AtomicOp::Write { value } => value,
-    }
-}

@@ -75,6 +75,18 @@ pub enum AtomicOp {
     Write {
         value: u64,
     },
+    /// Compares and stores the bits in the masks.
+    MaskedCompareSwap {
+        compare: u64,
+        swap: u64,
+        compare_mask: u64,
+        swap_mask: u64,
+    },
+    /// Adds fields, of which `boundary` has the highest bits.
+    MaskedFetchAdd {
+        add: u64,
+        boundary: u64,
+    },
 }
 
 /// A completion for the host, which has the entry built in its place. A closure would do, but compilers leave
@@ -183,7 +195,7 @@ pub trait Host {
     {
         None
     }
-    /// The oldest receive of the shared receive queue.
+    /// The oldest receive of the shared receive queue, or of the receive queue that the host keeps.
     fn take_shared_receive(&self) -> Option<RecvWr>;
     /// Whether a request of this peer that would consume a receive is refused as if no receive were posted (fault
     /// injection to observe the peer's RNR handling).
@@ -262,6 +274,12 @@ impl Payload {
                 true => Ok(()),
                 false => Err(LocalError::Protection),
             },
+            Payload::Masked(masked) => {
+                let masks = masked.wire_masks();
+                let start = offset as usize;
+                out.copy_from_slice(&masks[start..start + out.len()]);
+                Ok(())
+            }
         }
     }
 }

@@ -4,6 +4,8 @@
 //! [`Qp`] is the whole interface. Packets, work requests and the time go in; packets and the next deadline come out.
 //! Everything it needs from the NIC around it is the [`Host`] trait: memory, shared receives, and where completions and
 //! events go.
+//!
+//! [`wqe_format`] reads and writes work requests in the form that they have in memory that programs share with the NIC.
 
 #![forbid(unsafe_code)]
 
@@ -20,6 +22,7 @@ mod state;
 mod timers;
 mod types;
 mod window;
+pub mod wqe_format;
 
 pub use append::{APPEND_LEN_MAX, StagingBudget, StagingReservation};
 pub use data::{Data, PACKET_BYTES_MAX};

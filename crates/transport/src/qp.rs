@@ -306,6 +306,31 @@ impl Qp {
         self.apply(Verdict::RequesterFatal, host);
     }
 
+    /// Queues a NOP, for which the caller has found room; completes it here and now if nothing is queued. In an error
+    /// state it completes as flushed.
+    pub fn post_nop(&mut self, wr: &mut SendWr, host: &impl Host) {
+        let call = &mut Call { common: &mut self.common, host };
+        match call.attr.state {
+            QpState::Rts | QpState::Sqd if self.requester.len() == 0 => {
+                requester::complete(call, wr, WcStatus::Success, 0);
+            }
+            QpState::Rts | QpState::Sqd => self.requester.post(call, wr.take()),
+            _ => requester::complete(call, wr, WcStatus::Flushed, 0),
+        }
+    }
+
+    /// Queues a request that fails with this status, when all before it are complete.
+    pub fn post_failed(&mut self, wr: &mut SendWr, status: WcStatus, host: &impl Host) {
+        let call = &mut Call { common: &mut self.common, host };
+        let verdict = self.requester.post_failed(call, wr.take(), status);
+        self.apply(verdict, host);
+    }
+
+    /// Completes as flushed a receive work request that the host keeps, and does not give out any more.
+    pub fn flush_receive(&mut self, wr_id: u64, host: &impl Host) {
+        Call { common: &mut self.common, host }.fail_receive(wr_id, 0, WcStatus::Flushed);
+    }
+
     /// Queues a receive work request. In the error state it completes as flushed at once.
     ///
     /// # Errors

@@ -62,6 +62,27 @@ impl PartialEq for Provided {
 
 impl Eq for Provided {}
 
+/// Masks of a masked compare and swap, and where its result goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Masked {
+    /// Memory for the value before the operation.
+    pub result: Sge,
+    /// The bits to compare.
+    pub compare_mask: u64,
+    /// The bits to store.
+    pub swap_mask: u64,
+}
+
+/// Bytes of the masks in the packet of a masked compare and swap.
+pub(crate) const MASK_BYTES: usize = 16;
+
+impl Masked {
+    /// The masks as the packet has them: of the compared bits, then of the stored ones, each big-endian.
+    pub(crate) fn wire_masks(&self) -> [u8; MASK_BYTES] {
+        (u128::from(self.compare_mask) << 64 | u128::from(self.swap_mask)).to_be_bytes()
+    }
+}
+
 /// The data of a send work request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Payload {
@@ -73,6 +94,8 @@ pub enum Payload {
     Inline(InlineData),
     /// Copied when a packet is built, and again when it is retransmitted.
     Provided(Box<Provided>),
+    /// Of a masked compare and swap. Its packet carries the masks.
+    Masked(Box<Masked>),
 }
 
 impl Payload {
@@ -84,6 +107,7 @@ impl Payload {
             Payload::Sges(sges) => sges.iter().map(|sge| u64::from(sge.length)).sum(),
             Payload::Inline(bytes) => bytes.len() as u64,
             Payload::Provided(provided) => provided.len.into(),
+            Payload::Masked(masked) => masked.result.length.into(),
         }
     }
 
@@ -93,6 +117,7 @@ impl Payload {
         match self {
             Payload::Sge(sge) => Some(std::slice::from_ref(sge)),
             Payload::Sges(sges) => Some(sges),
+            Payload::Masked(masked) => Some(std::slice::from_ref(&masked.result)),
             Payload::Inline(_) | Payload::Provided(_) => None,
         }
     }
@@ -150,6 +175,12 @@ pub enum SendOp {
     LocalInvalidate(u32),
     /// Binds a type 2 window (or, on behalf of `ibv_bind_mw`, a type 1 window).
     BindWindow(BindWindow),
+    /// Compare and swap of the bits in the masks of [`Payload::Masked`], for peers that are Terrace.
+    MaskedCompareSwap { va: u64, rkey: u32, compare: u64, swap: u64 },
+    /// Fetch and add of fields, of which `boundary` has the highest bits, for peers that are Terrace.
+    MaskedFetchAdd { va: u64, rkey: u32, add: u64, boundary: u64 },
+    /// Does nothing, and completes in its turn.
+    Nop,
 }
 
 bitflags! {
@@ -254,6 +285,8 @@ pub enum WcOpcode {
     RecvRdmaWithImm = 129,
     /// `IBV_WC_DRIVER1`, which verbs leaves to providers.
     Append = 135,
+    /// `IBV_WC_DRIVER2`: NOP, and WAIT and ENABLE of a work queue in memory.
+    Nop = 136,
 }
 
 bitflags! {
@@ -446,7 +479,7 @@ pub struct QpConfig {
     pub cap: QpCap,
     /// Whether every send work request is signaled.
     pub sq_sig_all: bool,
-    /// Whether receives come from a shared receive queue, by `Host::take_shared_receive`.
+    /// Whether receives come from the host, by `Host::take_shared_receive`: from a shared receive queue, or one in memory.
     pub has_srq: bool,
     /// Most bytes that may be unacknowledged, or requested and not yet received, at a time.
     pub window_bytes: u32,

@@ -236,7 +236,7 @@ pub struct AtomicEth {
     pub rkey: u32,
     /// The value to swap in, or to add.
     pub swap_or_add: u64,
-    /// The value to compare with; unused by fetch and add.
+    /// The value to compare with; unused by fetch and add; of a masked one, the highest bits of the fields.
     pub compare: u64,
 }
 

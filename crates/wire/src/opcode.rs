@@ -66,7 +66,7 @@ impl Headers {
     }
 }
 
-/// The transport service of an opcode: its upper three bits, except for a manufacturer's opcodes.
+/// The transport service of an opcode: its upper three bits, except in a manufacturer's opcodes (0xc0 to 0xff).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Service {
     /// Reliable connection.
@@ -116,6 +116,10 @@ pub enum Operation {
     Cnp,
     /// APPEND: writes at the end of a region, which grows.
     Append,
+    /// Compare and swap of the bits in masks (a manufacturer's operation).
+    MaskedCompareSwap,
+    /// Fetch and add of fields (a manufacturer's operation).
+    MaskedFetchAdd,
 }
 
 /// Position of a packet in its message.
@@ -277,6 +281,10 @@ opcodes! {
     RcAppendMiddle = 0xc1, "RC_APPEND_MIDDLE", Rc Append Middle None, [], true;
     RcAppendLast = 0xc2, "RC_APPEND_LAST", Rc Append Last None, [], true;
     RcAppendOnly = 0xc4, "RC_APPEND_ONLY", Rc Append Only None, [APPEND_ETH], true;
+    /// Terrace's own. The masks, of the compared and of the stored bits, are the payload.
+    RcMaskedCompareSwap = 0xd0, "RC_MASKED_COMPARE_SWAP", Rc MaskedCompareSwap Only None, [ATOMIC_ETH], true;
+    /// Terrace's own. The highest bits of the fields are in the place of the value to compare.
+    RcMaskedFetchAdd = 0xd1, "RC_MASKED_FETCH_ADD", Rc MaskedFetchAdd Only None, [ATOMIC_ETH], false;
 }
 
 /// Length of the longest headers of any opcode, in bytes.
@@ -307,8 +315,8 @@ static ROW_BY_BYTE: [u8; 256] = {
 };
 
 /// Row of the table by service, operation, position and trailer.
-static ROW_BY_MEANING: [[[[u8; 3]; 4]; 12]; 5] = {
-    let mut rows = [[[[NONE; 3]; 4]; 12]; 5];
+static ROW_BY_MEANING: [[[[u8; 3]; 4]; 14]; 5] = {
+    let mut rows = [[[[NONE; 3]; 4]; 14]; 5];
     let mut i = 0;
     while i < OPCODES.len() {
         let info = OPCODES[i];

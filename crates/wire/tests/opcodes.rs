@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use terrace_wire::{Headers, MAX_HEADER_LEN, Opcode, Operation, Position, Service, Trailer};
 
 const SERVICES: [Service; 5] = [Service::Rc, Service::Uc, Service::Ud, Service::Cnp, Service::Xrc];
-const OPERATIONS: [Operation; 12] = [
+const OPERATIONS: [Operation; 14] = [
     Operation::Send,
     Operation::Write,
     Operation::ReadRequest,
@@ -18,6 +18,8 @@ const OPERATIONS: [Operation; 12] = [
     Operation::AtomicWrite,
     Operation::Cnp,
     Operation::Append,
+    Operation::MaskedCompareSwap,
+    Operation::MaskedFetchAdd,
 ];
 const POSITIONS: [Position; 4] = [Position::First, Position::Middle, Position::Last, Position::Only];
 const TRAILERS: [Trailer; 3] = [Trailer::None, Trailer::Immediate, Trailer::Invalidate];
@@ -41,6 +43,8 @@ fn specified_header_len(byte: u8) -> Option<usize> {
         0x64 => 8,
         0x65 => 8 + 4,
         0x81 => 16,
+        // Terrace's own.
+        0xd0 | 0xd1 => 28,
         // Annex A14: requests have 4 bytes more than those of RC, responses are the same.
         0xad..=0xb2 => return specified_header_len(byte & 0x1f),
         0xa0..=0xb7 => return specified_header_len(byte & 0x1f).map(|len| len + 4),
@@ -61,7 +65,7 @@ fn every_byte_is_an_opcode_exactly_if_specified() {
             assert_eq!(opcode.info().opcode, opcode);
         }
     }
-    assert_eq!(Opcode::all().len(), 67);
+    assert_eq!(Opcode::all().len(), 69);
 }
 
 #[test]
@@ -147,7 +151,13 @@ fn headers_follow_from_the_meaning() {
         assert_eq!(has(Headers::RETH), addressed, "{}", info.name);
         let appends = info.operation == Operation::Append && info.position.is_first();
         assert_eq!(has(Headers::APPEND_ETH), appends, "{}", info.name);
-        let atomic = matches!(info.operation, Operation::CompareSwap | Operation::FetchAdd);
+        let atomic = matches!(
+            info.operation,
+            Operation::CompareSwap
+                | Operation::FetchAdd
+                | Operation::MaskedCompareSwap
+                | Operation::MaskedFetchAdd
+        );
         assert_eq!(has(Headers::ATOMIC_ETH), atomic, "{}", info.name);
         // 9.4: the middle packets of a READ response acknowledge nothing.
         let acknowledges = matches!(info.operation, Operation::Acknowledge | Operation::AtomicAcknowledge)
@@ -160,6 +170,7 @@ fn headers_follow_from_the_meaning() {
                 | Operation::ReadResponse
                 | Operation::AtomicWrite
                 | Operation::Append
+                | Operation::MaskedCompareSwap
         );
         assert_eq!(info.payload, data, "{}", info.name);
     }

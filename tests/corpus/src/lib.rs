@@ -11,6 +11,7 @@ mod support;
 pub mod transport_qp;
 pub mod wire_cm;
 pub mod wire_parse;
+pub mod wqe_format;
 
 /// Decodes an input as libFuzzer's own macro does. Returns `None` if it is too short or does not decode.
 fn decoded<'a, T: Arbitrary<'a>>(bytes: &'a [u8]) -> Option<T> {

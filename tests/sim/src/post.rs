@@ -329,13 +329,14 @@ fn completion_of(wr: &SendWr) -> (WcOpcode, Option<u32>) {
         SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => (WcOpcode::Send, None),
         SendOp::Write { .. } | SendOp::WriteImm { .. } => (WcOpcode::RdmaWrite, None),
         SendOp::Read { .. } => (WcOpcode::RdmaRead, Some(wr.payload.len() as u32)),
-        SendOp::CompareSwap { .. } => (WcOpcode::CompSwap, Some(8)),
-        SendOp::FetchAdd { .. } => (WcOpcode::FetchAdd, Some(8)),
+        SendOp::CompareSwap { .. } | SendOp::MaskedCompareSwap { .. } => (WcOpcode::CompSwap, Some(8)),
+        SendOp::FetchAdd { .. } | SendOp::MaskedFetchAdd { .. } => (WcOpcode::FetchAdd, Some(8)),
         SendOp::AtomicWrite { .. } => (WcOpcode::AtomicWrite, None),
         SendOp::Flush { .. } => (WcOpcode::Flush, None),
         SendOp::Append { .. } => (WcOpcode::Append, None),
         SendOp::LocalInvalidate(_) => (WcOpcode::LocalInv, None),
         SendOp::BindWindow(_) => (WcOpcode::BindMw, None),
+        SendOp::Nop => (WcOpcode::Nop, None),
     }
 }
 

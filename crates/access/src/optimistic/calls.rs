@@ -257,6 +257,10 @@ impl Initiator {
                 let kind = match entry.wr.op {
                     SendOp::CompareSwap { compare, swap, .. } => AtomicKind::CompareSwap { compare, swap },
                     SendOp::FetchAdd { add, .. } => AtomicKind::FetchAdd { add },
+                    // There is no message for these: docs/np-rdma.md, limits.
+                    SendOp::MaskedCompareSwap { .. } | SendOp::MaskedFetchAdd { .. } => {
+                        return Err(LocalError::Protection);
+                    }
                     _ => {
                         let mut value = [0; 8];
                         copy_out(&entry.wr.payload, 0, &mut value, memory)?;
@@ -340,6 +344,7 @@ fn copy_out(
 ) -> Result<(), LocalError> {
     match payload {
         Payload::Sge(sge) => memory.read(sge, offset, out),
+        Payload::Masked(masked) => memory.read(&masked.result, offset, out),
         Payload::Sges(sges) => gather(memory, sges, offset, out),
         Payload::Inline(bytes) => {
             let part =

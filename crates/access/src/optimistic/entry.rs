@@ -96,7 +96,11 @@ pub(super) struct Entry {
 impl Entry {
     pub(super) fn new(wr: SendWr, known: &Knowledge, order: OrderBits) -> Entry {
         let length = match wr.op {
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } | SendOp::AtomicWrite { .. } => 8,
+            SendOp::CompareSwap { .. }
+            | SendOp::FetchAdd { .. }
+            | SendOp::MaskedCompareSwap { .. }
+            | SendOp::MaskedFetchAdd { .. }
+            | SendOp::AtomicWrite { .. } => 8,
             _ => wr.payload.len(),
         };
         let mut entry = Entry {

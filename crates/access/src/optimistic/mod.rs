@@ -380,6 +380,8 @@ fn sub_payload(payload: &Payload, range: &Range<u64>) -> Payload {
     let len = range.end - range.start;
     match payload {
         whole if len == whole.len() => whole.clone(),
+        // An atomic operation has no parts.
+        Payload::Masked(_) => payload.clone(),
         Payload::Sge(sge) => Payload::Sges(sge_list::sub_list(std::slice::from_ref(sge), range.start, len)),
         Payload::Sges(sges) => Payload::Sges(sge_list::sub_list(sges, range.start, len)),
         Payload::Inline(bytes) => {

@@ -58,16 +58,19 @@ impl Class {
             SendOp::Read { .. } => Class::Read,
             SendOp::Write { .. } => Class::Write,
             SendOp::WriteImm { .. } => Class::WriteImm,
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } | SendOp::AtomicWrite { .. } => {
-                Class::Atomic
-            }
+            SendOp::CompareSwap { .. }
+            | SendOp::FetchAdd { .. }
+            | SendOp::MaskedCompareSwap { .. }
+            | SendOp::MaskedFetchAdd { .. }
+            | SendOp::AtomicWrite { .. } => Class::Atomic,
             SendOp::Send
             | SendOp::SendImm(_)
             | SendOp::SendInvalidate(_)
             | SendOp::Flush { .. }
             | SendOp::Append { .. }
             | SendOp::LocalInvalidate(_)
-            | SendOp::BindWindow(_) => Class::Message,
+            | SendOp::BindWindow(_)
+            | SendOp::Nop => Class::Message,
         }
     }
 

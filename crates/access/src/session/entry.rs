@@ -32,7 +32,10 @@ impl Kind {
         match op {
             SendOp::Read { .. } => Kind::Read,
             SendOp::Write { .. } => Kind::Write,
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => Kind::Atomic,
+            SendOp::CompareSwap { .. }
+            | SendOp::FetchAdd { .. }
+            | SendOp::MaskedCompareSwap { .. }
+            | SendOp::MaskedFetchAdd { .. } => Kind::Atomic,
             SendOp::Send
             | SendOp::SendImm(_)
             | SendOp::SendInvalidate(_)
@@ -41,7 +44,8 @@ impl Kind {
             | SendOp::Flush { .. }
             | SendOp::Append { .. }
             | SendOp::LocalInvalidate(_)
-            | SendOp::BindWindow(_) => Kind::Signal,
+            | SendOp::BindWindow(_)
+            | SendOp::Nop => Kind::Signal,
         }
     }
 }
@@ -94,7 +98,10 @@ pub(super) struct Entry {
 impl Entry {
     pub(super) fn new(wr: SendWr, known: &Knowledge) -> Entry {
         let length = match wr.op {
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => 8,
+            SendOp::CompareSwap { .. }
+            | SendOp::FetchAdd { .. }
+            | SendOp::MaskedCompareSwap { .. }
+            | SendOp::MaskedFetchAdd { .. } => 8,
             _ => wr.payload.len(),
         };
         let remote = Remote::of(&wr.op, length, known);

@@ -68,6 +68,8 @@ fn bytes_of(entry: &Entry, memory: &impl LocalMemory) -> Result<Vec<u8>, LocalEr
                 return Err(LocalError::Protection);
             }
         }
+        // Only a masked compare and swap has one, and that stores nothing.
+        Payload::Masked(_) => return Err(LocalError::Protection),
     }
     Ok(data)
 }

@@ -121,7 +121,26 @@ pub unsafe fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
             AtomicOp::CompareSwap { compare, swap: new } => compare_swap(addr, compare, new),
             AtomicOp::FetchAdd { add } => fetch_add(addr, add),
             AtomicOp::Write { value } => swap(addr, value),
+            AtomicOp::MaskedCompareSwap { .. } | AtomicOp::MaskedFetchAdd { .. } => masked(addr, op),
         }
+    }
+}
+
+/// Performs an operation for which processors have no instruction.
+///
+/// # Safety
+/// As for [`compare_swap`].
+#[inline(never)]
+unsafe fn masked(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
+    // SAFETY: as the caller promises.
+    let mut before = unsafe { fetch_add(addr, 0)? };
+    loop {
+        // SAFETY: the same.
+        let seen = unsafe { compare_swap(addr, before, op.apply(before))? };
+        if seen == before {
+            return Ok(before);
+        }
+        before = seen;
     }
 }
 

@@ -218,12 +218,7 @@ impl TestPager {
             What::Atomic(op) => loop {
                 self.get(state, addr, &mut before);
                 let value = u64::from_ne_bytes(before[..].try_into().expect("8 bytes"));
-                let after = match *op {
-                    AtomicOp::CompareSwap { compare, swap } if value == compare => swap,
-                    AtomicOp::CompareSwap { .. } => value,
-                    AtomicOp::FetchAdd { add } => value.wrapping_add(add),
-                    AtomicOp::Write { value } => value,
-                };
+                let after = op.apply(value);
                 // Other threads change present units at the same time.
                 let unit = self.presence.units_of(access.range).start;
                 if !self.presence.is_present(unit) {

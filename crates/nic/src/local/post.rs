@@ -4,7 +4,7 @@ use terrace_hostmem::fault::Fault;
 use terrace_hostmem::{AtomicOp, HostRange};
 use terrace_memory::{AccessNeed, Accessor, Local, LocalPiece};
 use terrace_shm::{DirectAccess, Direction, Refusal};
-use terrace_transport::{ATOMIC_LEN, Payload, SendOp, SendWr, Sge};
+use terrace_transport::{ATOMIC_LEN, Masked, Payload, SendOp, SendWr, Sge};
 
 use super::route::canonical;
 use super::{Command, QpLocal};
@@ -105,7 +105,7 @@ impl Device {
             }
             // Inline data is only written: a READ with inline data is no valid work request.
             Payload::Inline(bytes) => direct.write_from(rkey, va, bytes),
-            Payload::Provided(_) => Err(Refusal::NotHere),
+            Payload::Provided(_) | Payload::Masked(_) => Err(Refusal::NotHere),
         }
     }
 
@@ -116,6 +116,14 @@ impl Device {
                 (AtomicOp::CompareSwap { compare, swap }, rkey, va)
             }
             SendOp::FetchAdd { va, rkey, add } => (AtomicOp::FetchAdd { add }, rkey, va),
+            SendOp::MaskedFetchAdd { va, rkey, add, boundary } => {
+                (AtomicOp::MaskedFetchAdd { add, boundary }, rkey, va)
+            }
+            SendOp::MaskedCompareSwap { va, rkey, compare, swap } => {
+                let Payload::Masked(masked) = &wr.payload else { return false };
+                let Masked { compare_mask, swap_mask, .. } = **masked;
+                (AtomicOp::MaskedCompareSwap { compare, swap, compare_mask, swap_mask }, rkey, va)
+            }
             _ => return false,
         };
         let Some([sge]) = wr.payload.sges() else { return false };

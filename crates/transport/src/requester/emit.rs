@@ -11,7 +11,7 @@ use super::wqe::Wqe;
 use crate::common::{Call, Common, Verdict, push_packet};
 use crate::data::PACKET_BYTES_MAX;
 use crate::host::{Host, LocalError, Sink};
-use crate::types::{QpState, QpType, SendFlags, SendOp, SendWr, Target, WcStatus};
+use crate::types::{MASK_BYTES, QpState, QpType, SendFlags, SendOp, SendWr, Target, WcStatus};
 use crate::window::PACKET_OVERHEAD;
 
 /// A long message requests an ACK this often, so that the window moves while the message is being sent.
@@ -345,6 +345,7 @@ impl Requester {
                 (position, (room * mtu).min(wqe.length - offset))
             }
             Operation::AtomicWrite => (Position::Only, wqe.length),
+            Operation::MaskedCompareSwap => (Position::Only, MASK_BYTES as u64),
             _ => (Position::Only, 0),
         };
         let trailer = if position.is_last() { row.trailer } else { terrace_wire::Trailer::None };
@@ -432,7 +433,13 @@ fn extensions(common: &Common, wqe: &Wqe, position: Position, offset: u64, room_
             let flags = if commit { AppendFlags::COMMIT } else { AppendFlags::empty() };
             ext.append = Some(AppendEth { rkey, length: wqe.length as u32, flags });
         }
-        SendOp::LocalInvalidate(_) | SendOp::BindWindow(_) => {}
+        SendOp::MaskedCompareSwap { va, rkey, compare, swap } => {
+            ext.atomic = Some(AtomicEth { va, rkey, swap_or_add: swap, compare });
+        }
+        SendOp::MaskedFetchAdd { va, rkey, add, boundary } => {
+            ext.atomic = Some(AtomicEth { va, rkey, swap_or_add: add, compare: boundary });
+        }
+        SendOp::LocalInvalidate(_) | SendOp::BindWindow(_) | SendOp::Nop => {}
     }
     match (common.config.qp_type, &wqe.wr.target) {
         (QpType::Ud, Some(Target::Datagram(target))) => {

@@ -204,6 +204,17 @@ impl Requester {
         self.queue.post(Wqe::new(wr, common.mtu()));
     }
 
+    /// Queues a request that fails when all before it are done.
+    pub(crate) fn post_failed(
+        &mut self,
+        call: &mut Call<'_, impl Host>,
+        wr: SendWr,
+        status: WcStatus,
+    ) -> Verdict {
+        self.queue.post(Wqe { failed: Some(status), ..Wqe::new(wr, call.mtu()) });
+        self.retire(call)
+    }
+
     /// When `handle_timeout` is due.
     pub(crate) fn deadline(&self) -> Option<Time> {
         self.paused_until.or(self.ack_deadline)

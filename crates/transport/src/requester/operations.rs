@@ -47,6 +47,8 @@ pub(crate) enum Suitable {
     Memory,
     /// Memory for the result of an atomic operation: its first 8 bytes.
     Result,
+    /// The same with the masks of a masked compare and swap.
+    Masked,
     /// The operand of an ATOMIC WRITE: 8 bytes.
     Operand,
     /// The record of an APPEND, and memory for its offset: an element of 8 bytes, the last one.
@@ -120,6 +122,18 @@ impl Row {
             SendOp::FetchAdd { .. } => {
                 Row { wire: Some(Operation::FetchAdd), completion: WcOpcode::FetchAdd, ..COMPARE_SWAP }
             }
+            SendOp::MaskedCompareSwap { .. } => Row {
+                wire: Some(Operation::MaskedCompareSwap),
+                payload: Suitable::Masked,
+                offered: Offered::RcOnly,
+                ..COMPARE_SWAP
+            },
+            SendOp::MaskedFetchAdd { .. } => Row {
+                wire: Some(Operation::MaskedFetchAdd),
+                completion: WcOpcode::FetchAdd,
+                offered: Offered::RcOnly,
+                ..COMPARE_SWAP
+            },
             SendOp::AtomicWrite { .. } => Row {
                 wire: Some(Operation::AtomicWrite),
                 answer: Answer::Empty,
@@ -145,6 +159,9 @@ impl Row {
             },
             SendOp::LocalInvalidate(_) => LOCAL_INVALIDATE,
             SendOp::BindWindow(_) => Row { completion: WcOpcode::BindMw, ..LOCAL_INVALIDATE },
+            SendOp::Nop => {
+                Row { completion: WcOpcode::Nop, offered: Offered::Everywhere, ..LOCAL_INVALIDATE }
+            }
         }
     }
 
@@ -199,6 +216,7 @@ impl Suitable {
             Suitable::Any => true,
             Suitable::Memory => payload.sges().is_some(),
             Suitable::Result => payload.sges().is_some() && payload.len() >= ATOMIC_LEN.into(),
+            Suitable::Masked => matches!(payload, Payload::Masked(_)) && payload.len() >= ATOMIC_LEN.into(),
             Suitable::Operand => payload.len() == u64::from(ATOMIC_LEN),
             Suitable::Record => {
                 payload.sges().and_then(<[_]>::last).is_some_and(|result| result.length == ATOMIC_LEN)

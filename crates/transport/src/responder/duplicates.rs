@@ -80,8 +80,14 @@ impl Responder {
 
     /// Answers an atomic, an APPEND, a FLUSH or an ATOMIC WRITE from the responder resources; without a resource it is dropped.
     fn repeat_result(&mut self, common: &mut Common, psn: Psn, operation: Operation) {
-        let returns_value =
-            matches!(operation, Operation::CompareSwap | Operation::FetchAdd | Operation::Append);
+        let returns_value = matches!(
+            operation,
+            Operation::CompareSwap
+                | Operation::FetchAdd
+                | Operation::MaskedCompareSwap
+                | Operation::MaskedFetchAdd
+                | Operation::Append
+        );
         let outcome =
             self.resources.iter().rev().find(|resource| resource.psn == psn).map(|resource| resource.outcome);
         let response = match outcome {

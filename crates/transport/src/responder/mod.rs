@@ -262,7 +262,10 @@ impl Responder {
             Operation::Append => self.receive_append(call, packet, data, info)?,
             _ if self.incoming.is_some() => return Err(INVALID_REQUEST),
             Operation::ReadRequest => self.accept_read(call, packet)?,
-            Operation::CompareSwap | Operation::FetchAdd => self.perform_atomic(call, packet)?,
+            Operation::CompareSwap
+            | Operation::FetchAdd
+            | Operation::MaskedCompareSwap
+            | Operation::MaskedFetchAdd => self.perform_atomic(call, packet)?,
             Operation::AtomicWrite => self.perform_atomic_write(call, packet)?,
             Operation::Flush => self.perform_flush(call, packet)?,
             _ => return Err(INVALID_REQUEST),

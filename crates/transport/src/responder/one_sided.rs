@@ -1,7 +1,7 @@
 //! Requests that are answered by more than an ACK: READ, atomics, ATOMIC WRITE and FLUSH (APPEND is in `append.rs`). Each takes one of the
 //! `max_dest_rd_atomic` responder resources until newer requests displace it.
 
-use terrace_wire::{Operation, Packet};
+use terrace_wire::{AtomicEth, Operation, Packet};
 
 use super::read::ReadResponse;
 use super::refusal::{CHANGE_PENDING, INVALID_REQUEST, Refusal};
@@ -52,11 +52,7 @@ impl Responder {
         if call.attr.max_dest_rd_atomic == 0 {
             return Err(INVALID_REQUEST);
         }
-        let op = if packet.bth.opcode.info().operation == Operation::CompareSwap {
-            AtomicOp::CompareSwap { compare: atomic.compare, swap: atomic.swap_or_add }
-        } else {
-            AtomicOp::FetchAdd { add: atomic.swap_or_add }
-        };
+        let op = atomic_op(packet, &atomic).ok_or(INVALID_REQUEST)?;
         if atomic.va % 8 != 0 {
             return Err(INVALID_REQUEST);
         }
@@ -178,4 +174,19 @@ impl Responder {
         self.msn = (self.msn + 1) & 0xff_ffff;
         common.counters.requests += 1;
     }
+}
+
+/// The operation that an atomic's packet requests; `None` if its masks are missing.
+fn atomic_op(packet: &Packet<'_>, atomic: &AtomicEth) -> Option<AtomicOp> {
+    let AtomicEth { swap_or_add, compare, .. } = *atomic;
+    Some(match packet.bth.opcode.info().operation {
+        Operation::CompareSwap => AtomicOp::CompareSwap { compare, swap: swap_or_add },
+        Operation::MaskedFetchAdd => AtomicOp::MaskedFetchAdd { add: swap_or_add, boundary: compare },
+        Operation::MaskedCompareSwap => {
+            let masks = u128::from_be_bytes(packet.payload.try_into().ok()?);
+            let (compare_mask, swap_mask) = ((masks >> 64) as u64, masks as u64);
+            AtomicOp::MaskedCompareSwap { compare, swap: swap_or_add, compare_mask, swap_mask }
+        }
+        _ => AtomicOp::FetchAdd { add: swap_or_add },
+    })
 }

@@ -318,6 +318,22 @@ impl<const FAST: bool> Memory<FAST> {
             AtomicOp::CompareSwap { .. } => before,
             AtomicOp::FetchAdd { add } => before.wrapping_add(add),
             AtomicOp::Write { value } => value,
+            AtomicOp::MaskedCompareSwap { compare, swap, compare_mask, swap_mask }
+                if before & compare_mask == compare & compare_mask =>
+            {
+                before & !swap_mask | swap & swap_mask
+            }
+            AtomicOp::MaskedCompareSwap { .. } => before,
+            // Bit by bit, unlike the NIC: the carry out of a field's highest bit is lost.
+            AtomicOp::MaskedFetchAdd { add, boundary } => {
+                let (mut sum, mut carry) = (0, 0);
+                for bit in (0..64).map(|index| 1u64 << index) {
+                    let ones = u32::from(before & bit != 0) + u32::from(add & bit != 0) + carry;
+                    sum |= if ones & 1 == 1 { bit } else { 0 };
+                    carry = if boundary & bit == 0 { ones >> 1 } else { 0 };
+                }
+                sum
+            }
         };
         self.write(va, &after.to_ne_bytes());
         before
