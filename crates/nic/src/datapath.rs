@@ -111,6 +111,7 @@ impl Device {
         if due {
             self.handle_timers(now.get(), &mut unit.work);
         }
+        self.run_work_queues(&mut unit.work);
         let acks = acks();
         if let Some(rx) = rx.as_mut() {
             match (has_deferred, acks) {
@@ -201,9 +202,9 @@ impl Device {
         (self.has_waiting() || self.in_flight.can_grant()) && !self.tx.is_blocked()
     }
 
-    /// Whether queue pairs are pending, including those with deferred ACKs.
+    /// Whether queue pairs are pending, including those with deferred ACKs and with entries to execute.
     pub(crate) fn has_waiting(&self) -> bool {
-        !self.pending.is_empty() || self.has_deferred_acks.load(Ordering::SeqCst)
+        !self.pending.is_empty() || self.has_deferred_acks.load(Ordering::SeqCst) || !self.runnable.is_empty()
     }
 
     /// When [`Device::step`] has something to do if no packet arrives before; 0 means at once.
@@ -404,7 +405,7 @@ impl Device {
 
     /// Does what may not be done under a queue pair's lock.
     #[inline]
-    fn after_unlock(&self) {
+    pub(crate) fn after_unlock(&self) {
         if self.in_flight.can_grant() {
             self.engine.wake_by(Time(0));
         }
@@ -646,15 +647,18 @@ impl Device {
         self.in_flight.update(before_bytes, now_bytes);
     }
 
-    /// Updates what depends on a queue pair's state after a call into the transport: the in-flight budget, and what
-    /// same-host peers see of it.
+    /// Updates what depends on a queue pair's state after a call into the transport: the in-flight budget, what same-host
+    /// peers see of it, and whether the executor of entries in memory can go on.
     #[inline]
     pub(crate) fn publish_state(&self, qp: &QueuePair, core: &mut QpCore) {
         self.update_in_flight(core);
         self.publish_queue_pair(qp, core, false);
+        if core.nic.entries.exist {
+            self.note_room(qp, core);
+        }
     }
 
-    fn arm(&self, qp: &Arc<QueuePair>, core: &QpCore) {
+    pub(crate) fn arm(&self, qp: &Arc<QueuePair>, core: &QpCore) {
         if let Some(deadline) = core.qp.deadline()
             && self.timers.arm(qp, deadline)
         {
@@ -772,7 +776,7 @@ fn handle_run(
 }
 
 /// Puts a queue pair on the work list, once.
-fn add_to_work_list(qp: &Arc<QueuePair>, core: &mut QpCore, work: &mut WorkList<QueuePair>) {
+pub(crate) fn add_to_work_list(qp: &Arc<QueuePair>, core: &mut QpCore, work: &mut WorkList<QueuePair>) {
     if !std::mem::replace(&mut core.nic.is_on_work_list, true) {
         work.push_back(qp.clone());
     }

@@ -29,6 +29,8 @@ use crate::table::QpTable;
 use crate::timers::Timers;
 use crate::tx::{Pending, Receiver, TxPool};
 use crate::use_count::UseCount;
+use crate::work_queue::numbers::Numbers;
+use crate::work_queue::runnable::Runnable;
 use crate::xrc_table::XrcTable;
 
 /// Parameters of a device.
@@ -108,6 +110,11 @@ pub struct Device {
     pub(crate) has_deferred_acks: AtomicBool,
     pub(crate) tx: TxPool<QueuePair>,
     pub(crate) pending: Pending<QueuePair>,
+    /// Queue pairs whose work queues in memory have entries to execute.
+    pub(crate) runnable: Runnable<QueuePair>,
+    /// What these entries may name: queue pairs of this kind, and completion queues whose number was asked for.
+    pub(crate) numbered_qps: Numbers<QueuePair>,
+    pub(crate) numbered_cqs: Numbers<Cq>,
     pub(crate) timers: Timers<QueuePair>,
     pub(crate) rate_limiter: RateLimiter,
     pub(crate) in_flight: InFlightBudget<QueuePair>,

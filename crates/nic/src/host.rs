@@ -177,6 +177,8 @@ impl Host for QpHost<'_> {
             QpEvent::AccessError => AsyncEvent::QpAccessError(qp),
             QpEvent::CommunicationEstablished => AsyncEvent::CommunicationEstablished(qp),
             QpEvent::SqDrained => AsyncEvent::SqDrained(qp),
+            // Receives in memory are the queue pair's own: they complete as flushed.
+            QpEvent::LastWqeReached if qp.srq().is_none() => return,
             QpEvent::LastWqeReached => AsyncEvent::LastWqeReached(qp),
         });
     }
@@ -346,7 +348,10 @@ impl Host for QpHost<'_> {
     }
 
     fn take_shared_receive(&self) -> Option<RecvWr> {
-        self.named_srq.as_ref().or(self.qp.srq())?.take()
+        match self.named_srq.as_ref().or(self.qp.srq()) {
+            Some(srq) => srq.take(),
+            None => self.qp.take_receive_entry(),
+        }
     }
 
     #[inline(always)]

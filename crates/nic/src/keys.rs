@@ -46,4 +46,6 @@ pub(crate) struct LastKeys {
     pub sent: KeyMemo,
     /// Of memory that data arrives for.
     pub received: KeyMemo,
+    /// Of work queues in memory.
+    pub entries: KeyMemo,
 }

@@ -8,6 +8,7 @@
 //! | `qp`, `cq`, `srq`, `mr`, `pd`, `address` | the objects; completion channels are in `cq`, XRC domains in `srq` |
 //! | `buffer` | registered memory for callers without unsafe code |
 //! | `xrc`, `xrc_table`, `holders` | targets of XRC domains; SRQ numbers; the holders of a target |
+//! | `work_queue` | work queues in memory, which work requests may rewrite; their executor |
 //! | `host` | memory and shared receives as a queue pair's transport sees them |
 //! | `local` | same-host peers, reached without packets |
 //! | `progress_callback`, `callback_turn` | callbacks that make progress together with the device; whose turn it is to call them |
@@ -78,6 +79,7 @@ mod tx;
 mod tx_token;
 mod unix_socket;
 mod use_count;
+mod work_queue;
 mod xrc;
 mod xrc_table;
 
@@ -100,6 +102,7 @@ pub use qp::{CompletionHook, Posting, QpInit, QueuePair};
 pub use setup::{OpenError, PathChoice, PortConfig};
 pub use srq::{Srq, SrqAttr, SrqInit, Xrcd};
 pub use stat::{DeviceSnapshot, QpSnapshot};
+pub use work_queue::{WORK_QUEUE_LEN_MAX, WorkQueueInit, WorkQueuesInit};
 
 pub use terrace_fabric::udp::Probe;
 pub use terrace_fabric::{Gid, Port};
@@ -107,8 +110,8 @@ pub use terrace_hostmem::{AtomicOp, HostRange};
 pub use terrace_memory::{Absence, RegionPolicy};
 pub use terrace_shm::BackedBy;
 pub use terrace_transport::{
-    APPEND_LEN_MAX, BindWindow, ByteSource, Datagram, LocalError, Payload, PostError, Provided, QpAttr,
-    QpAttrMask, QpCap, QpCounters, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Target,
-    Time, Wc, WcFlags, WcOpcode, WcStatus,
+    APPEND_LEN_MAX, BindWindow, ByteSource, Datagram, InlineData, LocalError, Masked, Payload, PostError,
+    Provided, QpAttr, QpAttrMask, QpCap, QpCounters, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge,
+    SgeList, Target, Time, Wc, WcFlags, WcOpcode, WcStatus, wqe_format,
 };
 pub use terrace_wire::{Path, QPN_INSTANCE_SHIFT, port_of};

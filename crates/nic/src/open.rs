@@ -26,6 +26,8 @@ use crate::rate_limiter::RateLimiter;
 use crate::table::QpTable;
 use crate::timers::Timers;
 use crate::tx::{Pending, Receiver, TxPool};
+use crate::work_queue::numbers::Numbers;
+use crate::work_queue::runnable::Runnable;
 use crate::xrc_table::XrcTable;
 
 /// How long closing a device waits for same-host peers in the middle of accesses.
@@ -52,6 +54,9 @@ impl Device {
             has_deferred_acks: AtomicBool::new(false),
             tx: TxPool::default(),
             pending: Pending::default(),
+            runnable: Runnable::default(),
+            numbered_qps: Numbers::default(),
+            numbered_cqs: Numbers::default(),
             timers: Timers::default(),
             rate_limiter: RateLimiter::default(),
             in_flight: InFlightBudget::new(qp::in_flight_bytes_max(&*config.port)),
@@ -100,6 +105,7 @@ impl Device {
         // References to queue pairs would keep these, and through them the device and its sockets, for ever.
         self.timers.clear();
         self.pending.clear();
+        self.runnable.clear();
         self.rx.lock().clear();
         self.in_flight.clear();
         self.tx.clear();

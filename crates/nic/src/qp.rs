@@ -25,6 +25,7 @@ use crate::source::SourceFilter;
 use crate::srq::{Srq, Xrcd};
 use crate::tx_token::TxToken;
 use crate::use_count::UseCount;
+use crate::work_queue::{EntriesState, Resume, WorkQueues, WorkQueuesInit};
 
 /// Parameters of a new queue pair.
 #[derive(Clone)]
@@ -77,6 +78,7 @@ pub struct QueuePair {
     /// For accesses to a same-host peer.
     pub(crate) prefetch_hint: PrefetchHint,
     pub(crate) async_account: EventAccount,
+    work_queues: Option<Box<WorkQueues>>,
     users: UseCount,
 }
 
@@ -102,6 +104,8 @@ pub(crate) struct NicState {
     pub has_grant: bool,
     /// Its route, and what same-host peers see of it.
     pub local: QpLocal,
+    /// Work queues in memory: what their executor waits for.
+    pub entries: EntriesState,
 }
 
 /// How a packet arrived.
@@ -118,7 +122,11 @@ pub struct Posting<'a> {
     core: &'a mut QpCore,
 }
 
-impl Posting<'_> {
+impl<'a> Posting<'a> {
+    pub(crate) fn new(qp: &'a Arc<QueuePair>, core: &'a mut QpCore) -> Posting<'a> {
+        Posting { qp, core }
+    }
+
     /// Posts a work request. It is carried out here and now if direct access to the peer's memory is possible; otherwise
     /// it is queued, and packets carry it.
     ///
@@ -217,13 +225,18 @@ impl Pd {
         if init.qp_type == QpType::XrcRecv {
             return Err(Error::Invalid("targets are made in an XRC domain"));
         }
-        QueuePair::new(self, init, None)
+        QueuePair::new(self, init, None, None)
     }
 }
 
 impl QueuePair {
     /// With `xrcd`, a target of XRC.
-    pub(crate) fn new(pd: &Arc<Pd>, init: QpInit, xrcd: Option<&Arc<Xrcd>>) -> Result<Arc<QueuePair>, Error> {
+    pub(crate) fn new(
+        pd: &Arc<Pd>,
+        init: QpInit,
+        xrcd: Option<&Arc<Xrcd>>,
+        queues: Option<WorkQueuesInit>,
+    ) -> Result<Arc<QueuePair>, Error> {
         let device = pd.device();
         check_others(pd, &init)?;
         check_cap(&init, device.limits())?;
@@ -232,17 +245,23 @@ impl QueuePair {
         let others = others(pd, &init, xrcd);
         UseCount::add_to_all(others.iter().flatten().copied())
             .inspect_err(|_| device.quotas.qp.give_back())?;
-        let make = |qpn| Ok(Arc::new_cyclic(|me| QueuePair::make(pd, init.clone(), xrcd, qpn, me)));
-        device.table.insert(make).inspect_err(|_| {
+        let queues = queues.as_ref();
+        let make = |qpn| Ok(Arc::new_cyclic(|me| QueuePair::make(pd, init.clone(), xrcd, queues, qpn, me)));
+        let made = device.table.insert(make).inspect_err(|_| {
             others.into_iter().flatten().for_each(UseCount::remove);
             device.quotas.qp.give_back();
-        })
+        })?;
+        if queues.is_some() {
+            device.numbered_qps.add(made.qpn(), made.me.clone());
+        }
+        Ok(made)
     }
 
     fn make(
         pd: &Arc<Pd>,
         mut init: QpInit,
         xrcd: Option<&Arc<Xrcd>>,
+        queues: Option<&WorkQueuesInit>,
         qpn: u32,
         me: &Weak<QueuePair>,
     ) -> QueuePair {
@@ -258,7 +277,7 @@ impl QueuePair {
             qp_type: init.qp_type,
             cap: init.cap,
             sq_sig_all: init.sq_sig_all,
-            has_srq: init.srq.is_some(),
+            has_srq: init.srq.is_some() || queues.is_some_and(|queues| queues.recv.is_some()),
             window_bytes: window as u32,
             rd_atomic_limit: device.limits().max_rd_atomic,
             mtu_limit: device.port.mtu_limit(),
@@ -280,6 +299,7 @@ impl QueuePair {
                     counted_bytes: 0,
                     has_grant: false,
                     local: QpLocal::default(),
+                    entries: EntriesState::new(queues.is_some()),
                 },
             }),
             token: TxToken::default(),
@@ -289,6 +309,7 @@ impl QueuePair {
             keys: LastKeys::default(),
             prefetch_hint: PrefetchHint::default(),
             async_account: EventAccount::default(),
+            work_queues: queues.map(|queues| Box::new(WorkQueues::new(queues, resume_of(me.clone())))),
             users: UseCount::default(),
         }
     }
@@ -340,6 +361,12 @@ impl QueuePair {
     /// Source of receive work requests, if not its own queue.
     pub fn srq(&self) -> Option<&Arc<Srq>> {
         self.init.srq.as_ref()
+    }
+
+    /// Its work queues, if they are in memory.
+    #[inline]
+    pub(crate) fn work_queues(&self) -> Option<&WorkQueues> {
+        self.work_queues.as_deref()
     }
 
     /// Whether every send work request completes with an entry.
@@ -394,7 +421,11 @@ impl QueuePair {
             device.activate_gid(path.source_gid_index);
         }
         device.note_modified(self, &mut core);
+        device.note_work_queues_modified(self, &mut core);
         device.after_change(self, core);
+        if self.work_queues.is_some() {
+            device.run_work_queues_now();
+        }
         Ok(())
     }
 
@@ -572,6 +603,7 @@ impl QueuePair {
         if device.in_flight.can_grant() {
             device.engine.wake_by(Time(0));
         }
+        device.numbered_qps.remove(self.qpn());
         device.memory.invalidate_windows_of(self.qpn());
         device.events.withdraw(&self.async_account);
         self.remove_from_users_of_others();
@@ -668,6 +700,15 @@ fn waker_of(qp: Weak<QueuePair>) -> Waker {
         if let Some(qp) = qp.upgrade() {
             qp.schedule.wake();
             qp.device().schedule_pass(&qp);
+        }
+    })
+}
+
+/// The callback that has the executor visit a queue pair with work queues in memory.
+fn resume_of(qp: Weak<QueuePair>) -> Resume {
+    Arc::new(move || {
+        if let Some(qp) = qp.upgrade() {
+            qp.device().schedule_work_queue(&qp);
         }
     })
 }

@@ -14,6 +14,8 @@ pub(crate) struct Schedule {
     pub qpn: u32,
     /// Whether it is on the device's pending list.
     pub is_pending: AtomicBool,
+    /// Whether the executor of entries in memory has to visit it.
+    pub is_runnable: AtomicBool,
     /// What holds back its ACK.
     pub ack: AckMark,
     /// Whether it is on the receiver's list of queue pairs with deferred ACKs. Set under the QP and receive locks, cleared
@@ -34,6 +36,7 @@ impl Schedule {
         Schedule {
             qpn,
             is_pending: AtomicBool::new(false),
+            is_runnable: AtomicBool::new(false),
             ack: AckMark::new(),
             is_on_ack_list: AtomicBool::new(false),
             timer_at: AtomicU64::new(NEVER.0),

@@ -40,7 +40,7 @@ impl Xrcd {
             sq_sig_all: false,
             cookie,
         };
-        QueuePair::new(&self.pd, init, Some(self))
+        QueuePair::new(&self.pd, init, Some(self), None)
     }
 
     /// Adds a holder to the target of that number: the target lives until [`QueuePair::destroy`] was called for each

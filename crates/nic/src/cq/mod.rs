@@ -1,11 +1,12 @@
 //! Completion queues and completion channels.
 
+pub(crate) mod count;
 pub(crate) mod poll;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use terrace_sync::{BiasedMutex, Guard, Mutex};
 use terrace_transport::{Time, Wc, WcStatus};
@@ -16,6 +17,7 @@ use crate::error::Error;
 use crate::event_account::EventAccount;
 use crate::semaphore::Semaphore;
 use crate::use_count::UseCount;
+use crate::work_queue::Resume;
 
 /// Parameters of a new completion queue.
 #[derive(Clone)]
@@ -39,6 +41,10 @@ pub struct Cq {
     len: AtomicU32,
     /// Whether an entry did not fit. Changed under the lock.
     overrun: AtomicBool,
+    /// Its number, if it was asked for: entries in memory may wait for its completions.
+    number: OnceLock<u32>,
+    /// Completions that bypassed the queue. Changed under the device's receive lock.
+    bypassed: AtomicU32,
     pub(crate) users: UseCount,
     pub(crate) async_account: EventAccount,
     pub(crate) completion_account: EventAccount,
@@ -52,6 +58,17 @@ struct Queue {
     armed: Armed,
     /// Entries that were added before the last event.
     announced: usize,
+    /// Entries that were ever added, and those that were lost because they did not fit, modulo 2^32.
+    produced: u32,
+    /// Whether an entry that does not fit displaces the oldest.
+    ignores_overrun: bool,
+    waiters: Vec<CountWaiter>,
+}
+
+/// Somebody who waits for a completion.
+struct CountWaiter {
+    index: u32,
+    resume: Resume,
 }
 
 /// Completions that raise the next event.
@@ -104,9 +121,14 @@ impl Cq {
                 depth: init.depth,
                 armed: Armed::No,
                 announced: 0,
+                produced: 0,
+                ignores_overrun: false,
+                waiters: Vec::new(),
             }),
             len: AtomicU32::new(0),
             overrun: AtomicBool::new(false),
+            number: OnceLock::new(),
+            bypassed: AtomicU32::new(0),
             users: UseCount::default(),
             async_account: EventAccount::default(),
             completion_account: EventAccount::default(),
@@ -189,6 +211,9 @@ impl Cq {
     /// Destroys the queue: EBUSY while queue pairs use it. Waits until every delivered event is acknowledged.
     pub fn destroy(&self) -> Result<(), Error> {
         self.users.end()?;
+        if let Some(number) = self.number.get() {
+            self.device.numbered_cqs.remove(*number);
+        }
         self.disarm(&mut self.queue.lock());
         self.device.events.withdraw(&self.async_account);
         if let Some(channel) = &self.channel {
@@ -216,7 +241,8 @@ impl Cq {
     #[inline(always)]
     pub(crate) fn push(&self, wc: Wc) -> bool {
         let mut queue = self.queue.lock();
-        if queue.entries.len() >= queue.depth as usize {
+        queue.produced = queue.produced.wrapping_add(1);
+        if queue.entries.len() >= queue.depth as usize && !self.make_room(&mut queue) {
             self.report_overrun(queue);
             return false;
         }
@@ -225,11 +251,27 @@ impl Cq {
             times.push_back(self.device.now());
         }
         self.publish_len(&queue);
+        if !queue.waiters.is_empty() {
+            self.resume_waiters(&mut queue);
+        }
         let is_awaited = queue.armed.wants(&wc);
         if is_awaited {
             self.announce(&mut queue);
         }
         is_awaited
+    }
+
+    /// Drops the oldest entry of a full queue that ignores overruns; otherwise false.
+    #[cold]
+    fn make_room(&self, queue: &mut Queue) -> bool {
+        if queue.ignores_overrun {
+            queue.entries.forget_first(1);
+            queue.announced = queue.announced.saturating_sub(1);
+            if let Some(times) = &mut queue.times {
+                times.pop_front();
+            }
+        }
+        queue.ignores_overrun
     }
 
     #[cold]
