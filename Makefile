@@ -64,6 +64,11 @@ build/examples/%: examples/%.c $(HEADER)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I$(dir $(HEADER)) -o $@ $< -libverbs
 
+# With Terrace's own verbs.
+build/examples/condition: examples/condition.c crates/ibverbs/include/infiniband/terrace_exp.h | build
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -I crates/ibverbs/include -o $@ $< -L build/lib/terrace -l:libibverbs.so.1
+
 build/bench/%: bench/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< -libverbs -lpthread

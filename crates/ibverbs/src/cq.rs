@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use terrace_nic::{Cq, CqInit, Wc};
+use terrace_sync::Mutex;
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc, ibv_wc__bindgen_ty_1};
 use crate::channel::ChannelObject;
@@ -12,6 +13,7 @@ use crate::errno::{EINVAL, Result, pointer, status};
 use crate::extended_poll::ExtendedPoll;
 use crate::object::{self, Allocation, CPart, Object, borrow, load_single, retire};
 use crate::pd::Use;
+use crate::qp::Base;
 use crate::room;
 
 /// `ibv_cq_ex`, of which `ibv_cq` is the beginning. Plain completion queues are the same object.
@@ -22,6 +24,8 @@ pub struct CqObject {
     cq: Arc<Cq>,
     /// State of the extended poll; `None` for a plain completion queue.
     pub(crate) extended: Option<ExtendedPoll>,
+    /// What WAITs count from.
+    wait_base: Mutex<Base>,
     /// The parent domain of the queue.
     _parent: Option<Use>,
 }
@@ -84,7 +88,8 @@ impl CqObject {
         c.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
         c.cond = libc::PTHREAD_COND_INITIALIZER;
         adjust_references(channel, 1);
-        Ok(slot.publish(CqObject { c: CPart::new(c), context, cq, extended, _parent: parent }))
+        let wait_base = Mutex::default();
+        Ok(slot.publish(CqObject { c: CPart::new(c), context, cq, extended, wait_base, _parent: parent }))
     }
 
     /// The NIC's completion queue.
@@ -95,6 +100,11 @@ impl CqObject {
     /// The device of the queue.
     pub fn context(&self) -> &Context {
         &self.context
+    }
+
+    /// What WAITs for its completions count from.
+    pub fn wait_base(&self) -> &Mutex<Base> {
+        &self.wait_base
     }
 
     /// C's structure.

@@ -4,6 +4,9 @@
 #[allow(non_camel_case_types, non_snake_case, non_upper_case_globals, dead_code, missing_docs)]
 #[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
 mod bindings;
+// The names, and what the fields are, are in the headers.
+#[allow(non_camel_case_types, missing_docs)]
+pub mod cross_channel;
 pub mod newer;
 pub mod terrace;
 

@@ -9,6 +9,7 @@ use terrace_sync::Mutex;
 
 use super::builder::Builder;
 use super::convert::PostLimits;
+use super::cross_channel::CrossChannel;
 use super::query_only::QueryOnly;
 use super::{QpObject, capacities, wr};
 use crate::abi::newer::QpEx;
@@ -44,6 +45,31 @@ fn kind(qp_type: ibv_qp_type) -> Result<QpType> {
 /// `pd` is null or a protection domain; `attr` is null or writable attributes with this library's objects.
 unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, send_ops: Option<u64>) -> Result<*mut ibv_qp> {
     // SAFETY: the caller's.
+    unsafe { create_with(pd, attr, send_ops, None) }
+}
+
+/// Creates a queue pair; with creation flags of `ibv_exp_create_qp`, one whose work queues are in memory.
+///
+/// # Safety
+/// As for `ibv_create_qp`.
+pub(super) unsafe fn create_cross_channel(
+    pd: *mut ibv_pd,
+    attr: *mut ibv_qp_init_attr,
+    flags: Option<u32>,
+) -> Result<*mut ibv_qp> {
+    // SAFETY: the caller's.
+    unsafe { create_with(pd, attr, None, flags) }
+}
+
+/// # Safety
+/// As for [`create`].
+unsafe fn create_with(
+    pd: *mut ibv_pd,
+    attr: *mut ibv_qp_init_attr,
+    send_ops: Option<u64>,
+    cross_channel: Option<u32>,
+) -> Result<*mut ibv_qp> {
+    // SAFETY: the caller's.
     let (domain, init) = unsafe { (borrow::<PdObject>(pd)?, object::read(attr)?) };
     let qp_type = kind(init.qp_type)?;
     let builder = send_ops.map(|wanted| Builder::new(qp_type, wanted)).transpose()?;
@@ -68,8 +94,16 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, send_ops: Option<
         sq_sig_all: init.sq_sig_all != 0,
         cookie: slot.as_c() as u64,
     };
+    let cross_channel = cross_channel
+        .map(|flags| CrossChannel::new(domain.pd(), &request.cap, request.srq.is_some(), flags))
+        .transpose()?
+        .map(Box::new);
     let parts = Parts {
-        qp: domain.pd().create_qp(request)?,
+        qp: match &cross_channel {
+            None => domain.pd().create_qp(request)?,
+            Some(queues) => domain.pd().create_qp_in_memory(request, queues.queues())?,
+        },
+        cross_channel,
         context: domain.context().clone(),
         domain: domain.in_use(),
         query_only: Arc::default(),
@@ -95,6 +129,7 @@ struct Parts {
     domain: Use,
     query_only: Arc<Mutex<QueryOnly>>,
     builder: Option<Builder>,
+    cross_channel: Option<Box<CrossChannel>>,
 }
 
 /// The program's attributes of a queue pair.
@@ -124,6 +159,7 @@ fn publish(slot: Allocation<QpObject>, attributes: &PublicAttributes, parts: Par
         recv_cq: attributes.recv_cq,
         query_only: parts.query_only,
         builder: parts.builder,
+        cross_channel: parts.cross_channel,
         _domain: parts.domain,
     };
     slot.publish(object).cast()
@@ -168,6 +204,7 @@ unsafe fn target(xrcd: *mut ibv_xrcd, qpn: Option<u32>, qp_context: *mut c_void)
         domain: domain.in_use(),
         query_only: domain.query_only(qp.qpn()),
         builder: None,
+        cross_channel: None,
         qp,
     };
     let attributes = PublicAttributes {

@@ -8,6 +8,7 @@
 //! | `post` | `ibv_post_send`, `ibv_post_recv` and `ibv_bind_mw` |
 //! | `append` | `terrace_post_append` and `terrace_post_write_commit` |
 //! | `convert` | conversion of C's work requests to the NIC's |
+//! | `cross_channel` | queue pairs whose work queues are in memory |
 //! | `wr`, `builder` | `ibv_wr_*`; the list of collected work requests |
 
 mod append;
@@ -15,6 +16,7 @@ mod builder;
 mod capacities;
 mod convert;
 pub mod create;
+mod cross_channel;
 mod modify;
 pub mod post;
 pub mod query_only;
@@ -31,6 +33,8 @@ use crate::context::Context;
 use crate::object::{CPart, Object};
 use crate::pd::Use;
 
+pub use cross_channel::Base;
+
 /// `ibv_qp_ex`, of which `ibv_qp` is the beginning. Plain queue pairs are the same object.
 #[repr(C)]
 pub struct QpObject {
@@ -45,6 +49,8 @@ pub struct QpObject {
     query_only: Arc<Mutex<query_only::QueryOnly>>,
     /// `None` unless created with `send_ops_flags`.
     builder: Option<builder::Builder>,
+    /// The work queues, if they are in memory.
+    cross_channel: Option<Box<cross_channel::CrossChannel>>,
     /// The protection domain, or the XRC domain of a target.
     _domain: Use,
 }

@@ -94,6 +94,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         if mask.contains(M::STATE) {
             if ours.state == QpState::Reset {
                 object.drop_prefetched_completions();
+                object.cross_channel.iter().for_each(|queues| queues.reset());
             }
             // SAFETY: our own structure; only this verb and the query change the field.
             unsafe { (*object.as_c()).state = attr.qp_state };

@@ -167,6 +167,14 @@ pub unsafe extern "C" fn post_send(
         return unsafe { report_first(bad_wr, wr, EINVAL) };
     };
     let mut next = wr;
+    if let Some(queues) = &object.cross_channel {
+        // SAFETY: the caller's.
+        return match unsafe { queues.post_sends(object, &mut next) } {
+            Ok(()) => 0,
+            // SAFETY: the caller's; the failed request is in the list.
+            Err(error) => unsafe { report_first(bad_wr, next, Errno::from(error)) },
+        };
+    }
     let posted = object.qp.post(|posting| {
         while !next.is_null() {
             // SAFETY: the caller's: a list of work requests that ends with null.
@@ -205,8 +213,12 @@ pub unsafe extern "C" fn post_recv(
         // SAFETY: the caller's.
         return unsafe { report_first(bad_wr, wr, EINVAL) };
     };
-    // SAFETY: the caller's.
-    let posted = object.qp.post_recv(unsafe { RecvList::new(wr, object.limits.recv_sges) });
+    let posted = match &object.cross_channel {
+        // SAFETY: the caller's.
+        None => object.qp.post_recv(unsafe { RecvList::new(wr, object.limits.recv_sges) }),
+        // SAFETY: the caller's.
+        Some(queues) => unsafe { queues.post_receives(object, wr) },
+    };
     // SAFETY: the caller's.
     unsafe { report_recv(posted, wr, bad_wr) }
 }
