@@ -34,7 +34,10 @@ mod serving;
 mod sync;
 
 pub use agent::Agent;
-pub use client::{Client, ClientConfig, ClientCounters, ClientError, Completion, Region, RegionHandle, Span};
+pub use client::{
+    ADDRESS_REQUESTS_MAX, Client, ClientConfig, ClientCounters, ClientError, Completion, Region,
+    RegionAddress, RegionHandle, Span,
+};
 pub use exports::Exported;
 pub use metrics::Metrics;
 pub use server::{RegionConfig, ServeError, ServeMode, Server, ServerConfig};

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use common::*;
 use terrace_nic::PathChoice;
 use terrace_node::*;
@@ -84,6 +86,36 @@ fn unknown_names_are_refused_and_unused_instances_are_silent() {
     assert!(matches!(client.open(""), Err(ClientError::NoRegion(_))));
     let unused = Client::connect(&ClientConfig { instance: 250, ..ClientConfig::new(LOOPBACK) });
     assert!(matches!(unused, Err(ClientError::Silent(_))), "{:?}", unused.err());
+}
+
+#[test]
+fn addresses_are_requested_without_blocking_and_answered_in_order() {
+    let node = Node::new("addresses", ServeMode::Term, MIB, MIB);
+    assert!(matches!(node.client().request_address("data"), Err(ClientError::Full)), "none by default");
+    let instance = node.server.device().snapshot().slot;
+    let config = ClientConfig { instance, address_requests: u16::MAX, ..ClientConfig::new(LOOPBACK) };
+    let client = Client::connect(&config).expect("a client");
+    let region = client.open("data").expect("the region");
+    assert!(matches!(client.request_address(""), Err(ClientError::NoRegion(_))));
+    let names = ["data", "nothing"].into_iter().cycle().take(ADDRESS_REQUESTS_MAX.into());
+    names.clone().for_each(|name| client.request_address(name).expect("fewer than the maximum"));
+    assert!(matches!(client.request_address("data"), Err(ClientError::Full)));
+    let (mut done, started) = (Vec::new(), Instant::now());
+    for name in names {
+        let answer = loop {
+            client.poll(&mut done).expect("a healthy connection");
+            if let Some(answer) = client.take_address() {
+                break answer;
+            }
+            assert!(started.elapsed() < Duration::from_secs(20), "no answer");
+        };
+        match name {
+            "data" => assert_eq!(answer.expect("the region's address"), region.address()),
+            _ => assert!(matches!(answer, Err(ClientError::Refused(_))), "{answer:?}"),
+        }
+    }
+    assert!(client.take_address().is_none());
+    client.request_address("data").expect("all are answered");
 }
 
 #[test]

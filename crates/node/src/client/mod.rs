@@ -21,6 +21,7 @@
 //! tag. Completions may be out of order: an access to resident memory does not wait for earlier ones that the disk
 //! serves. Accesses to the same bytes take effect in the order in which they were begun.
 
+mod address;
 mod error;
 mod fetch;
 mod io;
@@ -43,6 +44,8 @@ use crate::connections::{Connection, Role};
 use crate::control;
 use crate::link::{Answer, LinkState};
 
+use address::AddressRequests;
+pub use address::{ADDRESS_REQUESTS_MAX, RegionAddress};
 pub use error::ClientError;
 use io::Io;
 pub use region::{Region, RegionHandle, Span};
@@ -65,10 +68,13 @@ pub struct ClientConfig {
     pub port: PortConfig,
     /// The most accesses in flight.
     pub depth: u32,
+    /// The most requests of [`Client::request_address`] in flight, up to [`ADDRESS_REQUESTS_MAX`]. Accesses have as many
+    /// calls fewer in flight.
+    pub address_requests: u16,
 }
 
 impl ClientConfig {
-    /// A client of the first process at an address, with up to 256 accesses in flight.
+    /// A client of the first process at an address, with up to 256 accesses in flight, and no requests for addresses.
     pub fn new(server: IpAddr) -> ClientConfig {
         let address = server.is_loopback().then_some(server);
         ClientConfig {
@@ -76,6 +82,7 @@ impl ClientConfig {
             instance: 0,
             port: PortConfig { address, ..PortConfig::default() },
             depth: 256,
+            address_requests: 0,
         }
     }
 }
@@ -116,6 +123,7 @@ pub struct Client {
     /// Whether there are queue pairs for fetches.
     has_fetches: Mutex<bool>,
     io: Mutex<Io>,
+    address_requests: Mutex<AddressRequests>,
 }
 
 impl Client {
@@ -146,9 +154,19 @@ impl Client {
         })?;
         let (qp, qpns) = link.connect_pair(&cq, depth, remote)?;
         let link = link.link;
-        let io = Mutex::new(Io::new(qp, cq.clone(), link, depth, calls_max));
-        let has_fetches = Mutex::new(false);
-        Ok(Client { device: device.clone(), agent, link, cq, qpns, remote, has_fetches, io })
+        let requests_max = config.address_requests.min(ADDRESS_REQUESTS_MAX).min(calls_max / 2);
+        let io = Mutex::new(Io::new(qp, cq.clone(), link, depth, calls_max - requests_max));
+        Ok(Client {
+            device: device.clone(),
+            agent,
+            link,
+            cq,
+            qpns,
+            remote,
+            has_fetches: Mutex::new(false),
+            io,
+            address_requests: Mutex::new(AddressRequests::new(requests_max)),
+        })
     }
 
     fn link(&self) -> Connected<'_> {
@@ -320,27 +338,32 @@ impl Connected<'_> {
 
     /// Sends a request on the control queue pair, and waits for the answer.
     fn call(&self, body: Body<'_>) -> Result<Answer, ClientError> {
-        let id = {
-            let mut state = self.agent.lock();
-            let Some(Connection { control, role: Role::Client(link) }) =
-                state.connections.get_to_post(self.link)
-            else {
-                return Err(ClientError::Lost);
-            };
-            let id = link.request(control, body);
-            state.connections.post();
-            id
+        let id = self.request(body)?;
+        self.wait(|| self.take_answer(id))
+    }
+
+    /// Sends a request on the control queue pair. Returns its id.
+    fn request(&self, body: Body<'_>) -> Result<u64, ClientError> {
+        let mut state = self.agent.lock();
+        let Some(Connection { control, role: Role::Client(link) }) = state.connections.get_to_post(self.link)
+        else {
+            return Err(ClientError::Lost);
         };
-        let answer = self.wait(|| {
-            let mut state = self.agent.lock();
-            match state.connections.get_to_post(self.link) {
-                Some(Connection { role: Role::Client(link), .. }) => link.take_answer(id).map(Ok),
-                _ => Some(Err(ClientError::Lost)),
-            }
-        })?;
-        match answer {
-            Answer::Done(status) if status != Status::Ok => Err(ClientError::Refused(status)),
-            answer => Ok(answer),
+        let id = link.request(control, body);
+        state.connections.post();
+        Ok(id)
+    }
+
+    /// Takes the answer to a request, if it has arrived.
+    fn take_answer(&self, id: u64) -> Option<Result<Answer, ClientError>> {
+        let mut state = self.agent.lock();
+        let Some(Connection { role: Role::Client(link), .. }) = state.connections.get_to_post(self.link)
+        else {
+            return Some(Err(ClientError::Lost));
+        };
+        match link.take_answer(id)? {
+            Answer::Done(status) if status != Status::Ok => Some(Err(ClientError::Refused(status))),
+            answer => Some(Ok(answer)),
         }
     }
 

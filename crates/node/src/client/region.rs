@@ -5,7 +5,7 @@ use terrace_access::region::Knowledge;
 use terrace_access::signature::PAGE_BYTES;
 use terrace_nic::{Buffer, Payload, SendFlags, SendOp, SendWr, SgeList};
 
-use super::{Client, ClientError};
+use super::{Client, ClientError, RegionAddress};
 
 /// Placement of a FLUSH: persistence (IBTA annex A19).
 const PERSISTENT: u8 = 1 << 1;
@@ -50,6 +50,11 @@ impl<'a> Region<'a> {
     /// The region without its client.
     pub fn handle(&self) -> RegionHandle {
         self.handle.clone()
+    }
+
+    /// The region's address.
+    pub fn address(&self) -> RegionAddress {
+        RegionAddress::new(&self.handle.found)
     }
 
     /// Length in bytes.
