@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use crate::application::Application;
 use crate::content::{Stamp, fill};
 use crate::plan::{Mode, Storage};
 use crate::target::{Target, TargetError};
@@ -97,6 +98,7 @@ pub fn run(harness: &mut dyn TestHarness, is_rehearsal: bool) -> Result<FlushRes
         mode: Mode::Term,
         region,
         dram: region,
+        application: Application::Blocks,
         storage: Storage::Disk,
         threads: 1,
         preload: None,

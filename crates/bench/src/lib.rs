@@ -3,6 +3,7 @@
 //! | module | contains |
 //! |---|---|
 //! | `permutation`, `keys` | the sequence of keys |
+//! | `application` | the steps of one access: of blocks, of a file system, of a key-value store |
 //! | `content`, `ledger` | the expected content and versions |
 //! | `target` | connections that execute accesses |
 //! | `workload`, `worker`, `measure` | client threads and their results |
@@ -15,6 +16,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod application;
 pub mod bytes;
 pub mod cgroup;
 pub mod content;

@@ -4,6 +4,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::application::{Application, Store};
 use crate::ledger::Ledger;
 use crate::target::{Connect, TargetError};
 use crate::worker::{Schedule, WorkError, Worker};
@@ -28,11 +29,13 @@ pub fn measure(
 ) -> Result<Measured, WorkError> {
     let ledger =
         Ledger::new(workload.key_count(), workload.access_bytes as u64, workload.threads as u64, epoch);
+    let store =
+        (workload.application == Application::KeyValueStore).then(|| Store::new(workload.region_bytes));
     let (stop, connected) = (AtomicBool::new(false), Barrier::new(workload.threads + 1));
     let run_thread = |thread: usize| -> Result<Measured, WorkError> {
         let mut outcome = None;
         let connection = connect.with_target(thread, workload.depth, workload.access_bytes, &mut |target| {
-            let worker = Worker::new(workload, &ledger, thread, target);
+            let worker = Worker::new(workload, &ledger, store.as_ref(), thread, target);
             // The schedule begins when all threads have connected or failed.
             connected.wait();
             let measured = worker.run(Schedule::new(workload, Instant::now()), &stop);

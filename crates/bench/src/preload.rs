@@ -13,19 +13,26 @@ use std::path::Path;
 
 use rustix::fs::{Advice, fadvise};
 
+use crate::application::Application;
 use crate::keys::scatter;
 
 const PAGE_BYTES: u64 = 4096;
 /// The most bytes per read.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// Reads the hottest `memory_bytes` of a region's file into the page cache, for accesses of `access_bytes`.
+/// Reads the hottest `memory_bytes` of a region's file into the page cache, for an application's accesses of
+/// `access_bytes`.
 ///
 /// # Errors
 /// Errors of reading the file.
-pub fn preload(path: &Path, access_bytes: u64, memory_bytes: u64) -> io::Result<()> {
+pub fn preload(
+    path: &Path,
+    application: Application,
+    access_bytes: u64,
+    memory_bytes: u64,
+) -> io::Result<()> {
     let file = File::open(path)?;
-    let runs = runs(&hottest(file.metadata()?.len(), access_bytes, memory_bytes));
+    let runs = runs(&hottest(file.metadata()?.len(), application, access_bytes, memory_bytes));
     // Readahead of all runs first, so that the disk gets many concurrent requests.
     for run in &runs {
         fadvise(&file, run.start, NonZero::new(run.end - run.start), Advice::WillNeed)?;
@@ -41,15 +48,15 @@ pub fn preload(path: &Path, access_bytes: u64, memory_bytes: u64) -> io::Result<
 }
 
 /// For each page, whether it is among the hottest.
-fn hottest(region_bytes: u64, access_bytes: u64, memory_bytes: u64) -> Vec<bool> {
+fn hottest(region_bytes: u64, application: Application, access_bytes: u64, memory_bytes: u64) -> Vec<bool> {
     let page_count = region_bytes / PAGE_BYTES;
     let mut wanted = vec![false; page_count as usize];
     let mut left = (memory_bytes / PAGE_BYTES).min(page_count);
-    let key_count = region_bytes / access_bytes;
+    let key_count = application.key_count(region_bytes, access_bytes);
     let scatter = scatter(key_count);
     for rank in 0..key_count {
-        let start = scatter.apply(rank) * access_bytes;
-        for page in start / PAGE_BYTES..(start + access_bytes).div_ceil(PAGE_BYTES) {
+        let ranges = application.ranges(scatter.apply(rank), access_bytes);
+        for page in ranges.flat_map(|range| range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES)) {
             if left == 0 {
                 return wanted;
             }
@@ -81,13 +88,16 @@ mod tests {
 
     #[test]
     fn the_hottest_pages_fill_memory() {
-        for access_bytes in [256, 4096, 16384] {
-            let wanted = hottest(8 << 20, access_bytes, 2 << 20);
+        let (blocks, store) = (Application::Blocks, Application::KeyValueStore);
+        for (application, access_bytes) in [(blocks, 256), (blocks, 4096), (blocks, 16384), (store, 128)] {
+            let wanted = hottest(8 << 20, application, access_bytes, 2 << 20);
             assert_eq!(wanted.iter().filter(|wanted| **wanted).count(), 512, "accesses of {access_bytes}");
-            let hottest_key = scatter((8 << 20) / access_bytes).apply(0);
-            assert!(wanted[(hottest_key * access_bytes / PAGE_BYTES) as usize]);
+            let hottest_key = scatter(application.key_count(8 << 20, access_bytes)).apply(0);
+            for range in application.ranges(hottest_key, access_bytes) {
+                assert!(wanted[(range.start / PAGE_BYTES) as usize]);
+            }
         }
-        assert!(hottest(1 << 20, 64, 1 << 30).iter().all(|wanted| *wanted));
+        assert!(hottest(1 << 20, blocks, 64, 1 << 30).iter().all(|wanted| *wanted));
     }
 
     #[test]
@@ -100,7 +110,7 @@ mod tests {
     fn a_file_is_read_to_its_end() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(3 << 20).unwrap();
-        preload(file.path(), 4096, 3 << 20).unwrap();
-        assert!(preload(Path::new("/nowhere"), 4096, 4096).is_err());
+        preload(file.path(), Application::Blocks, 4096, 3 << 20).unwrap();
+        assert!(preload(Path::new("/nowhere"), Application::Blocks, 4096, 4096).is_err());
     }
 }

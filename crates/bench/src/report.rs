@@ -26,7 +26,8 @@ fn text(document: &Document) -> String {
     let _ = writeln!(text, "Processors: {}.", document.processors);
     text += "`bench/term/README.md` describes the measurements; all numbers are in the CSV files and in `results.json`.\n\
         Core-us are microseconds of processor time for an access, at the server and at the clients; IOs are pages of the\n\
-        region's file that were read or written for an access.\n";
+        region's file that were read or written for an access; lookups are an application's requests for metadata and READs\n\
+        of keys.\n";
     if !document.ratios.is_empty() {
         text += "\n## Promised ratios\n\n";
         text += &table(&ratios::HEADER, document.ratios.iter().map(ratios::Verdict::cells));
@@ -45,6 +46,8 @@ fn section(results: &FigureResults) -> String {
         axis,
         "ops/s",
         "paper",
+        "of pin",
+        "paper",
         "p50 us",
         "paper",
         "p99 us",
@@ -53,6 +56,7 @@ fn section(results: &FigureResults) -> String {
         "core-us server",
         "clients",
         "IOs",
+        "lookups",
         "of what the disk allows",
     ];
     let mut text =
@@ -78,6 +82,8 @@ fn cells(row: &Row) -> Vec<String> {
         row.x.clone(),
         number(row.ops_per_s, 0),
         number(row.paper_ops_per_s, 0),
+        number(row.of_pin, 2),
+        number(row.paper_of_pin, 2),
         number(row.p50_us, 1),
         number(row.paper_p50_us, 1),
         number(row.p99_us, 1),
@@ -86,6 +92,7 @@ fn cells(row: &Row) -> Vec<String> {
         number(row.server_core_us, 1),
         number(row.client_core_us, 1),
         number(row.ios_per_access, 2),
+        number(row.lookups_per_access, 2),
         row.share_of_disk_text(),
     ]
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::disk::DiskLimit;
 use crate::machine::Machine;
-use crate::plan::{Metric, Plan, Point, Settings, Timing};
+use crate::plan::{Metric, Mode, Plan, Point, Settings, Timing};
 use crate::ratios::Verdict;
 use crate::runner::Outcome;
 use crate::workload::STEP;
@@ -37,6 +37,10 @@ pub struct Row {
     pub ops_per_s: Option<f64>,
     /// The throughput that the paper states.
     pub paper_ops_per_s: Option<f64>,
+    /// The throughput as a share of that of `pin`; empty without such a point.
+    pub of_pin: Option<f64>,
+    /// The share that the paper states.
+    pub paper_of_pin: Option<f64>,
     /// The minimum throughput of the repeats.
     pub ops_per_s_min: Option<f64>,
     /// The maximum throughput of the repeats.
@@ -61,6 +65,9 @@ pub struct Row {
     pub reads_per_s: Option<f64>,
     /// WRITEs per second.
     pub writes_per_s: Option<f64>,
+    /// Metadata requests and READs of keys that came before an access, for an access; empty without an application that
+    /// has them.
+    pub lookups_per_access: Option<f64>,
     /// Median latency of READs; empty without READs.
     pub read_p50_us: Option<f64>,
     /// 99th percentile of READs; empty without READs.
@@ -99,7 +106,7 @@ impl Row {
     /// The row of a point.
     pub fn new(plan: &Plan, point: &Point, outcome: &Result<Outcome, String>) -> Row {
         let stated = |metric| plan.stated(point, metric).map(|stated| stated.value);
-        let mut sources: Vec<&str> = [Metric::OpsPerS, Metric::P50Us, Metric::P99Us, Metric::P999Us]
+        let mut sources: Vec<&str> = Metric::ALL
             .iter()
             .filter_map(|&metric| plan.stated(point, metric).map(|stated| stated.source.as_str()))
             .collect();
@@ -113,6 +120,7 @@ impl Row {
             paper_p50_us: stated(Metric::P50Us),
             paper_p99_us: stated(Metric::P99Us),
             paper_p999_us: stated(Metric::P999Us),
+            paper_of_pin: stated(Metric::OfPin),
             paper_source: sources.join("; "),
             ..Row::default()
         };
@@ -139,6 +147,8 @@ impl Row {
             p99_us: Some(round(measured.latency_us(99.0))),
             p999_us: Some(round(measured.latency_us(99.9))),
             reads_per_s: Some(round(per_s(measured.reads))),
+            lookups_per_access: (measured.lookups > 0)
+                .then(|| round(measured.lookups as f64 / (measured.reads + measured.writes) as f64)),
             writes_per_s: Some(round(per_s(measured.writes))),
             read_p50_us: micros(reads, 50.0),
             read_p99_us: micros(reads, 99.0),
@@ -190,6 +200,7 @@ impl Row {
             Metric::P50Us => self.p50_us,
             Metric::P99Us => self.p99_us,
             Metric::P999Us => self.p999_us,
+            Metric::OfPin => self.of_pin,
         }
     }
 }
@@ -238,6 +249,15 @@ pub struct FigureResults {
 }
 
 impl FigureResults {
+    /// Adds a point's row. Rows of mode `pin` come before those that are compared with them.
+    pub fn push(&mut self, mut row: Row) {
+        let is_pin = |other: &&Row| other.mode == Mode::Pin.to_string() && other.x == row.x;
+        let pin = self.rows.iter().chain([&row]).find(is_pin);
+        let pin_ops_per_s = pin.and_then(|pin| pin.ops_per_s);
+        row.of_pin = row.ops_per_s.zip(pin_ops_per_s).map(|(ops_per_s, pin)| share(ops_per_s / pin));
+        self.rows.push(row);
+    }
+
     /// Writes `FIGURE.csv`, and `FIGURE.timeline.csv` if there are timelines.
     pub fn write_csv(&self, dir: &Path) -> Result<(), ResultsError> {
         let path = dir.join(format!("{}.csv", self.plan.figure));

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::application::Application;
 use crate::costs::{Costs, Sample};
 use crate::disk::DiskLimit;
 use crate::measure::{SampleTime, measure};
@@ -44,8 +45,9 @@ impl Outcome {
 /// Whether the disk may limit a point, so that it is measured, too: the reads are uniform, and each miss takes one read of
 /// the disk.
 pub fn is_disk_bound(point: &Point) -> bool {
-    let Settings { theta, write_percent, size, storage, dram_percent, .. } = point.settings;
-    let is_read_per_miss = matches!(point.mode, Mode::Term | Mode::Wait) && size <= 4096;
+    let Settings { application, theta, write_percent, size, storage, dram_percent, .. } = point.settings;
+    let is_read_per_miss =
+        matches!(point.mode, Mode::Term | Mode::Wait) && size <= 4096 && application == Application::Blocks;
     is_read_per_miss && theta == 0.0 && write_percent == 0 && storage == Storage::Disk && dram_percent < 100
 }
 
@@ -97,10 +99,11 @@ impl<'a> Runner<'a> {
             .map_err(|error| error.to_string())?;
             let accesses = measured.reads + measured.writes;
             let [before, after] = samples;
+            let lookups = if point.settings.application.looks_up_by_read() { measured.lookups } else { 0 };
             let hit_ratio = before
                 .counts
                 .zip(after.counts)
-                .and_then(|(before, after)| after.hit_ratio(before, accesses, point.settings.size));
+                .and_then(|(before, after)| after.hit_ratio(before, accesses + lookups, point.settings.size));
             repeats.push((measured, Costs::between(before, after, accesses), hit_ratio));
         }
         repeats.sort_by(|(one, ..), (other, ..)| one.ops_per_s().total_cmp(&other.ops_per_s()));

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use terrace_nic::{PathChoice, stat};
 use terrace_node::kernel_bytes;
 
+use crate::application::Application;
 use crate::cgroup::Group;
 use crate::disk::{self, DiskLimit};
 use crate::leftovers;
@@ -28,6 +29,13 @@ const HEADROOM_BYTES: u64 = 64 << 20;
 /// The time limit for a server's start. In mode `pin` the server reads the whole region first.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// What a region's file depends on: whether it is on tmpfs, its length, and the application of its content.
+type FileKey = (bool, u64, Application);
+
+fn file_key(spec: &ServerSpec) -> FileKey {
+    (spec.storage == Storage::Tmpfs, spec.region, spec.application)
+}
+
 /// Starts servers. The regions' files exist until this is dropped.
 pub struct Servers {
     program: PathBuf,
@@ -35,7 +43,7 @@ pub struct Servers {
     path: PathChoice,
     logs: tempfile::TempDir,
     processors: Processors,
-    files: Vec<((bool, u64), RegionFile)>,
+    files: Vec<(FileKey, RegionFile)>,
     started: u32,
 }
 
@@ -59,11 +67,12 @@ impl Servers {
     }
 
     /// The region's file, which is created if necessary and dropped from the page cache.
-    fn region_file(&mut self, storage: Storage, len: u64) -> Result<&RegionFile, TestHarnessError> {
-        let key = (storage == Storage::Tmpfs, len);
+    fn region_file(&mut self, spec: &ServerSpec) -> Result<&RegionFile, TestHarnessError> {
+        let (key, len) = (file_key(spec), spec.region);
         if !self.files.iter().any(|(of, _)| *of == key) {
             let progress = ByteProgress::new("writing the region's file", len);
-            let file = RegionFile::create(storage, &self.data, len, &mut |bytes| progress.set_bytes(bytes));
+            let mut report = |bytes| progress.set_bytes(bytes);
+            let file = RegionFile::create(spec.storage, &self.data, len, spec.application, &mut report);
             progress.end();
             self.files.push((key, file.map_err(to_harness_error)?));
         }
@@ -98,7 +107,7 @@ impl TestHarness for Servers {
         let name = leftovers::name(&self.started.to_string());
         let log = self.logs.path().join(format!("{}.log", self.started));
         let (program, path, processors) = (self.program.clone(), self.path, self.processors.clone());
-        let file = self.region_file(spec.storage, spec.region)?;
+        let file = self.region_file(spec)?;
         let budget = if spec.mode == Mode::Pin { spec.region } else { spec.dram };
         let throttle = match spec.storage {
             Storage::Throttled => Some(file.throttle().map_err(to_harness_error)?),
@@ -108,7 +117,8 @@ impl TestHarness for Servers {
         let group = Group::new(&name, limit, throttle).map_err(to_harness_error)?;
         let process = Process::start(&program, &arguments(spec, file.path()), group, &processors, &log)
             .map_err(|error| TestHarnessError(format!("cannot start {}: {error}", program.display())))?;
-        let mut server = RunningServer { process, region: None, mode: spec.mode, path };
+        let finds_files = spec.application == Application::FileSystem;
+        let mut server = RunningServer { process, region: None, mode: spec.mode, path, finds_files };
         server.wait_until_ready(spec.region)?;
         if spec.dram >= spec.region && spec.mode.has_frames() {
             let read = server.region.as_ref().map_or(Ok(()), NodeRegion::read_all);
@@ -116,6 +126,7 @@ impl TestHarness for Servers {
         }
         if let Some(preload) = spec.preload {
             let mut arguments: Vec<OsString> = vec!["bench".into(), "preload".into(), file.path().into()];
+            arguments.push(spec.application.to_string().into());
             arguments.extend([preload.access_bytes, budget].map(|number| number.to_string().into()));
             let done = server.process.run_beside(&program, &arguments);
             done.map_err(|error| TestHarnessError(format!("cannot preload the server's memory: {error}")))?;
@@ -124,7 +135,7 @@ impl TestHarness for Servers {
     }
 
     fn measure_disk(&mut self, spec: &ServerSpec, in_flight: usize) -> DiskLimit {
-        let key = (spec.storage == Storage::Tmpfs, spec.region);
+        let key = file_key(spec);
         match self.files.iter().find(|(of, _)| *of == key) {
             Some((_, file)) => disk::measure(file.path(), in_flight, &self.processors),
             None => DiskLimit::NotMeasured("there is no file yet".into()),
@@ -141,6 +152,7 @@ struct RunningServer {
     region: Option<NodeRegion>,
     mode: Mode,
     path: PathChoice,
+    finds_files: bool,
 }
 
 impl RunningServer {
@@ -154,8 +166,13 @@ impl RunningServer {
             let error = match self.instance() {
                 None => "it has no port".to_owned(),
                 Some(instance) => {
-                    let region =
-                        NodeRegion { server: ADDRESS, instance, name: REGION.to_owned(), path: self.path };
+                    let region = NodeRegion {
+                        server: ADDRESS,
+                        instance,
+                        name: REGION.to_owned(),
+                        path: self.path,
+                        finds_files: self.finds_files,
+                    };
                     match region.open_length() {
                         Ok(found) if found == len => {
                             self.region = Some(region);
@@ -245,6 +262,7 @@ mod tests {
         region: 2 << 30,
         dram: 512 << 20,
         storage: Storage::Disk,
+        application: Application::Blocks,
         threads: 1,
         preload: None,
     };

@@ -178,7 +178,7 @@ impl Session<'_> {
             FigureResults { plan: plan.clone(), timing, rows: Vec::new(), timelines: Vec::new() };
         for point in plan.points(length).unwrap_or_default() {
             let outcome = self.run_point(&plan.figure, &point, &timing);
-            results.rows.push(Row::new(&plan, &point, &outcome));
+            results.push(Row::new(&plan, &point, &outcome));
             if let (Kind::Time, Ok(outcome)) = (plan.kind, &outcome) {
                 results.timelines.push(Timeline::new(&point, outcome));
             }

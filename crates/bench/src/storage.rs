@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Advice, fadvise, major, makedev, minor, statvfs};
 
+use crate::application::Application;
 use crate::bytes;
 use crate::cgroup::Throttle;
-use crate::content::{Stamp, fill};
 use crate::leftovers;
 use crate::plan::Storage;
 
@@ -62,16 +62,17 @@ pub struct RegionFile {
 }
 
 impl RegionFile {
-    /// Creates a file of `len` bytes with the initial content. `data` is the directory for files on disk; `progress` is
+    /// Creates a file of `len` bytes with the content before the application's first access. `data` is the directory for files on disk; `progress` is
     /// called with the number of written bytes.
     pub fn create(
         storage: Storage,
         data: &Path,
         len: u64,
+        application: Application,
         progress: &mut dyn FnMut(u64),
     ) -> Result<RegionFile, StorageError> {
         let dir = if storage == Storage::Tmpfs { Path::new(TMPFS) } else { data };
-        let path = dir.join(leftovers::name(&bytes::format(len)));
+        let path = dir.join(leftovers::name(&format!("{}-{application}", bytes::format(len))));
         let at = |error| StorageError::Io { path: path.clone(), error };
         fs::create_dir_all(dir).map_err(at)?;
         for left in leftovers::of_dead_processes(dir) {
@@ -84,18 +85,18 @@ impl RegionFile {
             return Err(StorageError::Full { dir: dir.to_owned(), free, needed: len });
         }
         let file = RegionFile { path: path.clone(), len };
-        file.write(progress).map_err(at)?;
+        file.write(application, progress).map_err(at)?;
         file.drop_from_page_cache()?;
         Ok(file)
     }
 
-    fn write(&self, progress: &mut dyn FnMut(u64)) -> io::Result<()> {
+    fn write(&self, application: Application, progress: &mut dyn FnMut(u64)) -> io::Result<()> {
         let mut file = File::create(&self.path)?;
         let mut chunk = vec![0; CHUNK_BYTES];
         let mut offset = 0;
         while offset < self.len {
             let len = (self.len - offset).min(CHUNK_BYTES as u64);
-            fill(&mut chunk[..len as usize], offset, Stamp::INITIAL);
+            application.fill(&mut chunk[..len as usize], offset, self.len);
             file.write_all(&chunk[..len as usize])?;
             offset += len;
             progress(offset);
@@ -148,13 +149,17 @@ fn whole_disk(devices: &Path, (major, minor): (u32, u32)) -> Option<(u32, u32)> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::content::stamp_of;
+    use crate::content::{Stamp, stamp_of};
 
     #[test]
     fn the_file_has_the_initial_content_and_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let mut done = 0;
-        let file = RegionFile::create(Storage::Disk, dir.path(), 5 << 20, &mut |bytes| done = bytes).unwrap();
+        let file =
+            RegionFile::create(Storage::Disk, dir.path(), 5 << 20, Application::Blocks, &mut |bytes| {
+                done = bytes
+            })
+            .unwrap();
         let content = fs::read(file.path()).unwrap();
         assert_eq!((done, content.len()), (5 << 20, 5 << 20));
         let last = content.len() - 64;
@@ -175,7 +180,7 @@ mod tests {
         for path in [&old, &living, &foreign] {
             fs::write(path, "x").unwrap();
         }
-        RegionFile::create(Storage::Disk, dir.path(), 1 << 20, &mut |_| {}).unwrap();
+        RegionFile::create(Storage::Disk, dir.path(), 1 << 20, Application::Blocks, &mut |_| {}).unwrap();
         assert!(!old.exists() && living.exists() && foreign.exists());
     }
 
@@ -183,7 +188,9 @@ mod tests {
     fn the_error_for_a_full_device_names_the_option() {
         let dir = tempfile::tempdir().unwrap();
         let message =
-            RegionFile::create(Storage::Disk, dir.path(), 1 << 50, &mut |_| {}).unwrap_err().to_string();
+            RegionFile::create(Storage::Disk, dir.path(), 1 << 50, Application::Blocks, &mut |_| {})
+                .unwrap_err()
+                .to_string();
         assert!(message.contains("MiB left") && message.contains("--data"), "{message}");
     }
 

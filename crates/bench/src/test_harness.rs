@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::application::Application;
 use crate::disk::DiskLimit;
 use crate::plan::{Mode, Settings, Storage};
 use crate::target::{Connect, MemoryTarget, SharedBytes};
@@ -23,6 +24,8 @@ pub struct ServerSpec {
     pub dram: u64,
     /// The storage of the region's file.
     pub storage: Storage,
+    /// The application that the region's content is for.
+    pub application: Application,
     /// The threads for RPCs.
     pub threads: usize,
     /// The pages to preload before the first measurement, in modes that fill memory too slowly.
@@ -47,6 +50,7 @@ impl ServerSpec {
             region: settings.region,
             dram: settings.dram_bytes(),
             storage: settings.storage,
+            application: settings.application,
             threads: settings.server_threads,
             // In other modes the server fills its memory fast. Tmpfs is in memory anyway.
             preload: (settings.preload
@@ -117,7 +121,7 @@ pub trait TestHarness {
 /// A harness over memory of this process, without meaningful numbers. It checks plans, files and plots.
 #[derive(Default)]
 pub struct Rehearsal {
-    region: Option<SharedBytes>,
+    region: Option<(Application, SharedBytes)>,
 }
 
 /// The size to which a rehearsal reduces regions.
@@ -149,10 +153,15 @@ impl TestServer for MemoryServer {
 
 impl TestHarness for Rehearsal {
     fn start(&mut self, spec: &ServerSpec) -> Result<Box<dyn TestServer>, TestHarnessError> {
-        let region =
-            self.region.take_if(|region| region.lock().map_or(0, |bytes| bytes.len() as u64) == spec.region);
-        let region = region.unwrap_or_else(|| MemoryTarget::region(spec.region as usize));
-        self.region = Some(Arc::clone(&region));
+        let kept = self.region.take_if(|(application, region)| {
+            *application == spec.application
+                && region.lock().map_or(0, |bytes| bytes.len() as u64) == spec.region
+        });
+        let region = kept.map_or_else(
+            || MemoryTarget::region(spec.region as usize, spec.application),
+            |(_, region)| region,
+        );
+        self.region = Some((spec.application, Arc::clone(&region)));
         Ok(Box::new(MemoryServer(region)))
     }
 

@@ -4,13 +4,16 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
+use crate::application::Application;
 use crate::keys::Distribution;
 use crate::ledger::Verified;
 
 /// The parameters of one measurement. The plan's checks ensure that sizes are multiples of a granule and not zero.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
-    /// Size of the region; the keys are its whole access-sized pieces.
+    /// The steps of each access.
+    pub application: Application,
+    /// Size of the region.
     pub region_bytes: u64,
     /// Bytes of each access, and its alignment.
     pub access_bytes: usize,
@@ -37,7 +40,7 @@ pub struct Workload {
 impl Workload {
     /// The number of keys.
     pub fn key_count(&self) -> u64 {
-        self.region_bytes / self.access_bytes as u64
+        self.application.key_count(self.region_bytes, self.access_bytes as u64)
     }
 }
 
@@ -65,6 +68,8 @@ pub struct Measured {
     pub reads: u64,
     /// WRITEs completed in that time.
     pub writes: u64,
+    /// The steps completed in that time that came before READs and WRITEs, to look up their addresses.
+    pub lookups: u64,
     /// Latencies of those READs.
     pub read_latencies: Latencies,
     /// Latencies of those WRITEs.
@@ -82,6 +87,7 @@ impl Measured {
             seconds: measured.as_secs_f64(),
             reads: 0,
             writes: 0,
+            lookups: 0,
             read_latencies: latencies(),
             write_latencies: latencies(),
             timeline: vec![0; measured.as_nanos().div_ceil(STEP.as_nanos()) as usize],
@@ -93,6 +99,7 @@ impl Measured {
     pub fn add(&mut self, other: &Measured) {
         self.reads += other.reads;
         self.writes += other.writes;
+        self.lookups += other.lookups;
         self.read_latencies += &other.read_latencies;
         self.write_latencies += &other.write_latencies;
         for (sum, more) in self.timeline.iter_mut().zip(&other.timeline) {

@@ -36,15 +36,15 @@ fn results(kind: &str, axis: &str, rest: &str) -> FigureResults {
     let mut harness = Rehearsal::default();
     let mut runner = Runner::new(&mut harness);
     let timing = plan.timing(Length::Full);
-    let (mut rows, mut timelines) = (Vec::new(), Vec::new());
+    let mut results = FigureResults { plan: plan.clone(), timing, rows: Vec::new(), timelines: Vec::new() };
     for point in plan.points(Length::Full).unwrap() {
         let outcome = runner.run(&point, &timing);
-        rows.push(Row::new(&plan, &point, &outcome));
+        results.push(Row::new(&plan, &point, &outcome));
         if plan.kind == Kind::Time {
-            timelines.push(Timeline::new(&point, &outcome.unwrap()));
+            results.timelines.push(Timeline::new(&point, &outcome.unwrap()));
         }
     }
-    FigureResults { plan, timing, rows, timelines }
+    results
 }
 
 fn assert_plot(dir: &Path, name: &str, texts: &[&str]) {
@@ -74,6 +74,10 @@ fn a_sweep_becomes_csv_and_lines() {
     assert_eq!((&last[column("mode")], &last[column("x")]), ("term", "4K"));
     assert!(last[column("ops_per_s")].parse::<f64>().unwrap() > 0.0);
     assert_eq!((&last[column("paper_p99_us")], &last[column("paper_source")]), ("12.5", "page 3"));
+    let number = |row: &csv::StringRecord, name| row[column(name)].parse::<f64>().unwrap();
+    let of_pin = number(last, "ops_per_s") / number(&rows[1], "ops_per_s");
+    assert!((number(last, "of_pin") / of_pin - 1.0).abs() < 0.01, "{of_pin}");
+    assert_eq!(number(&rows[1], "of_pin"), 1.0);
     // Values that the paper does not state stay empty.
     assert_eq!((&last[column("paper_p50_us")], &rows[0][column("paper_p99_us")]), ("", ""));
     Figure::new(&results).write(dir.path(), "figure-8").unwrap();

@@ -36,7 +36,7 @@ fn every_plan_is_valid_and_named_as_its_file() {
             }
         }
     }
-    assert!(figures >= 19, "{figures} figures");
+    assert!(figures >= 21, "{figures} figures");
 }
 
 /// The estimated duration of a run of all plans.
@@ -60,8 +60,8 @@ fn a_short_run_of_all_plans_takes_a_quarter_of_an_hour() {
 }
 
 #[test]
-fn a_full_run_of_all_plans_takes_less_than_half_an_hour() {
-    assert!(estimate(Length::Full) < Duration::from_secs(27 * 60));
+fn a_full_run_of_all_plans_takes_less_than_33_minutes() {
+    assert!(estimate(Length::Full) < Duration::from_secs(27 * 66));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::{table, values};
 use clap::{Args, Subcommand};
 use std::io::Write;
 use std::path::PathBuf;
+use terrace_bench::application::Application;
 use terrace_bench::demo;
 use terrace_bench::flush;
 use terrace_bench::plan::{Length, Mode, PlanError};
@@ -85,6 +86,8 @@ enum Command {
     Preload {
         /// The region's file
         path: PathBuf,
+        /// The application whose accesses they are
+        application: Application,
         /// Length of each access in bytes
         #[arg(value_parser = clap::value_parser!(u64).range(1..))]
         access_bytes: u64,
@@ -150,8 +153,8 @@ pub fn bench(options: &Options) -> Result<(), BenchError> {
     match &options.command {
         Some(Command::DemoTerm(common)) => show_demo(common),
         Some(Command::Flush(common)) => show_flush(common),
-        Some(Command::Preload { path, access_bytes, memory_bytes }) => {
-            let done = preload(path, *access_bytes, *memory_bytes);
+        Some(Command::Preload { path, application, access_bytes, memory_bytes }) => {
+            let done = preload(path, *application, *access_bytes, *memory_bytes);
             done.map_err(|error| BenchError::Preload { path: path.clone(), error })
         }
         None => run_plans(options),
@@ -237,6 +240,7 @@ fn text(summary: &Summary) -> String {
 
 fn figure_text(figure: &FigureResults) -> String {
     let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
+    let hundredths = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.2}"));
     let rows: Vec<Vec<String>> = figure
         .rows
         .iter()
@@ -246,6 +250,8 @@ fn figure_text(figure: &FigureResults) -> String {
                 row.x.clone(),
                 row.ops_per_s.map_or("-".to_owned(), |value| format!("{value:.0}")),
                 number(row.paper_ops_per_s),
+                hundredths(row.of_pin),
+                hundredths(row.paper_of_pin),
                 number(row.p50_us),
                 number(row.paper_p50_us),
                 number(row.p99_us),
@@ -253,15 +259,25 @@ fn figure_text(figure: &FigureResults) -> String {
                 row.hit_ratio.map_or("-".to_owned(), |ratio| format!("{:.1} %", ratio * 100.0)),
                 number(row.server_core_us),
                 number(row.client_core_us),
-                row.ios_per_access.map_or("-".to_owned(), |ios| format!("{ios:.2}")),
+                hundredths(row.ios_per_access),
+                hundredths(row.lookups_per_access),
                 row.share_of_disk_text(),
                 row.error.clone(),
             ]
         })
         .collect();
     let axis = figure.plan.x.as_ref().map_or("", |x| x.label.as_str());
-    let mut header = vec!["mode", axis, "ops/s", "paper", "p50 us", "paper", "p99 us", "paper", "hit ratio"];
-    header.extend(["core-us server", "clients", "IOs", "of what the disk allows", ""]);
+    let mut header =
+        vec!["mode", axis, "ops/s", "paper", "of pin", "paper", "p50 us", "paper", "p99 us", "paper"];
+    header.extend([
+        "hit ratio",
+        "core-us server",
+        "clients",
+        "IOs",
+        "lookups",
+        "of what the disk allows",
+        "",
+    ]);
     format!("{}: {}\n{}", figure.plan.figure, figure.plan.title, table::render(&header, &rows))
 }
 

@@ -64,9 +64,15 @@ pub enum Metric {
     P99Us,
     /// 99.9th percentile.
     P999Us,
+    /// Throughput as a share of that of mode `pin` at the same value of the axis.
+    OfPin,
 }
 
 impl Metric {
+    /// All metrics.
+    pub const ALL: [Metric; 5] =
+        [Metric::OpsPerS, Metric::P50Us, Metric::P99Us, Metric::P999Us, Metric::OfPin];
+
     /// The name of the CSV column.
     pub fn name(self) -> &'static str {
         match self {
@@ -74,6 +80,7 @@ impl Metric {
             Metric::P50Us => "p50_us",
             Metric::P99Us => "p99_us",
             Metric::P999Us => "p999_us",
+            Metric::OfPin => "of_pin",
         }
     }
 }
@@ -352,6 +359,10 @@ mod tests {
             ("x = \"4K\"", "x = \"5K\"", "no point has mode pin and x '5K'"),
             ("figure-8\"", "figure 8\"", "letters, digits and hyphens"),
             ("axis = \"size\"", "axis = \"colour\"", "colour"),
+            ("region = \"1G\"", "application = \"database\"", "database"),
+            ("region = \"1G\"", "application = \"file-system\"", "depth 64 is more than 32"),
+            ("region = \"1G\"", "application = \"key-value-store\"", "values of 128 bytes only"),
+            ("axis = \"size\"", "axis = \"operation\"", "'64' is not"),
         ] {
             assert!(GOOD.contains(from), "{from}");
             let message = problem(&GOOD.replacen(from, to, 1));
@@ -360,6 +371,17 @@ mod tests {
         }
         let timing = "[short]\nwarm-up-s = 1.0\nrewarm-s = 1.0\nmeasured-s = 0.0\nrepeats = 1\n";
         assert!(problem(&format!("{GOOD}\n{timing}")).contains("measured-s"));
+    }
+
+    #[test]
+    fn an_operation_is_reads_or_writes_of_a_size() {
+        let text = GOOD.replace("axis = \"size\"", "axis = \"operation\"");
+        let text = text.replace("\"64\", \"4K\", \"16K\"", "\"Read 4K\", \"Write 16K\"");
+        let text = text.replace("short = [\"4K\"]", "").replace("x = \"4K\"", "x = \"Read 4K\"");
+        let points = Plan::parse(&text, Path::new("a.toml")).unwrap().points(Length::Full).unwrap();
+        let operations: Vec<_> =
+            points.iter().map(|point| (point.settings.size, point.settings.write_percent)).collect();
+        assert_eq!(operations[..2], [(4096, 0), (16384, 100)]);
     }
 
     #[test]

@@ -4,7 +4,9 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use terrace_node::ADDRESS_REQUESTS_MAX;
 
+use crate::application::{Application, VALUE_BYTES};
 use crate::bytes;
 use crate::content::GRANULE_BYTES;
 use crate::keys::Distribution;
@@ -94,6 +96,8 @@ impl fmt::Display for Storage {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Settings {
+    /// What the clients do in each access.
+    pub application: Application,
     /// Size of the region.
     #[serde(with = "size")]
     pub region: u64,
@@ -128,6 +132,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
+            application: Application::Blocks,
             region: 2 << 30,
             dram_percent: 50,
             size: 4096,
@@ -170,6 +175,8 @@ pub enum Axis {
     Theta,
     /// [`Settings::write_percent`]
     WritePercent,
+    /// Only READs or only WRITEs, of a size: `"Read 4K"`, `"Write 16K"`
+    Operation,
     /// [`Settings::threads`]
     Threads,
     /// [`Settings::server_threads`]
@@ -191,6 +198,16 @@ impl Settings {
             Axis::Size => settings.size = bytes::parse(value)?,
             Axis::Theta => settings.theta = number(value)?,
             Axis::WritePercent => settings.write_percent = number(value)?,
+            Axis::Operation => {
+                let example = || format!("'{value}' is not an operation (examples: Read 4K, Write 16K)");
+                let (operation, size) = value.split_once(' ').ok_or_else(example)?;
+                settings.size = bytes::parse(size)?;
+                settings.write_percent = match operation {
+                    "Read" => 0,
+                    "Write" => 100,
+                    _ => return Err(example()),
+                };
+            }
             Axis::Threads => settings.threads = number(value)?,
             Axis::ServerThreads => settings.server_threads = number(value)?,
             Axis::DramPercent => settings.dram_percent = number(value)?,
@@ -225,12 +242,29 @@ impl Settings {
             format!("server-threads {} is not 1 to 256", self.server_threads)
         } else if self.switch_at_percent.is_some_and(|percent| !(1..=99).contains(&percent)) {
             "switch-at-percent is not 1 to 99".to_owned()
+        } else if let Some(problem) = self.application_problem() {
+            problem
         } else if self.region / self.size < self.threads as u64 {
             format!("a region of {} has fewer keys of {} than threads", self.region, self.size)
         } else {
             return Ok(());
         };
         Err(wrong)
+    }
+
+    /// The setting that the application does not permit, if any.
+    fn application_problem(&self) -> Option<String> {
+        match self.application {
+            Application::Blocks => None,
+            Application::FileSystem => (self.depth > usize::from(ADDRESS_REQUESTS_MAX)).then(|| {
+                format!(
+                    "depth {} is more than {ADDRESS_REQUESTS_MAX}, the metadata requests in flight",
+                    self.depth
+                )
+            }),
+            Application::KeyValueStore => (self.size != VALUE_BYTES as u64 || self.write_percent != 0)
+                .then(|| format!("a key-value store has READs of values of {VALUE_BYTES} bytes only")),
+        }
     }
 
     /// The server's memory in bytes: whole MiB, the size of a unit of residency.
@@ -241,6 +275,7 @@ impl Settings {
     /// The workload of these settings.
     pub fn workload(&self, warm_up: Duration, measured: Duration) -> Workload {
         Workload {
+            application: self.application,
             region_bytes: self.region,
             access_bytes: self.size as usize,
             write_percent: self.write_percent,

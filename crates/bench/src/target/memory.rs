@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Body, Completion, Connect, Target, TargetError};
-use crate::content::{Stamp, fill};
+use crate::application::Application;
 
 /// The region's bytes, shared by all targets.
 pub type SharedBytes = Arc<Mutex<Vec<u8>>>;
@@ -16,10 +16,10 @@ pub struct MemoryTarget {
 }
 
 impl MemoryTarget {
-    /// A region of `len` bytes with the initial content.
-    pub fn region(len: usize) -> SharedBytes {
+    /// A region of `len` bytes with the content before the application's first access.
+    pub fn region(len: usize, application: Application) -> SharedBytes {
         let mut bytes = vec![0; len];
-        fill(&mut bytes, 0, Stamp::INITIAL);
+        application.fill(&mut bytes, 0, len as u64);
         Arc::new(Mutex::new(bytes))
     }
 
@@ -37,7 +37,7 @@ impl MemoryTarget {
         let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         let offset = offset as usize;
         let region = bytes
-            .get_mut(offset..offset + len)
+            .get_mut(offset..offset.saturating_add(len))
             .ok_or_else(|| TargetError(format!("{len} bytes at {offset} are outside of the region")))?;
         copy(region, &mut self.buffers[slot][..len]);
         self.done.push(Completion { tag, outcome: Ok(()) });
@@ -52,6 +52,12 @@ impl Target for MemoryTarget {
 
     fn write(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError> {
         self.access((offset, len, tag), |region, buffer| region.copy_from_slice(buffer), slot)
+    }
+
+    fn find_file(&mut self, slot: usize, tag: u64) -> Result<(), TargetError> {
+        self.store(slot, &0_u64.to_le_bytes())?;
+        self.done.push(Completion { tag, outcome: Ok(()) });
+        Ok(())
     }
 
     fn commit(&mut self, _: u64, _: usize, tag: u64) -> Result<(), TargetError> {

@@ -15,6 +15,9 @@ pub trait Target {
     fn read(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError>;
     /// Begins to write the first `len` bytes of the slot's buffer to `offset` of the region.
     fn write(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError>;
+    /// Begins to request the address of the region's file from the server. The slot's buffer has the answer after the
+    /// completion: the offset of the file in the region, as 8 bytes in little-endian order.
+    fn find_file(&mut self, slot: usize, tag: u64) -> Result<(), TargetError>;
     /// Begins to make `len` bytes at `offset` of the region durable.
     fn commit(&mut self, offset: u64, len: usize, tag: u64) -> Result<(), TargetError>;
     /// Makes progress and appends new completions, without waiting for one.

@@ -1,9 +1,10 @@
 //! A region of a memory node, through the client library.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use terrace_nic::{Buffer, PathChoice, PortConfig, WcStatus};
-use terrace_node::{Client, ClientConfig, ClientError, Region};
+use terrace_node::{Client, ClientConfig, ClientError, Region, RegionAddress};
 
 use super::{Body, Completion, Connect, Target, TargetError};
 
@@ -22,6 +23,8 @@ pub struct NodeRegion {
     pub name: String,
     /// The transport to the server.
     pub path: PathChoice,
+    /// Whether accesses look the region up by its name.
+    pub finds_files: bool,
 }
 
 impl NodeRegion {
@@ -61,7 +64,8 @@ impl NodeRegion {
     fn config(&self, depth: usize) -> ClientConfig {
         let config = ClientConfig::new(self.server);
         let port = PortConfig { path: self.path, ..config.port };
-        ClientConfig { instance: self.instance, depth: depth as u32, port, ..config }
+        let address_requests = if self.finds_files { depth as u16 } else { 0 };
+        ClientConfig { instance: self.instance, depth: depth as u32, port, address_requests, ..config }
     }
 }
 
@@ -76,18 +80,47 @@ impl Connect for NodeRegion {
         let client = Client::connect(&self.config(slots)).map_err(failed)?;
         let region = client.open(&self.name).map_err(failed)?;
         let buffer = client.buffer(slots * slot_bytes).map_err(failed)?;
-        body(&mut NodeTarget { client: &client, region, buffer, slot_bytes, done: Vec::new() });
+        let (name, requests, done) = (&self.name, VecDeque::new(), Vec::new());
+        body(&mut NodeTarget { client: &client, name, region, buffer, slot_bytes, requests, done });
         Ok(())
     }
 }
 
 struct NodeTarget<'a> {
     client: &'a Client,
+    name: &'a str,
     region: Region<'a>,
     buffer: Buffer,
     slot_bytes: usize,
+    /// The slots and tags of the requests for the file's address in flight, in order.
+    requests: VecDeque<(usize, u64)>,
     /// The library's completions before conversion, in reused memory.
     done: Vec<terrace_node::Completion>,
+}
+
+impl NodeTarget<'_> {
+    /// Handles the answers to requests for the file's address.
+    fn take_addresses(&mut self, done: &mut Vec<Completion>) -> Result<(), TargetError> {
+        while let Some(&(slot, tag)) = self.requests.front()
+            && let Some(answer) = self.client.take_address()
+        {
+            self.requests.pop_front();
+            let start = answer.map_err(failed).and_then(|address| self.offset_of(address));
+            if let Ok(start) = start {
+                self.store(slot, &start.to_le_bytes())?;
+            }
+            done.push(Completion { tag, outcome: start.map(|_| ()) });
+        }
+        Ok(())
+    }
+
+    /// The offset of an address in the region.
+    fn offset_of(&self, file: RegionAddress) -> Result<u64, TargetError> {
+        let region = self.region.address();
+        let offset = file.va.checked_sub(region.va);
+        let offset = offset.filter(|&offset| file.rkey == region.rkey && offset < region.length);
+        offset.ok_or_else(|| TargetError(format!("the file is at {file:?}, the region is {region:?}")))
+    }
 }
 
 impl Target for NodeTarget<'_> {
@@ -99,13 +132,21 @@ impl Target for NodeTarget<'_> {
         self.region.write(offset, &self.buffer, slot * self.slot_bytes, len as u32, tag).map_err(failed)
     }
 
+    fn find_file(&mut self, slot: usize, tag: u64) -> Result<(), TargetError> {
+        self.client.request_address(self.name).map_err(failed)?;
+        self.requests.push_back((slot, tag));
+        Ok(())
+    }
+
     fn commit(&mut self, offset: u64, len: usize, tag: u64) -> Result<(), TargetError> {
         self.region.commit(offset, len as u32, tag).map_err(failed)
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), TargetError> {
         self.client.poll(&mut self.done).map_err(failed)?;
-        if self.done.is_empty() {
+        let before_count = done.len();
+        self.take_addresses(done)?;
+        if self.done.is_empty() && done.len() == before_count {
             // Clients and server share few cores, so that an idle client yields its core.
             std::thread::yield_now();
         }
