@@ -46,6 +46,8 @@ def example_cases():
     for program, (both, server, client, needle) in PROGRAMS.items():
         yield Case(f"rdma_cm/{program}", (program, *both, *server), (CLIENTS.get(program, program), *both, *client),
                    check=prints(needle), addr=SERVER, client_addr=CLIENT)
+    yield Case("rdma_cm/rdma_xserver/xrc", ("rdma_xserver", "-c", "x", "-p", "{port}"),
+               ("rdma_xclient", "-c", "x", "-p", "{port}", "-s", "{addr}"), check=prints("end 0"), addr=SERVER, client_addr=CLIENT)
     # Its port is a constant.
     udaddy = ("udaddy", "-c", "5", "-C", "10")
     yield Case("rdma_cm/udaddy", (*udaddy, "-b", "{addr}"), (*udaddy, "-s", "{addr}"), check=prints("return status 0"),

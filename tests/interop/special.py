@@ -9,6 +9,7 @@ import time
 
 import append
 import faults
+import multicast
 import paged
 import services
 from cases import FAILED, PASSED, Result, last_output
@@ -168,6 +169,7 @@ SPECIAL = {
     **faults.SPECIAL,
     **paged.SPECIAL,
     **services.SPECIAL,
+    **multicast.SPECIAL,
 }
 
 

@@ -71,6 +71,7 @@ impl Cm {
         let tid = u64::from(self.numbers.next()) << 32 | u64::from(self.numbers.next());
         let mut connection = Connection::new(State::ReqSent, Some(owner), connect.path, tid);
         connection.redirects_left = REDIRECTS_MAX;
+        connection.is_xrc = connect.transport == Transport::Xrc;
         connection.requested_service = Some((listen::port_of(connect.service_id), now));
         let agreed = &mut connection.agreed;
         agreed.local_qpn = connect.qpn;
@@ -91,13 +92,15 @@ impl Cm {
     fn req(&self, conn: ConnId, connect: &Connect, starting_psn: u32, path_mtu: u8) -> Req {
         let mut private_data: [u8; Req::PRIVATE_BYTES] = padded(&connect.header.encode());
         private_data[IP_HEADER_BYTES..][..connect.private_data.len()].copy_from_slice(&connect.private_data);
+        // An initiator only requests: it neither serves the target nor has receives (annex A14).
+        let serves = connect.transport != Transport::Xrc;
         Req {
             local_comm_id: conn.0,
             service_id: connect.service_id,
             local_ca_guid: self.config.guid,
             local_qkey: 0,
             local_qpn: connect.qpn,
-            responder_resources: connect.responder_resources,
+            responder_resources: if serves { connect.responder_resources } else { 0 },
             initiator_depth: connect.initiator_depth,
             remote_cm_response_timeout: RESPONSE_CODE,
             transport: connect.transport,
@@ -109,7 +112,7 @@ impl Cm {
             path_mtu,
             rnr_retry_count: connect.rnr_retry_count.min(7),
             max_cm_retries: RETRIES_CODE,
-            srq: connect.srq,
+            srq: serves && connect.srq,
             primary: req_path(connect),
             private_data,
         }
@@ -151,6 +154,7 @@ impl Cm {
             _ => return,
         }
         connection.remote_id = rep.local_comm_id;
+        let rep = &Rep { local_qpn: if connection.is_xrc { rep.local_eecn } else { rep.local_qpn }, ..*rep };
         let agreed = &mut connection.agreed;
         agreed.remote_qpn = rep.local_qpn;
         agreed.sq_psn = rep.starting_psn;

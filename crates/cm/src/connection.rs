@@ -72,6 +72,8 @@ pub(crate) struct Retransmission {
 
 pub(crate) struct Connection {
     pub state: State,
+    /// Whether an XRC initiator connects to a target.
+    pub is_xrc: bool,
     /// The owner in this crate's user. A connection without an owner raises no events.
     pub owner: Option<u64>,
     /// The peer's communication ID, once known.
@@ -103,6 +105,7 @@ impl Connection {
     pub fn new(state: State, owner: Option<u64>, path: Path, tid: u64) -> Connection {
         Connection {
             state,
+            is_xrc: false,
             owner,
             remote_id: 0,
             path,

@@ -52,18 +52,21 @@ impl Cm {
         connection.agreed.local_qpn = accept.qpn;
         connection.agreed.responder_resources = accept.responder_resources;
         connection.agreed.initiator_depth = accept.initiator_depth;
+        let is_xrc = connection.is_xrc;
         let rep = Rep {
             local_comm_id: conn.0,
             remote_comm_id: connection.remote_id,
             local_qkey: 0,
-            local_qpn: accept.qpn,
+            local_qpn: if is_xrc { 0 } else { accept.qpn },
+            local_eecn: if is_xrc { accept.qpn } else { 0 },
             starting_psn: connection.agreed.rq_psn,
             responder_resources: accept.responder_resources,
             initiator_depth: accept.initiator_depth,
             target_ack_delay: 0,
             flow_control: accept.flow_control,
             rnr_retry_count: accept.rnr_retry_count.min(7),
-            srq: accept.srq,
+            // A target has the shared receive queues of its domain.
+            srq: accept.srq || is_xrc,
             local_ca_guid,
             private_data: padded(&accept.private_data),
         };
@@ -119,7 +122,7 @@ impl Cm {
             self.send_stateless_rej(from, tid, req, RejReason::STALE_CONNECTION, &[]);
             return self.suspect_stale(now, key);
         }
-        if !matches!(req.transport, Transport::Rc | Transport::Uc) {
+        if !matches!(req.transport, Transport::Rc | Transport::Uc | Transport::Xrc) {
             return self.send_stateless_rej(from, tid, req, RejReason::INVALID_TRANSPORT, &[]);
         }
         if req.path_mtu > self.config.path_mtu {
@@ -168,6 +171,7 @@ impl Cm {
         let mut connection = Connection::new(State::Rejected, None, *from, tid);
         connection.agreed = self.agreed_from_req(req);
         connection.path.traffic_class = req.primary.traffic_class;
+        connection.is_xrc = req.transport == Transport::Xrc;
         let conn = self.add_request(listener, connection, req.local_comm_id, State::ReqReceived);
         self.record_peer_qp(conn, (from.remote, req.local_ca_guid, req.local_qpn));
         self.queue_event(conn, EventKind::Request { listener, header, req: *req });

@@ -34,6 +34,30 @@ fn both_ends_have_matching_parameters() {
 }
 
 #[test]
+fn an_xrc_initiator_connects_to_a_target() {
+    let mut world = lossless();
+    world.ends[1].listen(ListenerId(5), service(), None, 16).expect("free");
+    let connect = Connect { transport: Transport::Xrc, srq: true, ..connect_from(0, 11) };
+    let active = world.ends[0].connect(world.now, 7, &connect).expect("sent");
+    world.run_for(1000);
+    let Event { conn: passive, kind: EventKind::Request { req, .. }, .. } = world.take_event(1) else {
+        panic!("no request")
+    };
+    // An initiator has neither responder resources nor receives.
+    assert_eq!((req.transport, req.responder_resources, req.srq), (Transport::Xrc, 0, false));
+    world.ends[1].assign_request(passive, 8);
+    world.ends[1].accept(world.now, passive, &Accept { srq: false, ..accept_with(22) }).expect("accepted");
+    world.run_for(1000);
+    let EventKind::Response(rep) = world.take_event(0).kind else { panic!("no response") };
+    assert_eq!((rep.local_qpn, rep.local_eecn, rep.srq), (22, 22, true));
+    let [(a, _), (b, _)] =
+        [(0, active), (1, passive)].map(|(end, conn)| world.ends[end].agreed(conn).expect("known"));
+    assert_eq!((a.local_qpn, a.remote_qpn, b.local_qpn, b.remote_qpn), (11, 22, 22, 11));
+    // The target serves what the initiator requests, and requests nothing.
+    assert_eq!((a.initiator_depth, b.responder_resources, a.responder_resources), (2, 2, 3));
+}
+
+#[test]
 fn a_request_carries_the_addresses_and_private_data() {
     let mut world = lossless();
     world.ends[1].listen(ListenerId(5), service(), Some(address(1)), 1).expect("free");

@@ -19,6 +19,7 @@ pub mod sim;
 mod tx;
 pub mod udp;
 
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
@@ -98,6 +99,16 @@ pub trait Port: Send + Sync {
     /// Starts to receive on a GID other than the first. Polling costs a system call per active GID, so only active GIDs
     /// are polled. Unknown indexes are ignored. Idempotent.
     fn activate(&self, gid_index: u8);
+
+    /// Joins a multicast group on the interface of the first GID of its family: [`Port::receive`] returns the datagrams
+    /// that anyone sends to the group, this port included. Their destination is the group. Idempotent.
+    ///
+    /// # Errors
+    /// `AddrNotAvailable` without a GID of the family; the system's errors.
+    fn join(&self, group: IpAddr) -> io::Result<()>;
+
+    /// Leaves a multicast group. Unknown groups are ignored.
+    fn leave(&self, group: IpAddr);
 }
 
 impl<P: Port + ?Sized> Port for Box<P> {
@@ -130,5 +141,11 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn activate(&self, gid_index: u8) {
         (**self).activate(gid_index)
+    }
+    fn join(&self, group: IpAddr) -> io::Result<()> {
+        (**self).join(group)
+    }
+    fn leave(&self, group: IpAddr) {
+        (**self).leave(group)
     }
 }

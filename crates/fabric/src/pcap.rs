@@ -287,4 +287,12 @@ impl<P: Port> Port for PcapPort<P> {
     fn activate(&self, gid_index: u8) {
         self.inner.activate(gid_index);
     }
+
+    fn join(&self, group: IpAddr) -> io::Result<()> {
+        self.inner.join(group)
+    }
+
+    fn leave(&self, group: IpAddr) {
+        self.inner.leave(group);
+    }
 }

@@ -2,7 +2,8 @@
 //! [`SimNet::advance_to`], and it has no descriptors to poll.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -93,10 +94,12 @@ struct World {
     sent_total: u64,
     /// Packets that have arrived and are not yet received, by address.
     receive_queues: BTreeMap<SocketAddr, VecDeque<InFlight>>,
+    /// The members of multicast groups, by the addresses of their queues.
+    groups: BTreeMap<IpAddr, BTreeSet<SocketAddr>>,
 }
 
 /// A packet in flight. The fields before the addresses give the order of arrival and are never all equal.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct InFlight {
     at_ns: u64,
     number: u64,
@@ -118,6 +121,7 @@ impl SimNet {
             in_flight: BinaryHeap::new(),
             sent_total: 0,
             receive_queues: BTreeMap::new(),
+            groups: BTreeMap::new(),
         };
         SimNet { world: Arc::new(Mutex::new(world)) }
     }
@@ -197,10 +201,16 @@ impl World {
         }
     }
 
-    /// Queues arrived packets at their ports. Packets to unknown addresses are dropped.
+    /// Queues arrived packets at their ports, those to a group at all of its members. Packets to unknown addresses are
+    /// dropped.
     fn deliver(&mut self) {
         while self.in_flight.peek().is_some_and(|Reverse(packet)| packet.at_ns <= self.now_ns) {
             let Some(Reverse(packet)) = self.in_flight.pop() else { return };
+            for member in self.groups.get(&packet.destination.ip()).into_iter().flatten() {
+                if let Some(queue) = self.receive_queues.get_mut(member) {
+                    queue.push_back(packet.clone());
+                }
+            }
             if let Some(queue) = self.receive_queues.get_mut(&packet.destination) {
                 queue.push_back(packet);
             }
@@ -229,6 +239,12 @@ impl SimPort {
         add(&self.counters.tx.packets, count as u64);
         add(&self.counters.tx.bytes, run.len() as u64);
         tx.advance(count);
+    }
+
+    /// The queue for packets to a group.
+    fn member_for(&self, group: IpAddr) -> Option<SocketAddr> {
+        let gid = self.gids.iter().find(|gid| gid.addr.is_ipv4() == group.is_ipv4())?;
+        Some(socket_addr(gid.addr, self.instance))
     }
 }
 
@@ -277,11 +293,11 @@ impl Port for SimPort {
                 room[..len].copy_from_slice(&packet.bytes[..len]);
                 let meta = RxMeta {
                     source: packet.source,
-                    destination: gid.addr,
+                    destination: packet.destination.ip(),
                     gid_index,
                     traffic_class: packet.traffic_class,
                 };
-                rx.commit(meta, address.port(), len, len);
+                rx.commit(meta, packet.destination.port(), len, len);
                 received += 1;
             }
         }
@@ -298,13 +314,30 @@ impl Port for SimPort {
 
     /// Does nothing: in a simulation every GID is active from the start.
     fn activate(&self, _gid_index: u8) {}
+
+    fn join(&self, group: IpAddr) -> io::Result<()> {
+        let member = self.member_for(group).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        self.world.lock().groups.entry(group).or_default().insert(member);
+        Ok(())
+    }
+
+    fn leave(&self, group: IpAddr) {
+        let Some(member) = self.member_for(group) else { return };
+        if let Some(members) = self.world.lock().groups.get_mut(&group) {
+            members.remove(&member);
+        }
+    }
 }
 
 impl Drop for SimPort {
     fn drop(&mut self) {
         let mut world = self.world.lock();
         for gid in &self.gids {
-            world.receive_queues.remove(&socket_addr(gid.addr, self.instance));
+            let address = socket_addr(gid.addr, self.instance);
+            world.receive_queues.remove(&address);
+            for members in world.groups.values_mut() {
+                members.remove(&address);
+            }
         }
     }
 }

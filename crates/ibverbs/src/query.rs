@@ -100,6 +100,9 @@ fn device_attributes(device: &Device) -> ibv_device_attr {
     // programs compare with HCA (UCX enables atomics for no other value).
     attr.atomic_cap = IBV_ATOMIC_HCA;
     attr.max_ah = limits.max_ah as c_int;
+    (attr.max_mcast_grp, attr.max_mcast_qp_attach) =
+        (limits.max_mcast_groups as c_int, limits.max_mcast_qp_attach as c_int);
+    attr.max_total_mcast_qp_attach = attr.max_mcast_grp * attr.max_mcast_qp_attach;
     (attr.max_srq, attr.max_srq_wr, attr.max_srq_sge) =
         (limits.max_srq as c_int, limits.max_srq_wr as c_int, limits.max_srq_sge as c_int);
     attr.max_pkeys = 1;

@@ -1,11 +1,11 @@
 //! Verbs of features that this device does not have: other processes' objects, DMA handles, DMA-bufs, completion
-//! counters, multicast groups. They return EOPNOTSUPP, as providers without these features do.
+//! counters. They return EOPNOTSUPP, as providers without these features do.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use crate::abi::newer::ibv_dmah;
-use crate::abi::{ibv_context, ibv_dm, ibv_gid, ibv_mr, ibv_pd, ibv_qp};
+use crate::abi::{ibv_context, ibv_dm, ibv_mr, ibv_pd, ibv_qp};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno};
 use crate::object;
 
@@ -113,18 +113,6 @@ pub extern "C" fn ibv_alloc_dmah(_context: *mut ibv_context, _attr: *mut c_void)
 /// `ibv_dealloc_dmah(3)`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_dealloc_dmah(_dmah: *mut ibv_dmah) -> c_int {
-    EOPNOTSUPP.0
-}
-
-/// `ibv_attach_mcast(3)`.
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_attach_mcast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
-    EOPNOTSUPP.0
-}
-
-/// `ibv_detach_mcast(3)`.
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_detach_mcast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
     EOPNOTSUPP.0
 }
 

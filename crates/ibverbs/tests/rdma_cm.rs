@@ -19,8 +19,13 @@ const ACCEPT: u32 = 8;
 const DISCONNECT: u32 = 10;
 const INIT_QP_ATTR: u32 = 11;
 const GET_EVENT: u32 = 12;
+const JOIN_IP_MULTICAST: u32 = 16;
+const LEAVE_MULTICAST: u32 = 17;
+const JOIN_MULTICAST: u32 = 22;
 const WRITE_EVENT: u32 = 24;
+const IPOIB: u16 = 0x0002;
 const TCP: u16 = 0x0106;
+const UDP: u16 = 0x0111;
 
 const ADDR_RESOLVED: u32 = 0;
 const ROUTE_RESOLVED: u32 = 2;
@@ -29,6 +34,7 @@ const CONNECT_RESPONSE: u32 = 5;
 const REJECTED: u32 = 8;
 const ESTABLISHED: u32 = 9;
 const DISCONNECTED: u32 = 10;
+const MULTICAST_JOIN: u32 = 12;
 const USER: u32 = 18;
 const INTERNAL: u32 = 19;
 
@@ -72,10 +78,14 @@ impl Channel {
     }
 
     fn create(&self, uid: u64) -> u32 {
+        self.create_in(TCP, uid)
+    }
+
+    fn create_in(&self, port_space: u16, uid: u64) -> u32 {
         let mut id = 0u32;
         let mut fields = uid.to_ne_bytes().to_vec();
         fields.extend((&raw mut id as u64).to_ne_bytes());
-        fields.extend(TCP.to_ne_bytes());
+        fields.extend(port_space.to_ne_bytes());
         fields.extend([2, 0, 0, 0, 0, 0]);
         assert_eq!(self.command(CREATE_ID, &fields, 4), 0);
         id
@@ -109,6 +119,38 @@ impl Channel {
         assert_eq!(self.event(), (uid, id, ADDR_RESOLVED, 0));
         assert_eq!(self.command(RESOLVE_ROUTE, &[id.to_ne_bytes(), 0u32.to_ne_bytes()].concat(), 0), 0);
         assert_eq!(self.event(), (uid, id, ROUTE_RESOLVED, 0));
+    }
+
+    /// Joins a group by either command. Returns the membership's number, or the errno.
+    fn join(&self, command: u32, id: u32, uid: u64, group: [u8; 4], flags: u16) -> Result<u32, i32> {
+        let mut joined = 0u32;
+        let mut to = address(0);
+        to[4..8].copy_from_slice(&group);
+        let mut fields = (&raw mut joined as u64).to_ne_bytes().to_vec();
+        fields.extend(uid.to_ne_bytes());
+        if command == JOIN_MULTICAST {
+            fields.extend(id.to_ne_bytes());
+            fields.extend(16u16.to_ne_bytes());
+            fields.extend(flags.to_ne_bytes());
+            to.resize(128, 0);
+            fields.extend(to);
+        } else {
+            fields.extend(to);
+            fields.extend(id.to_ne_bytes());
+        }
+        match self.command(command, &fields, 4) {
+            0 => Ok(joined),
+            errno => Err(errno),
+        }
+    }
+
+    /// The errno, and the number of the membership's events that were taken.
+    fn leave(&self, joined: u32) -> (i32, u32) {
+        let mut reported = 0u32;
+        let mut fields = (&raw mut reported as u64).to_ne_bytes().to_vec();
+        fields.extend(joined.to_ne_bytes());
+        fields.extend([0; 4]);
+        (self.command(LEAVE_MULTICAST, &fields, 4), reported)
     }
 
     fn get_event(&self) -> Result<Event, i32> {
@@ -245,6 +287,38 @@ fn a_program_gets_the_events_that_it_writes() {
     assert_eq!(channel.destroy(id), (0, 1));
     assert_eq!(channel.get_event(), Err(libc::EAGAIN));
     assert_eq!(channel.destroy(other), (0, 1));
+}
+
+#[test]
+fn an_identifier_joins_groups_and_leaves_them() {
+    const GROUP: [u8; 4] = [239, 1, 2, 3];
+    let channel = Channel::open(libc::O_NONBLOCK);
+    for space in [UDP, IPOIB] {
+        let id = channel.create_in(space, 1);
+        assert_eq!(channel.join(JOIN_MULTICAST, id, 7, GROUP, 0), Err(libc::EINVAL), "there is no address");
+        assert_eq!(channel.bind(id, 0), 0);
+        assert_eq!(channel.join(JOIN_MULTICAST, id, 7, GROUP, 2), Err(libc::EINVAL), "an unknown flag");
+        assert_eq!(channel.join(JOIN_MULTICAST, id, 7, [127, 0, 0, 1], 0), Err(libc::EINVAL), "no group");
+        let first = channel.join(JOIN_MULTICAST, id, 7, GROUP, 1).expect("joined");
+        let second = channel.join(JOIN_IP_MULTICAST, id, 8, GROUP, 0).expect("joined");
+        assert_ne!(first, second);
+        // The event names the membership; its parameters begin with the number of the group's queue pair.
+        let (event, parameters) = channel.get_event_and_argument().expect("an event");
+        assert_eq!((event, parameters as u32), ((7, first, MULTICAST_JOIN, 0), 0xff_ffff));
+        assert_eq!(channel.leave(first), (0, 1));
+        assert_eq!(channel.leave(first).0, libc::ENOENT);
+        // The second event was not taken, and ends with its membership.
+        assert_eq!(channel.leave(second), (0, 0));
+        assert_eq!(channel.get_event(), Err(libc::EAGAIN));
+        let third = channel.join(JOIN_MULTICAST, id, 9, GROUP, 0).expect("joined");
+        assert_eq!(Channel::open_another(0).leave(third).0, libc::EINVAL, "another channel's");
+        assert_eq!(channel.destroy(id), (0, 0));
+        assert_eq!(channel.get_event(), Err(libc::EAGAIN));
+        assert_eq!(channel.leave(third).0, libc::ENOENT);
+    }
+    let reliable = channel.create(1);
+    assert_eq!(channel.bind(reliable, 0), 0);
+    assert_eq!(channel.join(JOIN_MULTICAST, reliable, 7, GROUP, 0), Err(libc::EINVAL), "only UD");
 }
 
 #[test]

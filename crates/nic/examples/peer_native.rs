@@ -178,6 +178,7 @@ fn open_link(device: &Arc<Device>, pd: &Arc<Pd>, connection: &mut Connection) {
             max_inline_data: 0,
         },
         sq_sig_all: true,
+        blocks_own_multicast: false,
         cookie: 0,
     };
     let qp = pd.create_qp(init).expect("a queue pair");

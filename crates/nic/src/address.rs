@@ -1,11 +1,11 @@
 //! Address vectors and address handles: from the GIDs of a program to paths of the wire.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 
 use terrace_fabric::Gid;
 use terrace_transport::{Datagram, Target};
-use terrace_wire::{Path, port_of};
+use terrace_wire::{Path, ROCE_PORT, port_of};
 
 use crate::device::{Device, Pd};
 use crate::error::Error;
@@ -32,9 +32,13 @@ pub struct AddressVector {
 
 impl Device {
     /// The path to a queue pair of the peer that the vector names. EINVAL without a global route, for a port other than
-    /// 1, a source index without a GID, or a destination of another family than the source.
+    /// 1, a source index without a GID, or a destination that is a multicast group or of another family than the source.
     pub fn resolve(&self, av: &AddressVector, dest_qpn: u32) -> Result<Path, Error> {
-        resolve(self.gids(), av, dest_qpn)
+        let path = resolve(self.gids(), av, dest_qpn)?;
+        match path.remote.ip().is_multicast() {
+            true => Err(Error::Invalid("a multicast group has no queue pair")),
+            false => Ok(path),
+        }
     }
 }
 
@@ -54,11 +58,8 @@ fn resolve(gids: &[Gid], av: &AddressVector, qpn: u32) -> Result<Path, Error> {
     if remote.is_ipv4() != source.addr.is_ipv4() {
         return Err(Error::Invalid("source and destination GID are of different families"));
     }
-    if remote.is_multicast() {
-        return Err(Error::Invalid("multicast destinations are not supported"));
-    }
     Ok(Path {
-        remote: socket_address(remote, port_of(qpn), source.ifindex),
+        remote: socket_address(remote, port_at(remote, qpn), source.ifindex),
         source_gid_index: av.sgid_index,
         traffic_class: av.traffic_class,
         hop_limit: av.hop_limit,
@@ -66,10 +67,22 @@ fn resolve(gids: &[Gid], av: &AddressVector, qpn: u32) -> Result<Path, Error> {
     })
 }
 
-/// The address that a GID stands for: IPv4 when it is mapped into IPv6.
-fn ip_of(gid: &[u8; 16]) -> IpAddr {
+/// The address that a GID stands for: IPv4 when it is mapped into IPv6. A multicast GID of an IPv4 group may have the
+/// prefix `ff0e` as well, which RoCEv1 gives it.
+pub(crate) fn ip_of(gid: &[u8; 16]) -> IpAddr {
     let v6 = Ipv6Addr::from(*gid);
-    v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+    let group = match v6.segments() {
+        [0xff0e, 0, 0, 0, 0, 0xffff, high, low] => {
+            Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low))).filter(Ipv4Addr::is_multicast)
+        }
+        _ => v6.to_ipv4_mapped(),
+    };
+    group.map_or(IpAddr::V6(v6), IpAddr::V4)
+}
+
+/// The UDP port for a queue pair number at an address. Groups have members of all instances, at one port.
+fn port_at(remote: IpAddr, qpn: u32) -> u16 {
+    if remote.is_multicast() { ROCE_PORT } else { port_of(qpn) }
 }
 
 /// A link-local address means something only together with the interface that it is reached through.
@@ -90,7 +103,7 @@ pub struct Ah {
 }
 
 impl Pd {
-    /// Makes an address handle; the errors are those of [`Device::resolve`].
+    /// Makes an address handle. The errors are those of [`Device::resolve`], but the destination may be a multicast group.
     pub fn create_ah(self: &Arc<Self>, av: &AddressVector) -> Result<Arc<Ah>, Error> {
         self.users.check()?;
         Ah::new(self, av)
@@ -110,7 +123,7 @@ impl Ah {
     /// The target of datagrams to that queue pair of the peer.
     pub fn target(&self, remote_qpn: u32, remote_qkey: u32) -> Target {
         let mut path = self.path;
-        path.remote.set_port(port_of(remote_qpn));
+        path.remote.set_port(port_at(path.remote.ip(), remote_qpn));
         Target::Datagram(Box::new(Datagram { path, qpn: remote_qpn & 0xff_ffff, qkey: remote_qkey }))
     }
 

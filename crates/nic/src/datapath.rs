@@ -225,6 +225,10 @@ impl Device {
                 self.memory.prefetch_announced(reth.rkey, reth.va);
             }
             let (meta, bytes) = (&packet.meta, packet.bytes);
+            if meta.destination.is_multicast() {
+                self.deliver_to_group(meta, bytes);
+                continue;
+            }
             // A flooding peer may not fill the memory: beyond the limit its packets are handled out of order.
             let is_next = pass.early.len() >= EARLY_MAX;
             let packet = Arrived::from_network(meta, bytes, is_next);

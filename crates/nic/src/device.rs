@@ -21,6 +21,7 @@ use crate::limits::{Limits, Quotas};
 use crate::local::LocalPath;
 use crate::management::Management;
 use crate::model::NicModel;
+use crate::multicast_table::MulticastTable;
 use crate::progress_callback::{ProgressCallback, ProgressCallbacks};
 use crate::qp::QueuePair;
 use crate::rate_limiter::RateLimiter;
@@ -127,6 +128,7 @@ pub struct Device {
     pub(crate) engine: Engine,
     pub(crate) callbacks: ProgressCallbacks,
     pub(crate) management: Management,
+    pub(crate) multicast: MulticastTable<QueuePair>,
     pub(crate) faults: Option<Arc<Faults>>,
     pub(crate) local: LocalPath,
     pub(crate) limits: Limits,
@@ -145,6 +147,7 @@ pub struct Device {
 pub(crate) struct NicCounters {
     pub malformed: AtomicU64,
     pub unknown_qp: AtomicU64,
+    pub unknown_group: AtomicU64,
     pub wrong_partition: AtomicU64,
     /// Not dropped: forwarded to other processes.
     pub forwarded: AtomicU64,

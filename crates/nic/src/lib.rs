@@ -13,6 +13,7 @@
 //! | `local` | same-host peers, reached without packets |
 //! | `progress_callback`, `callback_turn` | callbacks that make progress together with the device; whose turn it is to call them |
 //! | `management` | datagrams between devices, on queue pair 1 |
+//! | `multicast`, `multicast_table` | delivery to multicast groups; their queue pairs |
 //! | `table`, `timers`, `tx`, `tx_token` | queue pair numbers; deadlines; sending; the right to send for a queue pair |
 //! | `schedule`, `ack` | the marks of a queue pair by which these and `in_flight` list it; what holds back its ACK |
 //! | `in_flight`, `rate_limiter` | what a device may have in flight; the rate of unreliable services |
@@ -60,6 +61,8 @@ mod local;
 mod management;
 mod model;
 mod mr;
+mod multicast;
+mod multicast_table;
 mod open;
 mod pd;
 mod progress_callback;

@@ -35,6 +35,10 @@ pub struct Limits {
     pub max_srq_sge: u32,
     /// Address handles.
     pub max_ah: u32,
+    /// Multicast groups. Each takes a descriptor.
+    pub max_mcast_groups: u32,
+    /// Queue pairs that are attached to one multicast group.
+    pub max_mcast_qp_attach: u32,
     /// READs and atomics outstanding per queue pair, in each direction.
     pub max_rd_atomic: u8,
 }
@@ -56,6 +60,8 @@ impl Default for Limits {
             max_srq_wr: 1 << 15,
             max_srq_sge: 32,
             max_ah: 1 << 20,
+            max_mcast_groups: 128,
+            max_mcast_qp_attach: 256,
             max_rd_atomic: 128,
         }
     }

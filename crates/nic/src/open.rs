@@ -20,6 +20,7 @@ use crate::in_flight::InFlightBudget;
 use crate::limits::Quotas;
 use crate::local::LocalPath;
 use crate::management::Management;
+use crate::multicast_table::MulticastTable;
 use crate::progress_callback::ProgressCallbacks;
 use crate::qp;
 use crate::rate_limiter::RateLimiter;
@@ -68,6 +69,7 @@ impl Device {
             engine: Engine::new(config.engine, config.stat_socket)?,
             callbacks: ProgressCallbacks::default(),
             management: Management::new(rng.random()),
+            multicast: MulticastTable::default(),
             faults: config.faults,
             local: LocalPath::default(),
             limits: config.limits,
@@ -111,6 +113,7 @@ impl Device {
         self.tx.clear();
         self.callbacks.clear();
         self.management.clear();
+        self.detach_all();
         self.events.close();
     }
 

@@ -42,6 +42,8 @@ pub struct QpInit {
     pub cap: QpCap,
     /// Whether every send work request completes with an entry, asked for or not.
     pub sq_sig_all: bool,
+    /// Whether it receives no multicast datagrams that its own device has sent.
+    pub blocks_own_multicast: bool,
     /// The creator's cookie.
     pub cookie: u64,
 }
@@ -59,7 +61,7 @@ pub trait CompletionHook: Send + Sync {
 pub struct QueuePair {
     me: Weak<QueuePair>,
     pd: Arc<Pd>,
-    init: QpInit,
+    pub(crate) init: QpInit,
     /// For a target of XRC.
     xrcd: Option<Arc<Xrcd>>,
     holders: Holders,
@@ -79,7 +81,7 @@ pub struct QueuePair {
     pub(crate) prefetch_hint: PrefetchHint,
     pub(crate) async_account: EventAccount,
     work_queues: Option<Box<WorkQueues>>,
-    users: UseCount,
+    pub(crate) users: UseCount,
 }
 
 /// The state under the queue pair's lock.

@@ -96,6 +96,7 @@ impl Device {
             dropped: named([
                 ("malformed", read(&self.counters.malformed)),
                 ("unknown_qp", read(&self.counters.unknown_qp)),
+                ("unknown_group", read(&self.counters.unknown_group)),
                 ("wrong_partition", read(&self.counters.wrong_partition)),
                 ("management", read(&self.management.dropped)),
             ]),
@@ -109,6 +110,7 @@ impl Device {
                 ("shared_receive_queues", self.quotas.srq.used().into()),
                 ("address_handles", self.quotas.ah.used().into()),
                 ("queue_pairs", self.quotas.qp.used().into()),
+                ("multicast_attachments", self.multicast.attached_count() as u64),
             ]),
             injected: self.faults.as_ref().map(|faults| injected(faults)).unwrap_or_default(),
             queue_pairs: self.table.all().iter().map(|qp| qp.snapshot()).collect(),

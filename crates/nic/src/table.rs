@@ -12,6 +12,8 @@ use crate::error::Error;
 /// Indexes below this one belong to the management queue pairs of InfiniBand.
 const FIRST_INDEX: u32 = 2;
 const INDEX_COUNT: u32 = 1 << QPN_INSTANCE_SHIFT;
+/// The last index is not used: that of the last instance would be the multicast queue pair's.
+const LAST_INDEX: u32 = INDEX_COUNT - 1;
 const LEAF_BITS: u32 = 8;
 const LEAF_SIZE: usize = 1 << LEAF_BITS;
 
@@ -48,7 +50,7 @@ impl<Q> QpTable<Q> {
     /// Makes a queue pair under a number of its own and adds it.
     pub fn insert(&self, make: impl FnOnce(u32) -> Result<Arc<Q>, Error>) -> Result<Arc<Q>, Error> {
         let mut entries = self.entries.write();
-        if entries.used >= INDEX_COUNT - FIRST_INDEX {
+        if entries.used >= LAST_INDEX - FIRST_INDEX {
             return Err(Error::NoMemory("queue pair numbers"));
         }
         let index = entries.next_free();
@@ -99,7 +101,7 @@ impl<Q> Entries<Q> {
         loop {
             let index = self.order.outward(self.next);
             self.next = (self.next + 1) % INDEX_COUNT;
-            if index >= FIRST_INDEX && self.get(index).is_none() {
+            if (FIRST_INDEX..LAST_INDEX).contains(&index) && self.get(index).is_none() {
                 return index;
             }
         }

@@ -38,6 +38,7 @@ impl Xrcd {
             srq: None,
             cap: QpCap::default(),
             sq_sig_all: false,
+            blocks_own_multicast: false,
             cookie,
         };
         QueuePair::new(&self.pd, init, Some(self), None)

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,6 +60,12 @@ impl Port for GatedPort {
     }
     fn activate(&self, gid_index: u8) {
         self.inner.activate(gid_index);
+    }
+    fn join(&self, group: IpAddr) -> io::Result<()> {
+        self.inner.join(group)
+    }
+    fn leave(&self, group: IpAddr) {
+        self.inner.leave(group);
     }
 }
 

@@ -223,6 +223,7 @@ pub(crate) fn new_pair(pd: &Arc<Pd>, cq: &Arc<Cq>, cap: QpCap) -> Result<(Arc<Qu
         srq: None,
         cap,
         sq_sig_all: false,
+        blocks_own_multicast: false,
         cookie: 0,
     })?;
     let mtu_bytes = pd.device().port_attributes().active_mtu as u16;

@@ -36,6 +36,6 @@ pub use header::{
 pub use icrc::ICRC_LEN;
 pub use opcode::{Headers, MAX_HEADER_LEN, Opcode, OpcodeInfo, Operation, Position, Service, Trailer};
 pub use packet::{EmitError, Packet, ParseError, emit_headers};
-pub use path::{Path, QPN_INSTANCE_SHIFT, ROCE_PORT, RxMeta, port_of};
+pub use path::{MULTICAST_QPN, Path, QPN_INSTANCE_SHIFT, ROCE_PORT, RxMeta, port_of};
 pub use psn::Psn;
 pub use time::Time;

@@ -8,6 +8,9 @@ pub const ROCE_PORT: u16 = 4791;
 /// Bits of a queue pair number within one process; the bits above them are the process's instance index.
 pub const QPN_INSTANCE_SHIFT: u32 = 16;
 
+/// The destination of datagrams to a multicast group, in place of a queue pair number (IBTA volume 1, 9.2.2).
+pub const MULTICAST_QPN: u32 = 0xff_ffff;
+
 /// The UDP port of the owner of a queue pair number. It is 4791 for instance index 0, so that a single process
 /// interoperates with other RoCEv2 implementations whose queue pair numbers are below 65,536. The upper bits of a
 /// larger number are read as an instance index, and the peer is not reached.

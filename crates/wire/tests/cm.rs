@@ -33,7 +33,7 @@ prop_compose! {
         qpn_and_psn in (0u32..1 << 24, 0u32..1 << 24),
         depths in any::<(u8, u8)>(),
         timeouts in (0u8..32, 0u8..32),
-        transport in proptest::sample::select(vec![Transport::Rc, Transport::Uc, Transport::Rd, Transport::Extended]),
+        transport in proptest::sample::select(vec![Transport::Rc, Transport::Uc, Transport::Rd, Transport::Xrc, Transport::Extended(5)]),
         flags in any::<(bool, bool)>(),
         retries in (0u8..8, 0u8..8, 0u8..16),
         pkey in any::<u16>(),
@@ -57,6 +57,7 @@ prop_compose! {
     fn rep()(
         ids in any::<(u32, u32, u32, u64)>(),
         qpn_and_psn in (0u32..1 << 24, 0u32..1 << 24),
+        local_eecn in 0u32..1 << 24,
         depths in any::<(u8, u8)>(),
         target_ack_delay in 0u8..32,
         rnr_retry_count in 0u8..8,
@@ -65,7 +66,7 @@ prop_compose! {
     ) -> Message {
         Message::Rep(Rep {
             local_comm_id: ids.0, remote_comm_id: ids.1, local_qkey: ids.2, local_ca_guid: ids.3,
-            local_qpn: qpn_and_psn.0, starting_psn: qpn_and_psn.1,
+            local_qpn: qpn_and_psn.0, local_eecn, starting_psn: qpn_and_psn.1,
             responder_resources: depths.0, initiator_depth: depths.1, target_ack_delay, rnr_retry_count,
             flow_control: flags.0, srq: flags.1, private_data,
         })

@@ -240,9 +240,6 @@ static void unsupported_features(const struct env *env)
     struct ibv_ece ece = {0};
     RETURNS(EOPNOTSUPP, ibv_set_ece(qp, &ece));
     RETURNS(EOPNOTSUPP, ibv_query_ece(qp, &ece));
-    union ibv_gid group = {.raw = {0xff, 0x0e}};
-    RETURNS(EOPNOTSUPP, ibv_attach_mcast(qp, &group, 0));
-    RETURNS(EOPNOTSUPP, ibv_detach_mcast(qp, &group, 0));
     struct ibv_flow_attr flow = {.port = ENV_PORT};
     FAILS(EOPNOTSUPP, ibv_create_flow(qp, &flow));
     struct ibv_modify_cq_attr moderation = {.attr_mask = IBV_CQ_ATTR_MODERATE};

@@ -626,10 +626,41 @@ static void sq_drained(const struct env *env)
     RETURNS(0, ibv_destroy_qp(qp));
 }
 
-/* Multicast is unsupported, and the device attributes report none. */
+static union ibv_gid ipv4_gid(uint8_t first, uint8_t last)
+{
+    return (union ibv_gid){.raw = {[10] = 0xff, [11] = 0xff, [12] = first, [15] = last}};
+}
+
+/* UD queue pairs are attached to multicast groups, within the limits of the device attributes. */
 static void attach_mcast(const struct env *env)
 {
-    CHECK(env->attr.max_mcast_grp == 0 && env->attr.max_mcast_qp_attach == 0 && env->attr.max_total_mcast_qp_attach == 0);
+    CHECK(env->attr.max_mcast_grp > 0 && env->attr.max_mcast_qp_attach > 0);
+    CHECK(env->attr.max_total_mcast_qp_attach == env->attr.max_mcast_grp * env->attr.max_mcast_qp_attach);
+    struct ibv_qp *qp = env_qp(env, IBV_QPT_UD), *reliable = env_qp(env, IBV_QPT_RC);
+    union ibv_gid group = ipv4_gid(239, 9), unicast = ipv4_gid(127, 1), without_address = {.raw = {0xff, 0x0e, [15] = 9}};
+    RETURNS(EINVAL, ibv_attach_mcast(NULL, &group, 0));
+    RETURNS(EINVAL, ibv_attach_mcast(qp, NULL, 0));
+    RETURNS(EINVAL, ibv_attach_mcast(qp, &unicast, 0));
+    RETURNS(EINVAL, ibv_attach_mcast(reliable, &group, 0));
+    RETURNS(EADDRNOTAVAIL, ibv_attach_mcast(qp, &without_address, 0));
+    RETURNS(EINVAL, ibv_detach_mcast(qp, &group, 0));
+    RETURNS(0, ibv_attach_mcast(qp, &group, 0));
+    RETURNS(0, ibv_attach_mcast(qp, &group, 0));
+    RETURNS(EBUSY, ibv_destroy_qp(qp));
+    RETURNS(0, ibv_detach_mcast(qp, &group, 0));
+    RETURNS(EINVAL, ibv_detach_mcast(qp, &group, 0));
+    for (int i = 0; i < env->attr.max_mcast_grp; i++) {
+        group = ipv4_gid(238, i);
+        RETURNS(0, ibv_attach_mcast(qp, &group, 0));
+    }
+    group = ipv4_gid(239, 9);
+    RETURNS(ENOMEM, ibv_attach_mcast(qp, &group, 0));
+    for (int i = 0; i < env->attr.max_mcast_grp; i++) {
+        group = ipv4_gid(238, i);
+        RETURNS(0, ibv_detach_mcast(qp, &group, 0));
+    }
+    RETURNS(0, ibv_destroy_qp(qp));
+    RETURNS(0, ibv_destroy_qp(reliable));
 }
 
 static void *destroy_qp_thread(void *arg)

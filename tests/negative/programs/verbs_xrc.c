@@ -201,6 +201,13 @@ static void queue_pairs(const struct env *env, struct ibv_context *other)
 
     struct ibv_qp *qp = target(env->context, xrc.xrcd, NULL), *plain = env_qp(env, IBV_QPT_RC);
     CHECK(qp != NULL && qp->qp_type == IBV_QPT_XRC_RECV && qp->pd == NULL);
+    attr = (struct ibv_qp_init_attr_ex){.qp_type = IBV_QPT_XRC_RECV,
+                                        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD,
+                                        .pd = env->pd,
+                                        .xrcd = xrc.xrcd};
+    struct ibv_qp *with_pd = ibv_create_qp_ex(env->context, &attr);
+    CHECK(with_pd != NULL && with_pd->pd == env->pd);
+    RETURNS(0, ibv_destroy_qp(with_pd));
     struct ibv_qp_open_attr good = {.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE,
                                     .qp_num = qp->qp_num,
                                     .xrcd = xrc.xrcd,

@@ -1,6 +1,8 @@
 //! A device's port in the simulated network, with the limits of a real one. Its buffers have the plan's size, and at
 //! random it accepts only a part of a batch.
 
+use std::io;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -125,5 +127,13 @@ impl Port for LimitedPort {
 
     fn activate(&self, gid_index: u8) {
         self.inner.activate(gid_index);
+    }
+
+    fn join(&self, group: IpAddr) -> io::Result<()> {
+        self.inner.join(group)
+    }
+
+    fn leave(&self, group: IpAddr) {
+        self.inner.leave(group);
     }
 }

@@ -298,6 +298,7 @@ fn qp_init(node: &Node, kind: QpType, plan: &EndPlan) -> QpInit {
             max_inline_data: plan.max_inline,
         },
         sq_sig_all: plan.sig_all,
+        blocks_own_multicast: false,
         cookie: 0,
     }
 }

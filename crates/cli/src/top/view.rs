@@ -250,7 +250,7 @@ fn port_rates(
             "dropped",
             of_counts(
                 |device| &device.dropped,
-                &["malformed", "unknown_qp", "wrong_partition", "management"],
+                &["malformed", "unknown_qp", "unknown_group", "wrong_partition", "management"],
             ),
         ),
         ("retransmits", of_pairs("retransmits")),

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -251,5 +252,13 @@ impl<P: Port> Port for FaultyPort<P> {
 
     fn activate(&self, gid_index: u8) {
         self.inner.activate(gid_index);
+    }
+
+    fn join(&self, group: IpAddr) -> io::Result<()> {
+        self.inner.join(group)
+    }
+
+    fn leave(&self, group: IpAddr) {
+        self.inner.leave(group);
     }
 }

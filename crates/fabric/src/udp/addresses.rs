@@ -7,7 +7,7 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
 use nix::sys::socket::SockaddrStorage;
 
-use super::OpenError;
+use super::error::OpenError;
 use crate::Gid;
 
 /// Path MTUs of RoCE, in bytes.

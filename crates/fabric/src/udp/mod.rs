@@ -1,15 +1,18 @@
 //! Real sockets: RoCEv2 as UDP datagrams of this host (IBTA annex A17).
 //!
 //! There is one unconnected socket per GID, so that user space can compute the ICRC: an unconnected IPv4 socket
-//! that may not fragment sends identification 0, and segment *i* of a GSO send has identification *i*.
+//! that may not fragment sends identification 0, and segment *i* of a GSO send has identification *i*. Multicast groups
+//! have sockets of their own.
 
 mod addresses;
 mod error;
+mod groups;
 mod open;
 mod poll_set;
 mod probe;
 mod socket;
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -21,13 +24,11 @@ use crate::counters::add;
 use crate::{Gid, Port, PortCounters, RxBatch, TxBatch};
 
 pub use error::OpenError;
+use groups::Groups;
 use poll_set::PollSet;
 pub use probe::Probe;
-pub use socket::Buffers;
-use socket::{Received, Sent, UdpSocket};
-
-/// A function that is called with every new socket before it is bound.
-pub type SocketHook = fn(BorrowedFd<'_>) -> std::io::Result<()>;
+pub use socket::{Buffers, SocketHook};
+use socket::{RECEIVE_BUFFER_BYTES, Received, Sent, UdpSocket};
 
 /// Configuration of a [`UdpPort`].
 #[derive(Clone, Debug, Default)]
@@ -65,6 +66,9 @@ pub struct UdpPort {
     gso: AtomicBool,
     /// Failed sends so far. Some of them are logged.
     logged_errors: AtomicU64,
+    groups: Groups,
+    /// What the port was opened with.
+    config: UdpConfig,
 }
 
 /// The most datagrams that one receive gets from a GID's socket. If it returns this many, more may be queued.
@@ -127,7 +131,7 @@ impl UdpPort {
     }
 
     /// Counts packets whose send failed, and logs the 1st, 10th, 100th … failure.
-    fn record_failure(&self, remote: &SocketAddr, packets: usize, packet_len: usize, error: &std::io::Error) {
+    fn record_failure(&self, remote: &SocketAddr, packets: usize, packet_len: usize, error: &io::Error) {
         add(&self.counters.tx.send_errors, packets as u64);
         let failures = self.logged_errors.fetch_add(1, Relaxed) + 1;
         if 10u64.pow(failures.ilog10()) == failures {
@@ -136,8 +140,13 @@ impl UdpPort {
     }
 
     /// Receives up to `requested` datagrams from one socket. Returns how many it received.
-    fn receive_from(&self, gid_index: usize, requested: usize, rx: &mut RxBatch) -> usize {
-        let (socket, gid) = (&self.sockets[gid_index], &self.gids[gid_index]);
+    fn receive_from(
+        &self,
+        socket: &UdpSocket,
+        (gid_index, destination): (u8, IpAddr),
+        requested: usize,
+        rx: &mut RxBatch,
+    ) -> usize {
         let mut received = 0;
         while received < requested {
             let Some(buffer) = rx.free_buffer() else { break };
@@ -147,8 +156,7 @@ impl UdpPort {
                     if let Some(total) = overflows {
                         socket.record_overflows(total, &self.counters.rx.overflows);
                     }
-                    let meta =
-                        RxMeta { source, destination: gid.addr, gid_index: gid_index as u8, traffic_class };
+                    let meta = RxMeta { source, destination, gid_index, traffic_class };
                     rx.commit(meta, socket.local().port(), len, segment);
                 }
                 Received::Truncated => {
@@ -208,13 +216,18 @@ impl Port for UdpPort {
         while gids != 0 {
             let gid_index = gids.trailing_zeros() as usize;
             gids &= gids - 1;
-            let count = self.receive_from(gid_index, requested as usize, rx);
+            let (socket, gid) = (&self.sockets[gid_index], &self.gids[gid_index]);
+            let count = self.receive_from(socket, (gid_index as u8, gid.addr), requested as usize, rx);
             if count > 0 {
                 self.poll_set.record_traffic(gid_index);
             }
             is_burst_full |= count == requested as usize;
             received += count;
         }
+        self.groups.for_each_readable(|group| {
+            let destination = (group.gid_index, group.address);
+            received += self.receive_from(&group.socket, destination, BURST_MAX as usize, rx);
+        });
         if received > 0 {
             add(&self.counters.rx.calls, received as u64);
         }
@@ -230,6 +243,7 @@ impl Port for UdpPort {
         (0..self.sockets.len())
             .filter(|index| active & (1 << index) != 0)
             .map(|index| self.sockets[index].as_fd())
+            .chain(self.groups.descriptor())
             .collect()
     }
 
@@ -237,6 +251,17 @@ impl Port for UdpPort {
         if usize::from(gid_index) < self.sockets.len() {
             self.active.fetch_or(1 << gid_index, Relaxed);
         }
+    }
+
+    fn join(&self, group: IpAddr) -> io::Result<()> {
+        let of_family = |(_, gid): &(u8, &Gid)| gid.addr.is_ipv4() == group.is_ipv4();
+        let gid = (0u8..).zip(&self.gids).find(of_family).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let receive_buffer_bytes = self.config.receive_buffer_bytes.unwrap_or(RECEIVE_BUFFER_BYTES);
+        self.groups.join(group, gid, receive_buffer_bytes, self.config.socket_hook)
+    }
+
+    fn leave(&self, group: IpAddr) {
+        self.groups.leave(group);
     }
 }
 

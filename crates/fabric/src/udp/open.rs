@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use terrace_wire::ROCE_PORT;
 
 use super::addresses::{self, is_link_local};
+use super::groups::Groups;
 use super::poll_set::PollSet;
 use super::socket::{RECEIVE_BUFFER_BYTES, UdpSocket};
 use super::{OpenError, UdpConfig, UdpPort};
@@ -38,6 +39,8 @@ pub(super) fn open(config: &UdpConfig) -> Result<UdpPort, OpenError> {
         poll_set: PollSet::default(),
         gso: AtomicBool::new(true),
         logged_errors: AtomicU64::new(0),
+        groups: Groups::default(),
+        config: config.clone(),
     })
 }
 
@@ -103,5 +106,8 @@ pub(super) fn address_of(gid: &Gid, port: u16) -> SocketAddr {
 
 fn bind(gid: &Gid, instance: u8, config: &UdpConfig) -> io::Result<UdpSocket> {
     let local = address_of(gid, ROCE_PORT + u16::from(instance));
-    UdpSocket::bind(local, config.receive_buffer_bytes.unwrap_or(RECEIVE_BUFFER_BYTES), config.socket_hook)
+    let requested = config.receive_buffer_bytes.unwrap_or(RECEIVE_BUFFER_BYTES);
+    let socket = UdpSocket::bind(local, requested, config.socket_hook)?;
+    socket.set_multicast_interface(gid.ifindex)?;
+    Ok(socket)
 }

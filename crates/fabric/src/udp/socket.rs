@@ -12,14 +12,16 @@ use nix::sys::socket::{recvmsg, setsockopt};
 use rustix::net::sockopt::{
     Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover,
 };
-use socket2::{Domain, MsgHdr, SockAddr, Socket, Type};
+use socket2::{Domain, InterfaceIndexOrAddress, MsgHdr, SockAddr, Socket, Type};
 use terrace_wire::icrc::{self, Flow};
 
-use super::SocketHook;
 use super::addresses::is_link_local;
 use crate::corrupt::corrupt;
 use crate::counters::add;
 use crate::tx::Run;
+
+/// A function that is called with every new socket before it is bound.
+pub type SocketHook = fn(BorrowedFd<'_>) -> io::Result<()>;
 
 /// Requested size of the send buffer, which queues packets while an interface is busy.
 const SEND_BUFFER_BYTES: usize = 4 << 20;
@@ -76,6 +78,40 @@ impl UdpSocket {
         receive_buffer_bytes: usize,
         hook: Option<SocketHook>,
     ) -> io::Result<UdpSocket> {
+        UdpSocket::bind_with(local, receive_buffer_bytes, hook, |_| Ok(()))
+    }
+
+    /// A socket that receives what is sent to a multicast group, over the interface with that index. Other sockets may be
+    /// bound to the same group.
+    pub fn bind_group(
+        local: SocketAddr,
+        ifindex: u32,
+        receive_buffer_bytes: usize,
+        hook: Option<SocketHook>,
+    ) -> io::Result<UdpSocket> {
+        UdpSocket::bind_with(local, receive_buffer_bytes, hook, |socket| {
+            socket.set_reuse_address(true)?;
+            // Without `MULTICAST_ALL`, only this socket's own membership counts, not those of other sockets on other
+            // interfaces.
+            match local {
+                SocketAddr::V4(group) => {
+                    socket.set_multicast_all_v4(false)?;
+                    socket.join_multicast_v4_n(group.ip(), &InterfaceIndexOrAddress::Index(ifindex))
+                }
+                SocketAddr::V6(group) => {
+                    socket.set_multicast_all_v6(false)?;
+                    socket.join_multicast_v6(group.ip(), ifindex)
+                }
+            }
+        })
+    }
+
+    fn bind_with(
+        local: SocketAddr,
+        receive_buffer_bytes: usize,
+        hook: Option<SocketHook>,
+        prepare: impl FnOnce(&Socket) -> io::Result<()>,
+    ) -> io::Result<UdpSocket> {
         let socket = Socket::new(Domain::for_address(local), Type::DGRAM, None)?;
         socket.set_nonblocking(true)?;
         match local {
@@ -91,12 +127,22 @@ impl UdpSocket {
                 "socket option failed: {error}; packets without UDP checksum over IPv6 are not received"
             );
         }
+        prepare(&socket)?;
         socket.bind(&local.into())?;
         let scope_id = match local {
             SocketAddr::V4(_) => 0,
             SocketAddr::V6(v6) => v6.scope_id(),
         };
         Ok(UdpSocket { socket, local, scope_id, last_overflows: AtomicU32::new(0) })
+    }
+
+    /// Sends datagrams to IPv6 groups over the interface with that index. Those to IPv4 groups leave by the interface of the
+    /// address that the socket is bound to.
+    pub fn set_multicast_interface(&self, ifindex: u32) -> io::Result<()> {
+        match self.local {
+            SocketAddr::V4(_) => Ok(()),
+            SocketAddr::V6(_) => self.socket.set_multicast_if_v6(ifindex),
+        }
     }
 
     /// Reads the port that the kernel chose, and enables ICMP errors for sent datagrams (`IP_RECVERR`).

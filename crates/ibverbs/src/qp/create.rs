@@ -14,11 +14,12 @@ use super::query_only::QueryOnly;
 use super::{QpObject, capacities, wr};
 use crate::abi::newer::QpEx;
 use crate::abi::{
-    IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-    IBV_QP_INIT_ATTR_XRCD, IBV_QP_OPEN_ATTR_CONTEXT, IBV_QP_OPEN_ATTR_NUM, IBV_QP_OPEN_ATTR_RESERVED,
-    IBV_QP_OPEN_ATTR_TYPE, IBV_QP_OPEN_ATTR_XRCD, IBV_QPT_DRIVER, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_UC,
-    IBV_QPT_UD, IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_init_attr,
-    ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_qp_type, ibv_srq, ibv_xrcd,
+    IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_PD,
+    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_INIT_ATTR_XRCD, IBV_QP_OPEN_ATTR_CONTEXT, IBV_QP_OPEN_ATTR_NUM,
+    IBV_QP_OPEN_ATTR_RESERVED, IBV_QP_OPEN_ATTR_TYPE, IBV_QP_OPEN_ATTR_XRCD, IBV_QPT_DRIVER,
+    IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, ibv_context,
+    ibv_cq, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_qp_type, ibv_srq,
+    ibv_xrcd,
 };
 use crate::context::Context;
 use crate::cq;
@@ -41,9 +42,20 @@ fn kind(qp_type: ibv_qp_type) -> Result<QpType> {
     }
 }
 
+/// What `ibv_create_qp_ex` asks for beside the plain attributes.
+#[derive(Default)]
+struct ExtendedAttributes {
+    send_ops: Option<u64>,
+    blocks_own_multicast: bool,
+}
+
 /// # Safety
 /// `pd` is null or a protection domain; `attr` is null or writable attributes with this library's objects.
-unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, send_ops: Option<u64>) -> Result<*mut ibv_qp> {
+unsafe fn create(
+    pd: *mut ibv_pd,
+    attr: *mut ibv_qp_init_attr,
+    extended: ExtendedAttributes,
+) -> Result<*mut ibv_qp> {
     // SAFETY: the caller's.
     unsafe { create_with(pd, attr, send_ops, None) }
 }
@@ -72,7 +84,7 @@ unsafe fn create_with(
     // SAFETY: the caller's.
     let (domain, init) = unsafe { (borrow::<PdObject>(pd)?, object::read(attr)?) };
     let qp_type = kind(init.qp_type)?;
-    let builder = send_ops.map(|wanted| Builder::new(qp_type, wanted)).transpose()?;
+    let builder = extended.send_ops.map(|wanted| Builder::new(qp_type, wanted)).transpose()?;
     // Receive attributes of an initiator are ignored, as in the kernel.
     let receives = qp_type.has_receives();
     let (recv_cq, srq) = if receives { (init.recv_cq, init.srq) } else { (null_mut(), null_mut()) };
@@ -92,6 +104,7 @@ unsafe fn create_with(
         srq: unsafe { borrow::<SrqObject>(srq) }.ok().map(|srq| srq.srq().clone()),
         cap: capacities::from_c(&init.cap),
         sq_sig_all: init.sq_sig_all != 0,
+        blocks_own_multicast: extended.blocks_own_multicast,
         cookie: slot.as_c() as u64,
     };
     let cross_channel = cross_channel
@@ -187,9 +200,16 @@ fn describe(attributes: &PublicAttributes, parts: &Parts) -> QpEx {
 
 /// Creates an XRC target, or another handle of the target with this number.
 ///
+/// A target needs no protection domain, but the program finds the one that it gave: librdmacm takes it from there.
+///
 /// # Safety
 /// `xrcd` is null or an XRC domain.
-unsafe fn target(xrcd: *mut ibv_xrcd, qpn: Option<u32>, qp_context: *mut c_void) -> Result<*mut ibv_qp> {
+unsafe fn target(
+    xrcd: *mut ibv_xrcd,
+    qpn: Option<u32>,
+    qp_context: *mut c_void,
+    pd: *mut ibv_pd,
+) -> Result<*mut ibv_qp> {
     // SAFETY: the caller's.
     let domain = unsafe { borrow::<XrcdObject>(xrcd)? };
     room::for_object()?;
@@ -209,7 +229,7 @@ unsafe fn target(xrcd: *mut ibv_xrcd, qpn: Option<u32>, qp_context: *mut c_void)
     };
     let attributes = PublicAttributes {
         qp_context,
-        pd: null_mut(),
+        pd,
         send_cq: null_mut(),
         recv_cq: null_mut(),
         srq: null_mut(),
@@ -244,7 +264,7 @@ pub unsafe extern "C" fn open_qp(context: *mut ibv_context, attr: *mut ibv_qp_op
         }
         let qp_context = if has(IBV_QP_OPEN_ATTR_CONTEXT) { attr.qp_context } else { null_mut() };
         // SAFETY: the caller's.
-        unsafe { target(attr.xrcd, Some(attr.qp_num), qp_context) }
+        unsafe { target(attr.xrcd, Some(attr.qp_num), qp_context, null_mut()) }
     };
     pointer(open())
 }
@@ -256,7 +276,7 @@ pub unsafe extern "C" fn open_qp(context: *mut ibv_context, attr: *mut ibv_qp_op
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: the caller's.
-    pointer(unsafe { create(pd, attr, None) })
+    pointer(unsafe { create(pd, attr, ExtendedAttributes::default()) })
 }
 
 /// `ibv_create_qp_ex(3)`.
@@ -276,7 +296,9 @@ pub unsafe extern "C" fn create_qp_ex(
             | IBV_QP_INIT_ATTR_XRCD
             | IBV_QP_INIT_ATTR_CREATE_FLAGS
             | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-        if init.comp_mask & !known != 0 || (has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && init.create_flags != 0) {
+        let flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { init.create_flags } else { 0 };
+        let blocks_own_multicast = flags == IBV_QP_CREATE_BLOCK_SELF_MCAST_LB && qp_type == QpType::Ud;
+        if init.comp_mask & !known != 0 || (flags != 0 && !blocks_own_multicast) {
             return Err(EOPNOTSUPP);
         }
         let send_ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(init.send_ops_flags);
@@ -287,16 +309,17 @@ pub unsafe extern "C" fn create_qp_ex(
             if send_ops.is_some_and(|wanted| wanted != 0) {
                 return Err(EOPNOTSUPP);
             }
+            let pd = if has(IBV_QP_INIT_ATTR_PD) { init.pd } else { null_mut() };
             // SAFETY: the caller's: the granted sizes are returned, which are 0.
             unsafe { (*attr).cap = capacities::to_c(QpCap::default()) };
             // SAFETY: the caller's.
-            return unsafe { target(init.xrcd, None, init.qp_context) };
+            return unsafe { target(init.xrcd, None, init.qp_context, pd) };
         }
         if !has(IBV_QP_INIT_ATTR_PD) {
             return Err(EINVAL);
         }
         // SAFETY: the caller's; the extended attributes begin with the plain ones.
-        unsafe { create(init.pd, attr.cast(), send_ops) }
+        unsafe { create(init.pd, attr.cast(), ExtendedAttributes { send_ops, blocks_own_multicast }) }
     };
     pointer(create())
 }

@@ -91,6 +91,7 @@ pub enum EventCode {
     Rejected = 8,
     Established = 9,
     Disconnected = 10,
+    MulticastJoin = 12,
     TimeWaitExit = 15,
     User = 18,
     Internal = 19,

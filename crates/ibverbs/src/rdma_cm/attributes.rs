@@ -163,7 +163,7 @@ fn ready_to_receive(id: &Id, agreed: &Agreed, path: &Path, attr: &mut ib_uverbs_
     attr.path_mtu = agreed.path_mtu.into();
     attr.dest_qp_num = agreed.remote_qpn;
     attr.rq_psn = agreed.rq_psn;
-    if id.qp_type == IBV_QPT_RC {
+    if matches!(id.qp_type, IBV_QPT_RC | IBV_QPT_XRC_RECV) {
         attr.qp_attr_mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
         attr.max_dest_rd_atomic = agreed.responder_resources;
         // 655 ms, as in the kernel: programs rely on the long duration of a few retries.
@@ -174,9 +174,12 @@ fn ready_to_receive(id: &Id, agreed: &Agreed, path: &Path, attr: &mut ib_uverbs_
 fn ready_to_send(id: &Id, agreed: &Agreed, attr: &mut ib_uverbs_qp_attr) {
     attr.qp_attr_mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
     attr.sq_psn = agreed.sq_psn;
-    if id.qp_type == IBV_QPT_RC {
-        attr.qp_attr_mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+    if matches!(id.qp_type, IBV_QPT_RC | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV) {
+        attr.qp_attr_mask |= IBV_QP_TIMEOUT;
         attr.timeout = id.ack_timeout.unwrap_or(agreed.ack_timeout);
+    }
+    if matches!(id.qp_type, IBV_QPT_RC | IBV_QPT_XRC_SEND) {
+        attr.qp_attr_mask |= IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
         attr.retry_cnt = agreed.retry_count;
         attr.rnr_retry = agreed.rnr_retry_count;
         attr.max_rd_atomic = agreed.initiator_depth;

@@ -16,9 +16,10 @@ use super::clock::now;
 use super::connecting::{bind, connect, listen, resolve_address};
 use super::descriptor::{self, FileId};
 use super::id::{Id, QueuedEvent, Stage};
+use super::multicast;
 use super::service::{self, Service, with};
 use crate::abi::{IBV_EVENT_COMM_EST, IBV_QPT_RC, IBV_QPT_UD, ib_uverbs_qp_attr};
-use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
+use crate::errno::{EINVAL, Errno, Result};
 use crate::identity;
 
 const ENOSPC: Errno = Errno(libc::ENOSPC);
@@ -93,8 +94,18 @@ impl Call<'_> {
             Command::Notify => self.notify(),
             Command::MigrateId => self.migrate_id(),
             Command::WriteEvent => self.write_event(),
-            // There is no multicast on this device.
-            Command::JoinIpMulticast | Command::JoinMulticast | Command::LeaveMulticast => Err(EOPNOTSUPP),
+            Command::JoinIpMulticast => {
+                self.join_multicast(self.fields.u32(44)?, self.fields.address(16, 28)?)
+            }
+            Command::JoinMulticast => {
+                const SEND_ONLY: u16 = 1;
+                self.check_size(self.fields.u16(20)?, 24)?;
+                if self.fields.u16(22)? > SEND_ONLY {
+                    return Err(EINVAL);
+                }
+                self.join_multicast(self.fields.u32(16)?, self.fields.address(24, 128)?)
+            }
+            Command::LeaveMulticast => self.leave_multicast(),
         }
     }
 
@@ -128,7 +139,7 @@ impl Call<'_> {
         let space = PortSpace::from_number(self.fields.u16(16)?).ok_or(EINVAL)?;
         let qp_type = match space {
             PortSpace::Tcp => IBV_QPT_RC,
-            PortSpace::Udp => IBV_QPT_UD,
+            PortSpace::Udp | PortSpace::Ipoib => IBV_QPT_UD,
             PortSpace::Ib => self.fields.u8(18)?.into(),
         };
         let id = Id::new(self.file, self.fields.u64(0)?, space, qp_type);
@@ -190,6 +201,25 @@ impl Call<'_> {
             service.ids.queue(number, Answer::event(EventCode::RouteResolved, 0), None);
             Ok(())
         })
+    }
+
+    fn join_multicast(&self, number: u32, group: Option<SocketAddr>) -> Result<()> {
+        let (group, uid) = (group.ok_or(EINVAL)?, self.fields.u64(8)?);
+        if self.answer_bytes_max < 4 {
+            return Err(ENOSPC);
+        }
+        let joined = with(|service| multicast::join(service, self.file, number, group, uid))?;
+        self.answer_u32(0, joined).inspect_err(|_| {
+            let _ = with(|service| multicast::leave(service, self.file, joined));
+        })
+    }
+
+    fn leave_multicast(&self) -> Result<()> {
+        if self.answer_bytes_max < 4 {
+            return Err(ENOSPC);
+        }
+        let reported = with(|service| multicast::leave(service, self.file, self.fields.u32(8)?))?;
+        self.answer_u32(0, reported)
     }
 
     /// Calls `with_id` with an identifier, and the device if there is one.
@@ -418,7 +448,11 @@ fn connection_of(id: &Id) -> Result<ConnId> {
 fn take_event(service: &mut Service, file: FileId) -> Option<Answer<EVENT_BYTES>> {
     let event = service.ids.files.get_mut(&file)?.events.pop_front();
     service.clear_readable_if_empty(file);
-    let QueuedEvent { id: number, mut answer, request } = event?;
+    let QueuedEvent { id: number, mut answer, join, request } = event?;
+    if let Some(join) = join {
+        service.ids.joins.get_mut(&join)?.events_reported += 1;
+        return Some(answer);
+    }
     let owner = service.ids.find(number)?;
     owner.events_reported += 1;
     if let Some(request) = request {

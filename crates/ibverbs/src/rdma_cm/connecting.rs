@@ -14,7 +14,7 @@ use super::id::{Id, Stage};
 use super::rendezvous::{self, Claim};
 use super::resolve::{self, Source};
 use super::service::Service;
-use crate::abi::{IBV_QPT_RC, IBV_QPT_UC};
+use crate::abi::{IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_XRC_SEND};
 use crate::errno::{EINVAL, Errno, Result};
 
 /// Ports that are assigned when the program requests port 0.
@@ -80,7 +80,7 @@ fn first_free(claim: impl Fn(u16) -> Result<Vec<Claim>>) -> Result<(u16, Vec<Cla
     Err(Errno(libc::EADDRNOTAVAIL))
 }
 
-/// Resolves a peer's address. The outcome is an event. Only invalid calls return an error.
+/// Resolves a peer's address, or that of a multicast group for UD. The outcome is an event. Only invalid calls return an error.
 ///
 /// # Errors
 /// EINVAL for an identifier that has a peer already, or is bound to an address of another family.
@@ -95,7 +95,12 @@ pub fn resolve_address(
     if !matches!(id.stage, Stage::Idle | Stage::Bound) {
         return Err(EINVAL);
     }
-    let source = match (id.source, resolve::source_towards(device.gids(), to)) {
+    let group = Some(to.ip().to_canonical()).filter(|ip| ip.is_multicast() && id.is_ud());
+    let found = match group {
+        Some(group) => resolve::source_for_group(device.gids(), group),
+        None => resolve::source_towards(device.gids(), to),
+    };
+    let source = match (id.source, found) {
         (Some(bound), Ok(_)) if bound.address.is_ipv4() == to.ip().to_canonical().is_ipv4() => bound,
         (Some(_), Ok(_)) => return Err(EINVAL),
         (None, Ok(source)) => source,
@@ -115,7 +120,7 @@ pub fn resolve_address(
 /// Sends a connection request, or a SIDR request for a UD queue pair.
 ///
 /// # Errors
-/// EINVAL without a route, or for a kind of queue pair that does not connect; ENOMEM for too many connections.
+/// EINVAL without a route, to a multicast group, or for a kind of queue pair that does not connect; ENOMEM for too many connections.
 pub fn connect(service: &mut Service, file: FileId, number: u32, param: ConnParam) -> Result<()> {
     let device = service.device.clone().ok_or(Errno(libc::ENODEV))?;
     let id = service.ids.get(file, number)?;
@@ -124,6 +129,9 @@ pub fn connect(service: &mut Service, file: FileId, number: u32, param: ConnPara
     else {
         return Err(EINVAL);
     };
+    if peer.ip().to_canonical().is_multicast() {
+        return Err(EINVAL);
+    }
     let target = resolve::target(device.gids(), source, peer, id.space, id.traffic_class);
     let header = IpHeader { source_port: local.port(), source: source.address, destination: target.address };
     let service_id = service_id(id.space, peer.port());
@@ -158,6 +166,7 @@ fn connect_parameters(
         transport: match id.qp_type {
             IBV_QPT_RC => Transport::Rc,
             IBV_QPT_UC => Transport::Uc,
+            IBV_QPT_XRC_SEND => Transport::Xrc,
             _ => return Err(EINVAL),
         },
         qpn: param.qp_num,

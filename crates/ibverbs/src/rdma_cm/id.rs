@@ -83,8 +83,20 @@ pub struct QueuedEvent {
     /// The identifier that gets the event.
     pub id: u32,
     pub answer: Answer<EVENT_BYTES>,
+    /// The membership that the event is about.
+    pub join: Option<u32>,
     /// A connection request, for which an identifier is created when the program takes the event.
     pub request: Option<Request>,
+}
+
+/// A membership of an identifier in a multicast group.
+pub struct Join {
+    /// The identifier.
+    pub id: u32,
+    /// The program's name for the membership.
+    pub uid: u64,
+    /// Events about it that the program has received.
+    pub events_reported: u32,
 }
 
 /// See [`QueuedEvent::request`].
@@ -128,19 +140,30 @@ pub struct Ids {
     pub files: HashMap<FileId, File>,
     /// Ordered by number, to find the lowest free one.
     ids: BTreeMap<u32, Id>,
+    /// Memberships in multicast groups, by number.
+    pub joins: BTreeMap<u32, Join>,
+}
+
+/// The lowest number that is not a key.
+fn lowest_free<T>(numbered: &BTreeMap<u32, T>) -> u32 {
+    (0..)
+        .zip(numbered.keys())
+        .find(|(free, taken)| free != *taken)
+        .map_or(numbered.len() as u32, |(free, _)| free)
 }
 
 impl Ids {
     /// Adds an identifier with the lowest free number. librdmacm keeps a table by number, so numbers stay small.
     pub fn insert(&mut self, id: Id) -> u32 {
-        let mut free = 0;
-        for &taken in self.ids.keys() {
-            if taken != free {
-                break;
-            }
-            free += 1;
-        }
+        let free = lowest_free(&self.ids);
         self.ids.insert(free, id);
+        free
+    }
+
+    /// Adds a membership. Returns its number.
+    pub fn insert_join(&mut self, join: Join) -> u32 {
+        let free = lowest_free(&self.joins);
+        self.joins.insert(free, join);
         free
     }
 
@@ -155,7 +178,9 @@ impl Ids {
         self.ids.get_mut(&number)
     }
 
+    /// Removes an identifier and its memberships.
     pub fn remove(&mut self, number: u32) -> Option<Id> {
+        self.joins.retain(|_, join| join.id != number);
         self.ids.remove(&number)
     }
 
@@ -174,8 +199,25 @@ impl Ids {
         let Some(id) = self.ids.get(&number) else { return false };
         let (Some(file), true) = (self.files.get_mut(&id.file), id.uid != 0) else { return false };
         answer.set_id(id.uid, number);
-        file.push(QueuedEvent { id: number, answer, request });
+        file.push(QueuedEvent { id: number, answer, join: None, request });
         true
+    }
+
+    /// Queues an event about a membership.
+    pub fn queue_for_join(&mut self, number: u32, mut answer: Answer<EVENT_BYTES>) {
+        let Some(join) = self.joins.get(&number) else { return };
+        let file = self.ids.get(&join.id).and_then(|id| self.files.get_mut(&id.file));
+        if let Some(file) = file {
+            answer.set_id(join.uid, number);
+            file.push(QueuedEvent { id: join.id, answer, join: Some(number), request: None });
+        }
+    }
+
+    /// Removes the events about a membership from its file's queue.
+    pub fn drop_events_of_join(&mut self, file: FileId, number: u32) {
+        if let Some(file) = self.files.get_mut(&file) {
+            file.events.retain(|event| event.join != Some(number));
+        }
     }
 
     /// Removes the events of an identifier from its file's queue.

@@ -12,6 +12,7 @@
 //! | `abi` | the layout of commands and answers (`rdma/rdma_user_cm.h`) |
 //! | `command`, `connecting` | the execution of commands; those that lead to a connection |
 //! | `id` | programs' `rdma_cm_id`s, and their events |
+//! | `multicast` | memberships in multicast groups |
 //! | `attributes` | answers about routes and queue pairs |
 //! | `resolve` | selection of the local address and of the peer's queue pair 1 for a connection |
 //! | `rendezvous` | the host's registry of listeners and their processes |
@@ -29,6 +30,7 @@ mod connecting;
 mod descriptor;
 pub mod forwarding;
 mod id;
+mod multicast;
 mod rendezvous;
 mod report;
 mod resolve;

@@ -9,7 +9,7 @@ use super::clock::now;
 use super::id::Request;
 use super::resolve::Source;
 use super::service::Service;
-use crate::abi::{IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, ibv_qp_type};
+use crate::abi::{IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_RECV, ibv_qp_type};
 
 impl Service {
     /// Queues an event of the connection manager for the program.
@@ -20,6 +20,7 @@ impl Service {
             EventKind::Request { listener, header, req } => {
                 let qp_type = match req.transport {
                     Transport::Uc => IBV_QPT_UC,
+                    Transport::Xrc => IBV_QPT_XRC_RECV,
                     _ => IBV_QPT_RC,
                 };
                 let answer = Answer::event(EventCode::ConnectRequest, 0).with_connection(&ConnParam {

@@ -68,6 +68,15 @@ pub fn source_towards(gids: &[Gid], peer: SocketAddr) -> Result<Source, Errno> {
     }
 }
 
+/// The device's address from which datagrams to a multicast group are sent.
+///
+/// # Errors
+/// ENODEV without an address of the group's family.
+pub fn source_for_group(gids: &[Gid], group: IpAddr) -> Result<Source, Errno> {
+    let of_family = (0u8..).zip(gids).find(|(_, gid)| gid.addr.is_ipv4() == group.is_ipv4());
+    of_family.map(|(gid_index, gid)| Source { gid_index, address: gid.addr }).ok_or(Errno(libc::ENODEV))
+}
+
 /// Checks that the kernel has a route from a local address to a peer.
 fn check_route(own: IpAddr, peer: SocketAddr) -> Result<(), Errno> {
     let mut target = peer;

@@ -120,6 +120,7 @@ impl Node {
                 max_inline_data: 256,
             },
             sq_sig_all: false,
+            blocks_own_multicast: false,
             cookie: 0,
         }
     }

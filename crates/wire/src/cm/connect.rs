@@ -5,25 +5,41 @@ use super::{Answered, MadError};
 
 /// The requested transport service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
 pub enum Transport {
     /// Reliable connection.
-    Rc = 0,
+    Rc,
     /// Unreliable connection.
-    Uc = 1,
+    Uc,
     /// Reliable datagrams (not supported).
-    Rd = 2,
-    /// One of the extended kinds (XRC).
-    Extended = 3,
+    Rd,
+    /// Extended reliable connection (annex A14).
+    Xrc,
+    /// Another extended kind. 3 bits; 1 is [`Transport::Xrc`].
+    Extended(u8),
 }
 
 impl Transport {
-    fn from_bits(bits: u8) -> Transport {
-        match bits & 3 {
-            0 => Transport::Rc,
-            1 => Transport::Uc,
-            2 => Transport::Rd,
-            _ => Transport::Extended,
+    const EXTENDED: u8 = 3;
+    const EXTENDED_XRC: u8 = 1;
+
+    fn from_bits(kind: u8, extended: u8) -> Transport {
+        match (kind, extended) {
+            (0, _) => Transport::Rc,
+            (1, _) => Transport::Uc,
+            (2, _) => Transport::Rd,
+            (_, Transport::EXTENDED_XRC) => Transport::Xrc,
+            (_, other) => Transport::Extended(other),
+        }
+    }
+
+    /// The kind, and the extended kind.
+    fn bits(self) -> (u8, u8) {
+        match self {
+            Transport::Rc => (0, 0),
+            Transport::Uc => (1, 0),
+            Transport::Rd => (2, 0),
+            Transport::Xrc => (Transport::EXTENDED, Transport::EXTENDED_XRC),
+            Transport::Extended(other) => (Transport::EXTENDED, other),
         }
     }
 }
@@ -119,7 +135,7 @@ impl Req {
             responder_resources: from.u8(35),
             initiator_depth: from.u8(39),
             remote_cm_response_timeout: from.bits(43, 0, 5),
-            transport: Transport::from_bits(from.bits(43, 5, 2)),
+            transport: Transport::from_bits(from.bits(43, 5, 2), from.bits(51, 5, 3)),
             flow_control: from.bits(43, 7, 1) != 0,
             starting_psn: from.u24(44),
             local_cm_response_timeout: from.bits(47, 0, 5),
@@ -143,7 +159,8 @@ impl Req {
         to.put(35, &[self.responder_resources]);
         to.put(39, &[self.initiator_depth]);
         to.put_bits(43, 0, 5, self.remote_cm_response_timeout);
-        to.put_bits(43, 5, 2, self.transport as u8);
+        let (kind, extended) = self.transport.bits();
+        to.put_bits(43, 5, 2, kind);
         to.put_bits(43, 7, 1, self.flow_control.into());
         to.put_u24(44, self.starting_psn);
         to.put_bits(47, 0, 5, self.local_cm_response_timeout);
@@ -153,6 +170,7 @@ impl Req {
         to.put_bits(50, 5, 3, self.rnr_retry_count);
         to.put_bits(51, 0, 4, self.max_cm_retries);
         to.put_bits(51, 4, 1, self.srq.into());
+        to.put_bits(51, 5, 3, extended);
         self.primary.encode(to);
         to.put(140, &self.private_data);
         Req::ATTRIBUTE
@@ -199,8 +217,10 @@ pub struct Rep {
     pub remote_comm_id: u32,
     /// Not used by connected services.
     pub local_qkey: u32,
-    /// The passive side's queue pair, 24 bits.
+    /// The passive side's queue pair, 24 bits. Of an XRC connection `local_eecn` has it.
     pub local_qpn: u32,
+    /// The passive side's end-to-end context, 24 bits: of an XRC connection its target queue pair.
+    pub local_eecn: u32,
     /// The first PSN that the passive side expects, 24 bits.
     pub starting_psn: u32,
     /// Outstanding READs and atomics that the passive side can serve as responder.
@@ -232,6 +252,7 @@ impl Rep {
             remote_comm_id: from.u32(4),
             local_qkey: from.u32(8),
             local_qpn: from.u24(12),
+            local_eecn: from.u24(16),
             starting_psn: from.u24(20),
             responder_resources: from.u8(24),
             initiator_depth: from.u8(25),
@@ -249,6 +270,7 @@ impl Rep {
         to.put(4, &self.remote_comm_id.to_be_bytes());
         to.put(8, &self.local_qkey.to_be_bytes());
         to.put_u24(12, self.local_qpn);
+        to.put_u24(16, self.local_eecn);
         to.put_u24(20, self.starting_psn);
         to.put(24, &[self.responder_resources, self.initiator_depth]);
         to.put_bits(26, 0, 5, self.target_ack_delay);

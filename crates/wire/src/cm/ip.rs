@@ -10,6 +10,8 @@ pub const IP_HEADER_BYTES: usize = 36;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u16)]
 pub enum PortSpace {
+    /// Unreliable datagrams in IPoIB's groups.
+    Ipoib = 0x0002,
     /// Reliable connections.
     Tcp = 0x0106,
     /// Unreliable datagrams.
@@ -21,7 +23,8 @@ pub enum PortSpace {
 impl PortSpace {
     /// The namespace with this number.
     pub fn from_number(number: u16) -> Option<PortSpace> {
-        [PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib].into_iter().find(|space| *space as u16 == number)
+        use PortSpace::*;
+        [Ipoib, Tcp, Udp, Ib].into_iter().find(|space| *space as u16 == number)
     }
 }
 
