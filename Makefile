@@ -19,7 +19,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 HEADER := crates/ibverbs/include/terrace.h
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance interop errors chaos fork crash endurance sanitize soak soak-np soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np bench-filemr bench-term bench-term-full docs lint clean
+.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance conformance-programs interop errors chaos fork crash endurance sanitize soak soak-np soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np bench-filemr bench-term bench-term-full docs lint clean
 .DEFAULT_GOAL := help
 # Targets share output directories, and cargo uses all processors by itself.
 .NOTPARALLEL:
@@ -158,6 +158,10 @@ conformance: build ## Run real RDMA programs on Terrace: perftest, pingpongs, qp
 	@$(MAKE) --no-print-directory build/examples/file_region build/examples/resilient_send build/interop/programs/append_stress build/interop/programs/paged_stress \
 	    build/interop/programs/mpi_check
 	$(PYTHON) tests/interop/conformance.py $(ONLY)
+
+conformance-programs: build ## Run programs from PyPI and crates.io on Terrace: NIXL, Mooncake, crates (installs 500 MB below build/)
+	@scripts/setup.sh conformance-programs
+	$(PYTHON) tests/interop/conformance.py --published $(ONLY)
 
 interop: build ## Run Terrace against the Linux kernel's Soft-RoCE in a guest (ONLY=PATTERN for a part)
 	$(PYTHON) tests/interop/kernel/run.py $(ONLY)

@@ -2,7 +2,7 @@
 # Prepares a Debian machine for a target of the Makefile: checks the Rust toolchain, and installs missing packages with
 # apt-get. Prints nothing if nothing is missing.
 #
-#   scripts/setup.sh build|profile|packages|demo|test|conformance|interop|bench|bench-peers|bench-filemr|sanitize|fuzz|docs|lint|all-but-fuzz|all
+#   scripts/setup.sh build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|sanitize|fuzz|docs|lint|all-but-fuzz|all
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -79,6 +79,30 @@ install_python_tool() {
     python3 -m venv "$root/build/tools" && "$root/build/tools/bin/pip" install --quiet "$1==$2" || fail "pip could not install $1"
 }
 
+# Programs from PyPI and crates.io that `make conformance-programs` runs. The wheels' own requirements are left out:
+# NIXL names PyTorch, of which the transfers need nothing.
+install_published() {
+    published=$root/build/programs
+    [ -e "$published/python/bin/python" ] || python3 -m venv "$published/python"
+    "$published/python/bin/pip" install --quiet --no-deps nixl-cu12==1.5.1 mooncake-transfer-engine-non-cuda==0.3.13.post1 \
+        numpy==2.4.6 || fail "pip could not install the wheels (they need Python 3.10 or later)"
+    install_examples sideway 0.4.3 rc_pingpong ibv_devinfo
+    install_examples ibverbs 0.9.2 loopback
+}
+
+# The examples of a crate, built once.
+install_examples() {
+    crate=$1 version=$2
+    shift 2
+    [ -e "$published/crates/bin/$1" ] && return 0
+    echo "setup: building examples of $crate $version (once, a few minutes)"
+    names=$*
+    set --
+    for name in $names; do set -- "$@" --example "$name"; done
+    cargo install --locked --quiet --root "$published/crates" --version "$version" "$@" "$crate" ||
+        fail "cargo could not install examples of $crate"
+}
+
 # The kernel of the guest that `make interop` boots. The kernel is unpacked below build/ and not installed: boot loader,
 # modules and initramfs of the machine do not change.
 fetch_kernel() {
@@ -112,7 +136,7 @@ compiler="gcc libc6-dev make"
 verbs="libibverbs-dev ibverbs-utils python3"
 # A font for the plots; setpriv, which ends a server when the benchmark ends.
 plots="fonts-dejavu-core util-linux"
-programs="perftest qperf ucx-utils rdma-core python3-pyverbs rdmacm-utils libfabric-bin openmpi-bin libopenmpi-dev iproute2 tshark fio qemu-system-x86"
+programs="perftest qperf ucx-utils rdma-core python3-pyverbs rdmacm-utils libfabric-bin openmpi-bin libopenmpi-dev iproute2 tshark fio iperf qemu-system-x86"
 # The systems that `make bench-peers` compares Terrace with.
 peers="libucx-dev libfabric-dev redis-server memcached libnbd-dev nbdkit"
 # QEMU for the guest, the guest's programs, and tools to unpack a kernel.
@@ -137,6 +161,12 @@ demo) check_rust; install_packages $compiler $verbs perftest ;;
 # strace counts system calls; without it, one test is skipped.
 test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils librdmacm-dev iproute2; install_if_possible strace ;;
 conformance) check_rust; install_packages $compiler $verbs $programs ;;
+# The crates' build scripts need cmake and libclang.
+conformance-programs)
+    check_rust
+    install_packages $compiler $verbs cmake g++ libclang-dev python3-venv
+    install_published
+    ;;
 interop)
     [ "$(dpkg --print-architecture 2>/dev/null)" = amd64 ] || fail "the guest consists of Debian packages for amd64"
     check_rust
@@ -167,5 +197,5 @@ all-but-fuzz)
     "$0" profile || echo "setup: continues without profiles" >&2
     ;;
 all) "$0" all-but-fuzz && "$0" packages && "$0" docs && "$0" fuzz ;;
-*) fail "usage: $0 build|profile|packages|demo|test|conformance|interop|bench|bench-peers|bench-filemr|sanitize|fuzz|docs|lint|all-but-fuzz|all" ;;
+*) fail "usage: $0 build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|sanitize|fuzz|docs|lint|all-but-fuzz|all" ;;
 esac

@@ -4,6 +4,7 @@
     conformance.py                          everything
     conformance.py 'perftest/ib_read*' ud   cases whose name matches a pattern, or has the word in it
     conformance.py --list                   their names
+    conformance.py --published              programs from PyPI and crates.io instead
 
 Every case keeps its programs' output in results/conformance/RUN/CASE/. Exit status 0 when nothing failed.
 """
@@ -19,6 +20,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "scripts")]
 
 import matrix  # noqa: E402
+import published  # noqa: E402
 import pyverbs_suite  # noqa: E402
 import special  # noqa: E402
 from cases import FAILED, PASSED, SKIPPED, Result  # noqa: E402
@@ -27,9 +29,13 @@ from harness import procs  # noqa: E402
 
 def main():
     options = parse_options()
-    cases = {case.name: case for case in matrix.all_cases()}
-    suite = [pyverbs_suite.PREFIX + name for name in pyverbs_suite.passing_names()] or [pyverbs_suite.PREFIX + "all"]
-    names = [name for name in [*cases, *special.SPECIAL, *suite] if is_chosen(name, options.patterns)]
+    if options.published:
+        cases, functions, suite = published.all_cases(), published.SPECIAL, []
+    else:
+        cases, functions = matrix.all_cases(), special.SPECIAL
+        suite = [pyverbs_suite.PREFIX + name for name in pyverbs_suite.passing_names()] or [pyverbs_suite.PREFIX + "all"]
+    cases = {case.name: case for case in cases}
+    names = [name for name in [*cases, *functions, *suite] if is_chosen(name, options.patterns)]
     if options.list:
         print("\n".join(names))
         return 0
@@ -43,8 +49,8 @@ def main():
     for name in names:
         if name in cases:
             report.add(cases[name].run(run_dir / name))
-        elif name in special.SPECIAL:
-            report.add(special.run(name, run_dir / name))
+        elif name in functions:
+            report.add(special.run(name, functions[name], run_dir / name))
     if any(name.startswith(pyverbs_suite.PREFIX) for name in names):
         run_pyverbs(report, run_dir, options)
     return report.close()
@@ -54,6 +60,7 @@ def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("patterns", nargs="*", help="shell patterns or parts of names")
     parser.add_argument("--list", action="store_true", help="print the names of the cases and end")
+    parser.add_argument("--published", action="store_true", help="run the programs that `make conformance-programs` installs")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, progress to standard error")
     parser.add_argument("--update-pyverbs-list", action="store_true", help="write pyverbs-passing.txt from this run")
     return parser.parse_args()

@@ -67,6 +67,22 @@ def perftest_cases():
     yield Case("rdma_cm/ib_read_bw/4-qps", server, (*server, "{addr}"), check=table_rows(1), addr=SERVER, client_addr=CLIENT)
 
 
+# Sockets of an unmodified program become rsockets by librdmacm's own preloaded library, which must precede Terrace's.
+RSPRELOAD = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so"
+IPERF_BYTES = "64M"
+
+
+def iperf_cases():
+    def over_rsockets(*argv):
+        return ("sh", "-c", f"LD_PRELOAD={RSPRELOAD}:$LD_PRELOAD exec {' '.join(argv)}")
+
+    server = over_rsockets("iperf", "-s", "-P", "1", "-B", "{addr}", "-p", "{port}")
+    client = over_rsockets("iperf", "-c", "{addr}", "-p", "{port}", "-n", IPERF_BYTES)
+    # Sockets of TCP would have the client's address from the kernel: 127.0.0.1.
+    check = all_of(prints("64.0 MBytes", f"local {CLIENT} port"), prints_none("failed"))
+    yield Case("rdma_cm/iperf-over-rsockets", server, client, check=check, addr=SERVER, client_addr=CLIENT, is_server_permanent=True)
+
+
 # The reliable-datagram layer is libfabric's own (ofi_rxm); its tagged messages are matched in software.
 LIBFABRIC_VARIANTS = [
     ("msg", ["-p", "verbs", "-e", "msg"]),
@@ -99,5 +115,5 @@ def libfabric_cases():
 
 def cases():
     """Every case."""
-    for some in (rping_cases, example_cases, perftest_cases, libfabric_cases):
+    for some in (rping_cases, example_cases, perftest_cases, iperf_cases, libfabric_cases):
         yield from some()
