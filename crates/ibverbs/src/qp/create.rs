@@ -47,17 +47,8 @@ fn kind(qp_type: ibv_qp_type) -> Result<QpType> {
 struct ExtendedAttributes {
     send_ops: Option<u64>,
     blocks_own_multicast: bool,
-}
-
-/// # Safety
-/// `pd` is null or a protection domain; `attr` is null or writable attributes with this library's objects.
-unsafe fn create(
-    pd: *mut ibv_pd,
-    attr: *mut ibv_qp_init_attr,
-    extended: ExtendedAttributes,
-) -> Result<*mut ibv_qp> {
-    // SAFETY: the caller's.
-    unsafe { create_with(pd, attr, send_ops, None) }
+    /// Creation flags of `ibv_exp_create_qp`, for work queues in memory.
+    cross_channel: Option<u32>,
 }
 
 /// Creates a queue pair; with creation flags of `ibv_exp_create_qp`, one whose work queues are in memory.
@@ -69,17 +60,17 @@ pub(super) unsafe fn create_cross_channel(
     attr: *mut ibv_qp_init_attr,
     flags: Option<u32>,
 ) -> Result<*mut ibv_qp> {
+    let extended = ExtendedAttributes { cross_channel: flags, ..ExtendedAttributes::default() };
     // SAFETY: the caller's.
-    unsafe { create_with(pd, attr, None, flags) }
+    unsafe { create(pd, attr, extended) }
 }
 
 /// # Safety
-/// As for [`create`].
-unsafe fn create_with(
+/// `pd` is null or a protection domain; `attr` is null or writable attributes with this library's objects.
+unsafe fn create(
     pd: *mut ibv_pd,
     attr: *mut ibv_qp_init_attr,
-    send_ops: Option<u64>,
-    cross_channel: Option<u32>,
+    extended: ExtendedAttributes,
 ) -> Result<*mut ibv_qp> {
     // SAFETY: the caller's.
     let (domain, init) = unsafe { (borrow::<PdObject>(pd)?, object::read(attr)?) };
@@ -107,7 +98,8 @@ unsafe fn create_with(
         blocks_own_multicast: extended.blocks_own_multicast,
         cookie: slot.as_c() as u64,
     };
-    let cross_channel = cross_channel
+    let cross_channel = extended
+        .cross_channel
         .map(|flags| CrossChannel::new(domain.pd(), &request.cap, request.srq.is_some(), flags))
         .transpose()?
         .map(Box::new);
@@ -319,7 +311,13 @@ pub unsafe extern "C" fn create_qp_ex(
             return Err(EINVAL);
         }
         // SAFETY: the caller's; the extended attributes begin with the plain ones.
-        unsafe { create(init.pd, attr.cast(), ExtendedAttributes { send_ops, blocks_own_multicast }) }
+        unsafe {
+            create(
+                init.pd,
+                attr.cast(),
+                ExtendedAttributes { send_ops, blocks_own_multicast, cross_channel: None },
+            )
+        }
     };
     pointer(create())
 }

@@ -162,13 +162,7 @@ impl Translation for Pages {
 /// Performs an atomic operation on a word that is present.
 pub(super) fn apply(cell: &AtomicU64, op: AtomicOp) -> u64 {
     let before = cell.load(Ordering::Relaxed);
-    let after = match op {
-        AtomicOp::CompareSwap { compare, swap } if before == compare => swap,
-        AtomicOp::CompareSwap { .. } => before,
-        AtomicOp::FetchAdd { add } => before.wrapping_add(add),
-        AtomicOp::Write { value } => value,
-    };
-    cell.store(after, Ordering::Relaxed);
+    cell.store(op.apply(before), Ordering::Relaxed);
     before
 }
 

@@ -137,6 +137,7 @@ pub(super) fn connect(plan: &Plan, nodes: &[Node; 2]) -> Result<[Arc<QueuePair>;
                 max_inline_data: 64,
             },
             sq_sig_all: false,
+            blocks_own_multicast: false,
             cookie: 0,
         })
     };
