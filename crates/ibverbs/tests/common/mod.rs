@@ -61,6 +61,7 @@ unsafe extern "C" {
         init: *mut ibv_qp_init_attr,
     ) -> c_int;
     pub fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
+    pub fn terrace_bind_file(pd: *mut ibv_pd, fd: c_int, access: c_int) -> *mut ibv_mr;
     pub fn terrace_post_append(
         qp: *mut ibv_qp,
         wr: *mut terrace_append_wr,
