@@ -39,10 +39,10 @@ fn send(node: &Node, qp: &Arc<QueuePair>, group: [u8; 16], text: &[u8]) {
     assert_eq!(ah.destroy(), Ok(()));
 }
 
-/// Devices of three processes at two addresses of this host.
-fn host() -> [Node; 3] {
-    ["127.84.9.1", "127.84.9.1", "127.84.9.2"].map(|address| {
-        let address = address.parse().ok();
+/// Devices of three processes at two addresses of this host, which no other test has.
+fn host(test: u8) -> [Node; 3] {
+    [1, 1, 2].map(|number| {
+        let address = Some(IpAddr::from([127, 84, test, number]));
         let port = PortConfig { address, path: PathChoice::Udp, ..PortConfig::default() };
         Node::with(port.device().expect("a port on the loopback"), 1 << 16)
     })
@@ -51,7 +51,7 @@ fn host() -> [Node; 3] {
 #[test]
 fn every_member_of_the_host_receives_a_datagram_and_its_sender_too() {
     let group = gid("239.84.9.1");
-    let nodes = host();
+    let nodes = host(9);
     assert_eq!(nodes.each_ref().map(|node| node.device.instance()), [0, 1, 0]);
     let members = nodes.each_ref().map(|node| [0, 128].map(|offset| member(node, QKEY, offset)));
     members.iter().flatten().for_each(|qp| qp.attach_multicast(&group).expect("attached"));
@@ -80,7 +80,7 @@ fn every_member_of_the_host_receives_a_datagram_and_its_sender_too() {
 #[test]
 fn a_detached_queue_pair_receives_nothing_and_an_attached_one_is_not_destroyed() {
     let group = gid("239.84.9.3");
-    let [a, b, _] = host();
+    let [a, b, _] = host(10);
     let (sender, [stays, goes]) = (member(&a, QKEY, 0), [0, 128].map(|offset| member(&b, QKEY, offset)));
     for qp in [&stays, &goes] {
         qp.attach_multicast(&group).expect("attached");
@@ -103,7 +103,7 @@ fn a_detached_queue_pair_receives_nothing_and_an_attached_one_is_not_destroyed()
 #[test]
 fn queue_pairs_may_refuse_what_their_own_device_has_sent() {
     let group = gid("239.84.9.4");
-    let [a, b, _] = host();
+    let [a, b, _] = host(11);
     let refuses = a.pd.create_qp(QpInit { blocks_own_multicast: true, ..a.init(QpType::Ud) }).expect("made");
     ready_datagrams(&refuses, QKEY);
     refuses.post_recv([a.recv(128, 128, 64), a.recv(256, 256, 64)]).expect("posted");
