@@ -16,7 +16,7 @@ SIGN ?=
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
-HEADER := crates/ibverbs/include/terrace.h
+HEADERS := crates/ibverbs/include
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
 .PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance conformance-programs interop errors chaos fork crash endurance sanitize soak soak-np soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np bench-filemr bench-term bench-term-full docs lint clean
@@ -44,12 +44,14 @@ install: build ## Install below PREFIX (default /usr/local)
 	install -D build/bin/terrace $(DESTDIR)$(PREFIX)/bin/terrace
 	mkdir -p $(DESTDIR)$(PREFIX)/lib/terrace
 	install build/lib/terrace/* $(DESTDIR)$(PREFIX)/lib/terrace/
-	install -D --mode 644 $(HEADER) $(DESTDIR)$(PREFIX)/include/terrace.h
+	install -D --mode 644 --target-directory $(DESTDIR)$(PREFIX)/include $(HEADERS)/*.h
+	install -D --mode 644 --target-directory $(DESTDIR)$(PREFIX)/include/infiniband $(HEADERS)/infiniband/*.h
 
 uninstall: ## Remove the files of install below PREFIX
 	rm -f $(DESTDIR)$(PREFIX)/bin/terrace
 	rm -rf $(DESTDIR)$(PREFIX)/lib/terrace
-	rm -f $(DESTDIR)$(PREFIX)/include/terrace.h
+	rm -f $(DESTDIR)$(PREFIX)/include/terrace.h $(DESTDIR)$(PREFIX)/include/infiniband/terrace_*.h
+	rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/include/infiniband 2>/dev/null || true
 
 packages: build ## Build a Debian package, a tarball, a Python wheel, an SBOM and SHA256SUMS in build/packages/ (SIGN=KEY signs with an SSH key)
 	@scripts/setup.sh packages
@@ -60,9 +62,9 @@ packages-test: packages ## Unpack the packages, install and remove them below a 
 	$(PYTHON) -m unittest discover --start-directory tests/packages --pattern 'test_*.py'
 
 # Plain verbs programs, linked with the system's libibverbs.
-build/examples/%: examples/%.c $(HEADER)
+build/examples/%: examples/%.c $(wildcard $(HEADERS)/*.h $(HEADERS)/infiniband/*.h)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -I$(dir $(HEADER)) -o $@ $< -libverbs
+	$(CC) $(CFLAGS) -I$(HEADERS) -o $@ $< -libverbs
 
 # With Terrace's own verbs.
 build/examples/condition: examples/condition.c crates/ibverbs/include/infiniband/terrace_exp.h | build
@@ -99,7 +101,7 @@ peers-programs: $(PEERS_PROGRAMS) build/bench/peers/native
 
 build/interop/programs/%: tests/interop/programs/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -D_GNU_SOURCE -I$(dir $(HEADER)) -o $@ $< $(LIBRARIES) -libverbs -lpthread
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -I$(HEADERS) -o $@ $< $(LIBRARIES) -libverbs -lpthread
 
 build/interop/programs/cm_talk: LIBRARIES := -lrdmacm
 
@@ -111,9 +113,9 @@ build/interop/programs/mpi_check: tests/interop/programs/mpi_check.c
 NEGATIVE_SHARED := $(wildcard tests/negative/programs/env.*) tests/negative/programs/check.h
 NEGATIVE_PROGRAMS := $(patsubst tests/%.c,build/%,$(filter-out %/env.c,$(wildcard tests/negative/programs/*.c)))
 
-build/negative/programs/%: tests/negative/programs/%.c $(NEGATIVE_SHARED) $(HEADER)
+build/negative/programs/%: tests/negative/programs/%.c $(NEGATIVE_SHARED) $(wildcard $(HEADERS)/*.h)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -D_GNU_SOURCE -I$(dir $(HEADER)) -o $@ $< tests/negative/programs/env.c -libverbs -lpthread
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -I$(HEADERS) -o $@ $< tests/negative/programs/env.c -libverbs -lpthread
 
 # The constructor of libraries/waiting.so calls a function of the program.
 build/negative/programs/fork_load: CFLAGS += -rdynamic

@@ -22,6 +22,8 @@ COMMANDS = ("run", "recover", "serve", "devices", "doctor", "stat", "top", "benc
 # Below the prefix, in all packages.
 FILES = {
     "bin/terrace": 0o755,
+    "include/infiniband/terrace_dv.h": 0o644,
+    "include/infiniband/terrace_exp.h": 0o644,
     "include/terrace.h": 0o644,
     "lib/terrace/libibverbs.so": 0o644,
     "lib/terrace/libibverbs.so.1": 0o644,
