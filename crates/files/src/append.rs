@@ -1,11 +1,15 @@
 //! The end of a file, where records are added.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sys::Handle;
 
 /// Blocks are allocated this far ahead of the end, so that few appends allocate. They stay with the file.
 const AHEAD_BYTES: u64 = 1 << 20;
+
+/// No record is being added.
+pub const NOT_BEGUN: u64 = u64::MAX;
 
 /// The end of a file, locked while a record is added.
 #[derive(Debug, Default)]
@@ -15,24 +19,31 @@ pub struct End {
 }
 
 impl End {
-    /// Writes a record at the end of the file and returns its offset. A record that is not written as a whole is taken
-    /// back.
+    /// Writes a record at the end of the file and returns its offset. Meanwhile the offset is in `begun`: what lies behind it
+    /// is not whole. A record that is not written as a whole is taken back.
     ///
     /// # Errors
-    /// The system's; `FileTooLarge` for a record that would end beyond any file.
-    pub fn append(&mut self, handle: &Handle, data: &[u8]) -> io::Result<u64> {
+    /// The system's; `FileTooLarge` for a record that would end beyond any file, or beyond the process's limit.
+    pub fn append(&mut self, handle: &Handle, data: &[u8], begun: &AtomicU64) -> io::Result<u64> {
         // Not a length that is known: another program may have appended.
         let start = handle.len()?;
+        begun.store(start, Ordering::SeqCst);
+        let appended = self.append_at(handle, data, start);
+        begun.store(NOT_BEGUN, Ordering::SeqCst);
+        appended.map(|()| start)
+    }
+
+    fn append_at(&mut self, handle: &Handle, data: &[u8], start: u64) -> io::Result<()> {
         let end = start.checked_add(data.len() as u64).filter(|&end| i64::try_from(end).is_ok());
         let end = end.ok_or(io::ErrorKind::FileTooLarge)?;
         self.allocate(handle, start, end);
-        handle.write_all(start, data).inspect_err(|_| {
+        handle.write_all(start, data).map_err(|(written, error)| {
             self.forget();
-            if let Err(error) = handle.set_len(start) {
-                tracing::error!(%error, "a part of a record stays at the end of a file");
+            if written > 0 {
+                take_back(handle, start, written as u64);
             }
-        })?;
-        Ok(start)
+            error
+        })
     }
 
     /// Allocates blocks for a record from `start` to `end`, and for some after it. Without them the record is written all
@@ -50,5 +61,17 @@ impl End {
     /// Forgets what is allocated: the layout changes.
     pub fn forget(&mut self) {
         self.allocated = 0;
+    }
+}
+
+/// Takes back a part of a record, unless another program has added something behind it.
+fn take_back(handle: &Handle, start: u64, written: u64) {
+    let taken = match handle.len() {
+        Ok(len) if len == start + written => handle.set_len(start),
+        Ok(_) => Err(io::Error::other("another program has made the file longer or shorter")),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = taken {
+        tracing::error!(%error, start, written, "a part of a record stays in a file");
     }
 }

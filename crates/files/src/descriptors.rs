@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use io_uring::{IoUring, opcode, types};
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use terrace_sync::Mutex;
 
@@ -16,6 +17,9 @@ use crate::budget::Fate;
 const TABLE_MAX: u64 = 16 << 10;
 /// Files that are looked at to find one that can be parked.
 const LOOKS: usize = 32;
+
+/// The queue may have so many files that have ended, beside as many as have descriptors.
+const QUEUE_SPARE: usize = 64;
 
 /// A file that can be parked.
 pub trait Holder: Send + Sync + std::fmt::Debug {
@@ -56,6 +60,9 @@ impl Descriptors {
         self.count.fetch_add(1, Ordering::Relaxed);
         let mut queue = self.queue.lock();
         queue.push_back(Arc::downgrade(file));
+        if queue.len() > 2 * self.count.load(Ordering::Relaxed) + QUEUE_SPARE {
+            queue.retain(|file| file.strong_count() > 0);
+        }
         let left = self.park(&mut queue, Some(file), self.open_max);
         drop(queue);
         drop(left);
@@ -111,6 +118,8 @@ pub struct Tables {
 struct Table {
     ring: IoUring,
     free: Vec<u32>,
+    /// Numbers the entries: one that could not be submitted stays, and completes with a later one.
+    last_entry: u64,
 }
 
 impl std::fmt::Debug for Table {
@@ -130,7 +139,7 @@ impl Table {
             return Err(io::ErrorKind::Unsupported.into());
         }
         ring.submitter().register_files_sparse(count)?;
-        Ok(Table { ring, free: (0..count).rev().collect() })
+        Ok(Table { ring, free: (0..count).rev().collect(), last_entry: 0 })
     }
 }
 
@@ -153,13 +162,19 @@ impl Tables {
             None => {
                 let table = Table::new().inspect_err(|error| {
                     tracing::info!(%error, "each region that is a file keeps a descriptor");
-                    self.is_refused.get_or_init(|| ());
+                    // Without descriptors or memory it may be possible later.
+                    if !matches!(
+                        Errno::from_io_error(error),
+                        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN)
+                    ) {
+                        self.is_refused.get_or_init(|| ());
+                    }
                 });
                 tables.push(table.ok()?);
                 tables.len() - 1
             }
         };
-        let Table { ring, free } = &mut tables[table];
+        let Table { ring, free, .. } = &mut tables[table];
         let slot = free.pop()?;
         if ring.submitter().register_files_update(slot, &[file.as_raw_fd()]).is_err() {
             free.push(slot);
@@ -176,32 +191,37 @@ impl Parked {
     /// `EMFILE` without a free descriptor; the system's.
     pub fn open(&self) -> io::Result<OwnedFd> {
         let mut tables = self.tables.tables.lock();
-        let ring = &mut tables[usize::from(self.table)].ring;
-        let entry = opcode::FixedFdInstall::new(types::Fixed(self.slot), 0).build();
+        let Table { ring, last_entry, .. } = &mut tables[usize::from(self.table)];
+        *last_entry += 1;
+        let entry = opcode::FixedFdInstall::new(types::Fixed(self.slot), 0).build().user_data(*last_entry);
         // SAFETY: the entry has no pointers.
         unsafe { ring.submission().push(&entry) }.map_err(io::Error::other)?;
-        let completed = loop {
+        loop {
             match ring.submit_and_wait(1) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
                 Ok(_) => {}
             }
-            if let Some(completed) = ring.completion().next() {
-                break completed.result();
+            for completed in ring.completion() {
+                let number = completed.user_data();
+                let opened = match completed.result() {
+                    error @ ..0 => Err(io::Error::from_raw_os_error(-error)),
+                    // SAFETY: the kernel has just made it for us.
+                    descriptor => Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
+                };
+                // Another one is of a call that failed, and may be of any file: it is closed.
+                if number == *last_entry {
+                    return opened;
+                }
             }
-        };
-        if completed < 0 {
-            return Err(io::Error::from_raw_os_error(-completed));
         }
-        // SAFETY: the kernel has just made it for us.
-        Ok(unsafe { OwnedFd::from_raw_fd(completed) })
     }
 }
 
 impl Drop for Parked {
     fn drop(&mut self) {
         let mut tables = self.tables.tables.lock();
-        let Table { ring, free } = &mut tables[usize::from(self.table)];
+        let Table { ring, free, .. } = &mut tables[usize::from(self.table)];
         // A slot that cannot be emptied holds its file until it is used again.
         let _ = ring.submitter().register_files_update(self.slot, &[-1]);
         free.push(self.slot);

@@ -81,7 +81,13 @@ impl Files {
         let (budget, workers) = (Budget::new(config.windows_max), Workers::new(config.workers_max));
         let descriptors = Descriptors::new(config.descriptors_max);
         Files {
-            shared: Arc::new(Shared { budget, descriptors, workers, lengths: Lengths::default() }),
+            shared: Arc::new(Shared {
+                budget,
+                descriptors,
+                workers,
+                lengths: Lengths::default(),
+                failed: Mutex::default(),
+            }),
             open: Mutex::default(),
         }
     }

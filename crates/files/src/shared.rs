@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use terrace_sync::Mutex;
+
 use crate::budget::Budget;
 use crate::descriptors::Descriptors;
+use crate::open_file::OpenFile;
 use crate::published::Lengths;
 use crate::workers::Workers;
 
@@ -18,4 +21,16 @@ pub struct Shared {
     pub workers: Arc<Workers>,
     /// The lengths that peers see.
     pub lengths: Lengths,
+    /// Files that could not be written back. They stay for as long as the process, so that this is not forgotten.
+    pub failed: Mutex<Vec<Arc<OpenFile>>>,
+}
+
+impl Shared {
+    /// Keeps a file that could not be written back.
+    pub fn keep(&self, file: &Arc<OpenFile>) {
+        let mut failed = self.failed.lock();
+        if !failed.iter().any(|kept| Arc::ptr_eq(kept, file)) {
+            failed.push(file.clone());
+        }
+    }
 }

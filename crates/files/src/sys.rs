@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::{Errno, IoSliceMut, ReadWriteFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
 use rustix::time::ClockId;
 use terrace_hostmem::PAGE_BYTES;
 
@@ -135,15 +136,20 @@ impl Handle {
     /// Writes a whole range, and waits for the disk.
     ///
     /// # Errors
-    /// The system's; part of it may then be written.
-    pub fn write_all(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+    /// The system's, and how many bytes are written; `FileTooLarge` for a range beyond the process's limit.
+    pub fn write_all(&self, offset: u64, data: &[u8]) -> Result<(), (usize, io::Error)> {
+        // A write beyond the limit would end the process by SIGXFSZ.
+        let limit = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
+        if offset.saturating_add(data.len() as u64) > limit {
+            return Err((0, io::ErrorKind::FileTooLarge.into()));
+        }
         let mut done = 0;
         while done < data.len() {
             match rustix::io::pwrite(&self.file, &data[done..], offset + done as u64) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(0) => return Err((done, io::ErrorKind::WriteZero.into())),
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err((done, error.into())),
             }
         }
         Ok(())

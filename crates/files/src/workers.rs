@@ -62,7 +62,9 @@ impl Workers {
         let mut state = self.state.lock();
         // A job that is larger than all of the room is admitted alone.
         if state.count > 0 && (state.count >= JOBS_MAX || state.bytes + bytes > BYTES_MAX) {
-            state.starving.push(waker.clone());
+            if !state.starving.iter().any(|starving| Arc::ptr_eq(starving, waker)) {
+                state.starving.push(waker.clone());
+            }
             return Err(AccessError::NotReady);
         }
         state.count += 1;

@@ -65,7 +65,7 @@ int terrace_post_write_commit(struct ibv_qp *qp, struct ibv_send_wr *wr, struct 
  *
  * Returns NULL and sets errno: EACCES if `access` permits more than the descriptor is open for, or that is open for
  * appending only; EBADF for no descriptor; EOPNOTSUPP for one of something else than a regular file; EMFILE and ENFILE if
- * no descriptor is left, because each file needs one.
+ * no descriptor is left and no other file of a region can do without its own.
  */
 struct ibv_mr *terrace_bind_file(struct ibv_pd *pd, int fd, int access);
 

@@ -45,6 +45,8 @@ impl FileLease {
 
     /// The paging of the registration.
     pub fn paging(&self) -> Option<Paging> {
+        // Held while the process forks, so that the child finds the lock below free.
+        let _files = files();
         // Peers get the signature page from a server, and this process has none.
         static PATTERN: Mutex<Option<Arc<[u8; PAGE_BYTES as usize]>>> = Mutex::new(None);
         let mut pattern = PATTERN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -15,7 +15,7 @@ use terrace_memory::{AccessError, SharedFile};
 use terrace_shm::{GracePeriod, file_system};
 use terrace_sync::{Mutex, RwLock};
 
-use crate::append::End;
+use crate::append::{End, NOT_BEGUN};
 use crate::budget::Fate;
 use crate::descriptors::{Holder, Parked, Right, Tables};
 use crate::durable::Durability;
@@ -76,14 +76,29 @@ pub struct OpenFile {
 }
 
 /// What most files never need: there may be many.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Rest {
     /// Read by deferred accesses while they run, which may take long; written to change the layout.
     changes: RwLock<()>,
     pending: Mutex<Pending>,
     published: Published,
     end: Mutex<End>,
+    /// Where a record begins that is being added, or [`NOT_BEGUN`].
+    append_begun: AtomicU64,
     durability: Durability,
+}
+
+impl Default for Rest {
+    fn default() -> Rest {
+        Rest {
+            changes: RwLock::default(),
+            pending: Mutex::default(),
+            published: Published::default(),
+            end: Mutex::default(),
+            append_begun: AtomicU64::new(NOT_BEGUN),
+            durability: Durability::default(),
+        }
+    }
 }
 
 /// The handle, and the windows in the order of their offsets.
@@ -156,9 +171,13 @@ impl OpenFile {
     /// Makes all that was written before durable.
     ///
     /// # Errors
-    /// `Flush` once a write-back of the file has failed.
+    /// `Flush` once a write-back of the file has failed: also for later regions of the file, as the system forgets that.
     pub fn sync(self: &Arc<OpenFile>) -> Result<(), AccessError> {
-        self.rest().durability.sync(&*self.handle()?)
+        let synced = self.rest().durability.sync(&*self.handle()?);
+        if synced.is_err() {
+            self.shared.keep(self);
+        }
+        synced
     }
 
     /// Gives the file the right to its descriptor.
@@ -194,13 +213,13 @@ impl OpenFile {
             Holding::Open(handle, _) => return Ok(handle.clone()),
             Holding::Parked(parked) => parked,
         };
-        let holder: Arc<dyn Holder> = self.clone();
-        let right = self.shared.descriptors.take(&holder);
         let opened = parked.open().or_else(|error| match Errno::from_io_error(&error) {
             Some(Errno::MFILE | Errno::NFILE) if self.shared.descriptors.make_room() => parked.open(),
             _ => Err(error),
         });
         let file = opened.map_err(|error| self.error_of(&error))?;
+        let holder: Arc<dyn Holder> = self.clone();
+        let right = self.shared.descriptors.take(&holder);
         let handle = Arc::new(Handle { file, traits: layout.traits });
         layout.holding = Holding::Open(handle.clone(), Some(right));
         Ok(handle)
@@ -259,6 +278,8 @@ impl OpenFile {
     /// Reads the file's length. If the system does not tell, the last one counts.
     pub fn read_len(&self, handle: &Handle, now_ms: u64) -> u64 {
         let Ok(len) = handle.len() else { return self.len.load(Ordering::Relaxed) };
+        // A record that is being added is not there yet.
+        let len = self.rest.get().map_or(len, |rest| len.min(rest.append_begun.load(Ordering::SeqCst)));
         self.len.store(len, Ordering::Relaxed);
         if let Some(rest) = self.rest.get() {
             rest.published.set(len);
@@ -504,6 +525,10 @@ impl OpenFile {
             self.make_window(&handle, piece, Direction::Write, now_ms);
         }
         let layout = self.layout.read();
+        // The file may have been truncated since.
+        if part.addr.saturating_add(part.len) > self.len.load(Ordering::Relaxed) {
+            return Some(Err(AccessError::OutOfRange));
+        }
         for piece in self.pieces(part) {
             let window = layout.window(piece)?;
             if !self.needs_no_disk(&handle, window, piece, Direction::Write, now_ms) {
@@ -557,17 +582,20 @@ impl OpenFile {
     /// Adds a record at the end of the file, after those of all other threads, and returns its offset.
     ///
     /// # Errors
-    /// `Permission` if the file is not open for writing; `NoSpace`; `OutOfRange` beyond the longest file; `Device`. No part of
-    /// the record is in the file then.
+    /// `Permission` if the file is not open for writing; `NoSpace`, also beyond the longest file that may be; `Device`. No
+    /// part of the record is in the file then.
     pub fn append(self: &Arc<OpenFile>, data: &[u8]) -> Result<u64, AccessError> {
         let mut end = self.rest().end.lock();
         let handle = self.handle()?;
         if !handle.traits.is_writable {
             return Err(AccessError::Permission);
         }
-        let appended = end.append(&handle, data);
+        let appended = end.append(&handle, data, &self.rest().append_begun);
         self.read_len(&handle, coarse_ms());
-        appended.map_err(|error| self.error_of(&error))
+        appended.map_err(|error| match error.kind() {
+            io::ErrorKind::FileTooLarge => AccessError::NoSpace,
+            _ => self.error_of(&error),
+        })
     }
 
     /// What a failed system call means for an access.

@@ -41,7 +41,7 @@ impl OpenFile {
             // A file system without shared mappings. If somebody makes the file shorter at this moment, the write makes
             // it longer again, as any program's write would.
             Err(Unmapped::NotMappable(handle)) => {
-                handle.write_all(addr, data).map_err(|error| self.error_of(&error))
+                handle.write_all(addr, data).map_err(|(_, error)| self.error_of(&error))
             }
             Err(Unmapped::Failed(error)) => Err(error),
             Ok(()) => Ok(()),
