@@ -264,7 +264,7 @@ class MalformedPackets(HostilePeer):
 
     def test_unknown_opcodes_versions_and_pads(self):
         before, dropped_before = self.dropped()["malformed"], self.victim.counts("q")["dropped"]
-        known = [*range(0x15), 0x16, 0x17, 0x1C, 0x1D, *range(0x20, 0x2C), roce.UD_SEND_ONLY, 0x65, roce.CNP, *range(0xA0, 0xB8)]
+        known = [*range(0x15), 0x16, 0x17, 0x1C, 0x1D, *range(0x20, 0x2C), roce.UD_SEND_ONLY, 0x65, roce.CNP, *range(0xA0, 0xB8), 0xC0, 0xC1, 0xC2, 0xC4, 0xD0, 0xD1]
         unknown = [opcode for opcode in range(256) if opcode not in known]
         for opcode in unknown:
             self.send(opcode, self.write(), b"x" * 8)

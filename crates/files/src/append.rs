@@ -8,8 +8,42 @@ use crate::sys::Handle;
 /// Blocks are allocated this far ahead of the end, so that few appends allocate. They stay with the file.
 const AHEAD_BYTES: u64 = 1 << 20;
 
-/// No record is being added.
-pub const NOT_BEGUN: u64 = u64::MAX;
+/// How often a length is read again because a record was added meanwhile.
+const READS_MAX: usize = 16;
+
+/// Whether a record is being added: the file's length is within it then.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Odd while a record is being added, and incremented at its beginning and end.
+    count: AtomicU64,
+    /// Where the record begins.
+    start: AtomicU64,
+}
+
+impl Progress {
+    fn begin(&self, start: u64) {
+        self.start.store(start, Ordering::SeqCst);
+        self.count.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn end(&self) {
+        self.count.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The length of the file's whole records, by `read`, which reads the file's length. `None` if records are added faster
+    /// than that can be read.
+    pub fn whole(&self, read: impl Fn() -> u64) -> Option<u64> {
+        for _ in 0..READS_MAX {
+            let before = self.count.load(Ordering::SeqCst);
+            let start = self.start.load(Ordering::SeqCst);
+            let len = read();
+            if self.count.load(Ordering::SeqCst) == before {
+                return Some(if before % 2 == 1 { len.min(start) } else { len });
+            }
+        }
+        None
+    }
+}
 
 /// The end of a file, locked while a record is added.
 #[derive(Debug, Default)]
@@ -19,17 +53,17 @@ pub struct End {
 }
 
 impl End {
-    /// Writes a record at the end of the file and returns its offset. Meanwhile the offset is in `begun`: what lies behind it
-    /// is not whole. A record that is not written as a whole is taken back.
+    /// Writes a record at the end of the file and returns its offset. Meanwhile `progress` says so. A record that is not
+    /// written as a whole is taken back.
     ///
     /// # Errors
     /// The system's; `FileTooLarge` for a record that would end beyond any file, or beyond the process's limit.
-    pub fn append(&mut self, handle: &Handle, data: &[u8], begun: &AtomicU64) -> io::Result<u64> {
+    pub fn append(&mut self, handle: &Handle, data: &[u8], progress: &Progress) -> io::Result<u64> {
         // Not a length that is known: another program may have appended.
         let start = handle.len()?;
-        begun.store(start, Ordering::SeqCst);
+        progress.begin(start);
         let appended = self.append_at(handle, data, start);
-        begun.store(NOT_BEGUN, Ordering::SeqCst);
+        progress.end();
         appended.map(|()| start)
     }
 

@@ -164,15 +164,18 @@ fn reading_holes_in_memory_allocates_nothing() {
 #[test]
 fn a_record_is_visible_when_it_is_whole() {
     const RECORD: u64 = 1 << 20;
-    let (files, file) = (Files::new(&FilesConfig::default()), TestFile::new("/var/tmp", 0));
-    let region = region(&files, &file.file);
-    std::thread::scope(|scope| {
-        let appending = scope.spawn(|| (0..40).for_each(|_| _ = append(&region, &[7; RECORD as usize], false)));
-        while !appending.is_finished() {
-            assert_eq!(region.file_len() % RECORD, 0);
-        }
-    });
-    assert_eq!(region.file_len(), 40 * RECORD);
+    for directory in DIRECTORIES {
+        let (files, file) = (Files::new(&FilesConfig::default()), TestFile::new(directory, 0));
+        let region = region(&files, &file.file);
+        let record = vec![7; RECORD as usize];
+        std::thread::scope(|scope| {
+            let appending = scope.spawn(|| (0..40).for_each(|_| _ = append(&region, &record, false)));
+            while !appending.is_finished() {
+                assert_eq!(region.file_len() % RECORD, 0);
+            }
+        });
+        assert_eq!(region.file_len(), 40 * RECORD);
+    }
 }
 
 #[test]

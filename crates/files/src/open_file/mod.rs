@@ -15,7 +15,7 @@ use terrace_memory::{AccessError, SharedFile};
 use terrace_shm::{GracePeriod, file_system};
 use terrace_sync::{Mutex, RwLock};
 
-use crate::append::{End, NOT_BEGUN};
+use crate::append::{End, Progress};
 use crate::budget::Fate;
 use crate::descriptors::{Holder, Parked, Right, Tables};
 use crate::durable::Durability;
@@ -76,29 +76,15 @@ pub struct OpenFile {
 }
 
 /// What most files never need: there may be many.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Rest {
     /// Read by deferred accesses while they run, which may take long; written to change the layout.
     changes: RwLock<()>,
     pending: Mutex<Pending>,
     published: Published,
     end: Mutex<End>,
-    /// Where a record begins that is being added, or [`NOT_BEGUN`].
-    append_begun: AtomicU64,
+    append_progress: Progress,
     durability: Durability,
-}
-
-impl Default for Rest {
-    fn default() -> Rest {
-        Rest {
-            changes: RwLock::default(),
-            pending: Mutex::default(),
-            published: Published::default(),
-            end: Mutex::default(),
-            append_begun: AtomicU64::new(NOT_BEGUN),
-            durability: Durability::default(),
-        }
-    }
 }
 
 /// The handle, and the windows in the order of their offsets.
@@ -277,9 +263,11 @@ impl OpenFile {
 
     /// Reads the file's length. If the system does not tell, the last one counts.
     pub fn read_len(&self, handle: &Handle, now_ms: u64) -> u64 {
-        let Ok(len) = handle.len() else { return self.len.load(Ordering::Relaxed) };
+        let known = self.len.load(Ordering::Relaxed);
+        let read = || handle.len().unwrap_or(known);
         // A record that is being added is not there yet.
-        let len = self.rest.get().map_or(len, |rest| len.min(rest.append_begun.load(Ordering::SeqCst)));
+        let whole = self.rest.get().map_or_else(|| Some(read()), |rest| rest.append_progress.whole(read));
+        let len = whole.unwrap_or(known);
         self.len.store(len, Ordering::Relaxed);
         if let Some(rest) = self.rest.get() {
             rest.published.set(len);
@@ -590,7 +578,7 @@ impl OpenFile {
         if !handle.traits.is_writable {
             return Err(AccessError::Permission);
         }
-        let appended = end.append(&handle, data, &self.rest().append_begun);
+        let appended = end.append(&handle, data, &self.rest().append_progress);
         self.read_len(&handle, coarse_ms());
         appended.map_err(|error| match error.kind() {
             io::ErrorKind::FileTooLarge => AccessError::NoSpace,
