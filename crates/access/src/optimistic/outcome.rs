@@ -121,7 +121,8 @@ impl Initiator {
             matches!(task.kind, Kind::Inline | Kind::Atomic) && self.entries[index].class != Class::Write;
         match completion_status(status) {
             Some(status) => self.fail(index, status, 0),
-            None if status == Status::Ok && has_data => self.fail(index, WcStatus::BadResponse, 0),
+            // `Plain` and `Busy` say that nothing was done.
+            None if status != Status::Ok || has_data => self.fail(index, WcStatus::BadResponse, 0),
             None => {}
         }
     }

@@ -315,3 +315,22 @@ fn a_flushed_check_repeats_what_was_acknowledged() {
     assert_eq!(harness.completed(), 1);
     assert!(matches!(harness.next(), Some(Next::Complete(2, WcStatus::RemoteAccess))));
 }
+
+/// A status that is no failure is no success either, unless it is `Ok`.
+#[test]
+fn an_answer_that_nothing_was_done_fails_the_request() {
+    let mut harness = Harness::opened();
+    harness.write(1, 0, 8, 0, true);
+    harness.versions(2);
+    let id = harness.sent_id(|body| matches!(body, Body::Write(_)));
+    harness.answer(id, done(Status::Plain));
+    assert!(matches!(harness.next(), Some(Next::Break)));
+    assert!(matches!(harness.next(), Some(Next::Complete(1, WcStatus::BadResponse))));
+    let mut harness = Harness::new();
+    let op = SendOp::WriteImm { va: BASE_VA, rkey: RKEY, imm: 9 };
+    harness.submit(1, op, 0, 100, SendFlags::SIGNALED, OrderBits::empty());
+    let id = harness.sent_id(|body| matches!(body, Body::Hold(_)));
+    harness.answer(id, done(Status::Plain));
+    assert!(matches!(harness.next(), Some(Next::Break)));
+    assert!(matches!(harness.next(), Some(Next::Complete(1, WcStatus::BadResponse))));
+}
