@@ -20,7 +20,7 @@ pub(crate) struct Remote {
 enum Location {
     /// Possibly any memory of the peer.
     Unknown,
-    /// A plain region: its rkey and addresses identify the memory.
+    /// A plain region: its addresses identify the memory.
     Plain,
     /// An extended region: the registration and the offset on its grid.
     Grid { region_id: u64, offset: u64 },
@@ -50,16 +50,16 @@ impl Remote {
         (length > 0).then_some(Remote { rkey, va, length, writes, location })
     }
 
-    /// Whether two requests may access the same memory. Overlaps between a plain and an extended registration of the
-    /// same memory are not detected.
+    /// Whether two requests may access the same memory. Two registrations may have memory in common: by the addresses, if
+    /// both are registered at those of the peer's program. What they share at other addresses is not detected.
     pub(crate) fn overlaps(&self, other: &Remote) -> bool {
         match (self.location, other.location) {
             (Location::Unknown, _) | (_, Location::Unknown) => true,
             (
                 Location::Grid { region_id: left, offset: start },
                 Location::Grid { region_id: right, offset: other_start },
-            ) => left == right && ranges_overlap(start, self.length, other_start, other.length),
-            _ => self.rkey == other.rkey && ranges_overlap(self.va, self.length, other.va, other.length),
+            ) if left == right => ranges_overlap(start, self.length, other_start, other.length),
+            _ => ranges_overlap(self.va, self.length, other.va, other.length),
         }
     }
 }

@@ -61,6 +61,13 @@ impl HeldMemory for Local {
     }
 }
 
+/// A registration of the peer's memory.
+pub fn region(rkey: u32, region_id: u64) -> Arc<Region> {
+    let layout = Layout::new(BASE_VA, 64 * PAGE, 0, PAGE as u32).expect("a valid layout");
+    let description = RegionDescription { layout, signature_key: [3; 32], region_id, mode: Mode::OneSided };
+    Arc::new(Region::new(rkey, description))
+}
+
 pub struct Harness {
     pub initiator: Initiator,
     pub local: Local,
@@ -103,10 +110,7 @@ impl Harness {
             scratch: Scratch { addr: SCRATCH, lkey: 2, slot_bytes: 64, slot_count: 4 },
         };
         change(&mut config);
-        let layout = Layout::new(BASE_VA, 64 * PAGE, 0, PAGE as u32).expect("a valid layout");
-        let description =
-            RegionDescription { layout, signature_key: [3; 32], region_id: 6, mode: Mode::OneSided };
-        let region = Arc::new(Region::new(RKEY, description));
+        let region = region(RKEY, 6);
         let local = Local {
             bytes: vec![0x55; 1 << 16],
             scratch: vec![0; 256],

@@ -3,9 +3,10 @@
 mod harness;
 mod target;
 
-use harness::{BASE_VA, Harness, Next, PAGE, RKEY, TABLE_KEY};
+use harness::{BASE_VA, Harness, Next, PAGE, RKEY, TABLE_KEY, region};
 use terrace_access::optimistic::{Held, Order, OrderBits};
 use terrace_access::proto::{Access, Body, Done, Source, Status};
+use terrace_access::region::Knowledge;
 use terrace_transport::{SendFlags, SendOp, SendWr, Time, WcStatus};
 
 const OK: Body<'static> = Body::Done(Done { status: Status::Ok, count: 1 });
@@ -333,4 +334,25 @@ fn an_answer_that_nothing_was_done_fails_the_request() {
     harness.answer(id, done(Status::Plain));
     assert!(matches!(harness.next(), Some(Next::Break)));
     assert!(matches!(harness.next(), Some(Next::Complete(1, WcStatus::BadResponse))));
+}
+
+#[test]
+fn registrations_of_the_same_memory_are_in_conflict() {
+    for other in [Knowledge::Plain, Knowledge::Extended(region(0x9a, 7))] {
+        let mut harness = Harness::opened();
+        harness.write(1, 63 * PAGE, 64, 0, true);
+        harness.known = other;
+        let op = |offset| SendOp::Read { va: BASE_VA + 63 * PAGE + offset, rkey: 0x9a };
+        harness.submit(2, op(64), 64, 8, SendFlags::SIGNALED, OrderBits::empty());
+        harness.submit(3, op(56), 128, 8, SendFlags::SIGNALED, OrderBits::empty());
+        let (write, disjoint) = (harness.post(), harness.post());
+        assert_eq!(disjoint.op, op(64));
+        let check = harness.post();
+        harness.succeed(&write);
+        harness.succeed(&disjoint);
+        harness.idle();
+        harness.bring_versions(&check, 1);
+        assert_eq!((harness.completed(), harness.completed()), (1, 2));
+        assert_eq!(harness.post().op, op(56));
+    }
 }
