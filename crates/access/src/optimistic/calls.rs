@@ -156,6 +156,11 @@ impl Calls {
         self.delayed.iter().map(|(until, _)| *until).min()
     }
 
+    /// The oldest work request with an unsent task.
+    pub(super) fn first_unsent(&self) -> Option<Seq> {
+        self.ready.iter().chain(self.delayed.iter().map(|(_, task)| task)).filter_map(|task| task.seq).min()
+    }
+
     /// Takes out every unsent task of the work requests from `seq` on.
     pub(super) fn drop_unsent(&mut self, seq: Seq) -> Vec<Task> {
         let is_dropped = |task: &Task| task.seq.is_some_and(|of| of >= seq);
@@ -191,6 +196,9 @@ impl Initiator {
 
     /// Queues calls that a work request waits for.
     pub(super) fn queue_tasks(&mut self, index: usize, tasks: impl IntoIterator<Item = Task>) {
+        if self.in_error {
+            return self.fail(index, WcStatus::Flushed, 0);
+        }
         if self.is_control_gone {
             return self.fail(index, WcStatus::RetryExceeded, 0);
         }

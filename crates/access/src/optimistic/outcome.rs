@@ -43,9 +43,10 @@ impl Initiator {
         let is_read = entry.class == Class::Read;
         if wc.status != WcStatus::Success {
             // A request that was posted earlier for a later one may have ended the queue pair. A READ can be repeated by
-            // calls. A WRITE cannot: its packets may still arrive, and would undo what comes after the repetition.
+            // calls. A WRITE cannot: its packets may still arrive, and would undo what comes after the repetition. If the
+            // program has ended the queue pair, nothing is repeated.
             let is_later = self.first_failed.is_some_and(|failed| seq < failed);
-            let is_flushed = wc.status == WcStatus::Flushed && is_later;
+            let is_flushed = wc.status == WcStatus::Flushed && is_later && !self.in_error;
             if is_flushed && is_read && hold.is_none() && entry.region.is_some() {
                 return entry.mark_all();
             }
@@ -103,7 +104,7 @@ impl Initiator {
         let index = task.seq.and_then(|seq| self.index(seq));
         let has_failed = index.is_some_and(|index| self.entries[index].failure.is_some());
         match (status, task.kind, index) {
-            (Status::Busy, ..) if !has_failed => return self.calls.delay(now, task),
+            (Status::Busy, ..) if !has_failed && !self.in_error => return self.calls.delay(now, task),
             (_, Kind::Open { region_id, .. }, _) => return self.take_tables(now, region_id, None),
             (Status::Ok, Kind::Hold, Some(index)) if !has_failed => {
                 self.counters.holds += 1;
@@ -120,6 +121,7 @@ impl Initiator {
         let has_data =
             matches!(task.kind, Kind::Inline | Kind::Atomic) && self.entries[index].class != Class::Write;
         match completion_status(status) {
+            None if status == Status::Busy && self.in_error => self.fail(index, WcStatus::Flushed, 0),
             Some(status) => self.fail(index, status, 0),
             // `Plain` and `Busy` say that nothing was done.
             None if status != Status::Ok || has_data => self.fail(index, WcStatus::BadResponse, 0),
@@ -169,12 +171,15 @@ impl Initiator {
         }
     }
 
-    /// The program has moved the queue pair to the error state: what has not begun is flushed, and so is what the queue pair
-    /// flushes.
+    /// The program has moved the queue pair to the error state: what has not begun is flushed, and so are what the queue pair
+    /// flushes and what waits for a call. No call is begun any more; those that the peer has not answered end with its
+    /// answer.
     pub fn flush(&mut self) {
         self.in_error = true;
-        if self.next_index < self.entries.len() {
-            self.fail(self.next_index, WcStatus::Flushed, 0);
+        let waiting = self.calls.first_unsent().and_then(|seq| self.index(seq));
+        let first = waiting.unwrap_or(self.next_index);
+        if first < self.entries.len() {
+            self.fail(first, WcStatus::Flushed, 0);
         } else {
             self.first_failed.get_or_insert(self.seq(self.next_index));
         }

@@ -356,3 +356,58 @@ fn registrations_of_the_same_memory_are_in_conflict() {
         assert_eq!(harness.post().op, op(56));
     }
 }
+
+#[test]
+fn a_queue_pair_that_the_program_ends_repeats_nothing() {
+    // A READ that the NIC flushes.
+    let mut harness = Harness::new();
+    harness.read(1, 0, 8, 0);
+    let post = harness.post();
+    harness.initiator.flush();
+    harness.complete(&post, WcStatus::Flushed);
+    assert!(matches!(harness.next(), Some(Next::Complete(1, WcStatus::Flushed))));
+    harness.idle();
+    // A READ that has found a page absent before.
+    harness = Harness::new();
+    harness.read(1, 0, 8, 0);
+    let post = harness.post();
+    harness.initiator.flush();
+    harness.fill_absent(0, 8, 0);
+    harness.succeed(&post);
+    assert!(matches!(harness.next(), Some(Next::Complete(1, WcStatus::Flushed))));
+    harness.idle();
+}
+
+#[test]
+fn a_queue_pair_that_the_program_ends_makes_no_call() {
+    let op = SendOp::FetchAdd { va: BASE_VA + 8, rkey: RKEY, add: 5 };
+    // The peer is busy before the end, or behind it; or the call is not sent yet.
+    for case in 0..3 {
+        let mut harness = Harness::with(|config| config.call_count_max = 1);
+        harness.submit(1, op, 16, 8, SendFlags::SIGNALED, OrderBits::empty());
+        let id = harness.sent_id(|body| matches!(body, Body::Atomic(_)));
+        match case {
+            0 => {
+                harness.answer(id, done(Status::Busy));
+                harness.initiator.flush();
+            }
+            1 => {
+                harness.initiator.flush();
+                harness.answer(id, done(Status::Busy));
+            }
+            _ => {
+                let other = SendOp::FetchAdd { va: BASE_VA + 16, rkey: RKEY, add: 5 };
+                harness.submit(2, other, 32, 8, SendFlags::SIGNALED, OrderBits::empty());
+                harness.idle();
+                harness.initiator.flush();
+                harness.idle();
+                harness.answer(id, Body::Value(7));
+                assert_eq!(harness.completed(), 1);
+            }
+        }
+        let flushed = if case == 2 { 2 } else { 1 };
+        assert!(matches!(harness.next(), Some(Next::Complete(of, WcStatus::Flushed)) if of == flushed));
+        harness.idle();
+        assert!(harness.initiator.is_empty() && harness.initiator.deadline().is_none());
+    }
+}
