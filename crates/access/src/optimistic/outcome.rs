@@ -185,11 +185,20 @@ impl Initiator {
         }
     }
 
+    /// Why a request fails. It may be flushed because a later one failed that was posted before it. It gets the cause of
+    /// that failure, so that the program sees the cause.
+    fn cause_of(&self, seq: Seq, status: WcStatus, vendor_err: u32) -> (WcStatus, u32) {
+        let failed_later = self.first_failed.filter(|&failed| status == WcStatus::Flushed && seq < failed);
+        let cause = failed_later.and_then(|failed| self.entries[self.index(failed)?].failure);
+        cause.unwrap_or((status, vendor_err))
+    }
+
     /// Records a failure. Later requests are flushed; what they have not posted is not posted any more.
     pub(super) fn fail(&mut self, index: usize, status: WcStatus, vendor_err: u32) {
         let seq = self.seq(index);
+        let cause = self.cause_of(seq, status, vendor_err);
         let entry = &mut self.entries[index];
-        let failure = *entry.failure.get_or_insert((status, vendor_err));
+        let failure = *entry.failure.get_or_insert(cause);
         entry.flush();
         entry.failure = Some(failure);
         if self.first_failed.is_some_and(|failed| failed <= seq) {

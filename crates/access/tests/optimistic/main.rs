@@ -411,3 +411,21 @@ fn a_queue_pair_that_the_program_ends_makes_no_call() {
         assert!(harness.initiator.is_empty() && harness.initiator.deadline().is_none());
     }
 }
+
+#[test]
+fn the_first_failed_request_has_the_cause() {
+    let mut harness = Harness::opened();
+    // The second is on the queue pair before the first, whose versions are not known.
+    harness.write(1, 0, 8, 0, true);
+    harness.write(2, 63 * PAGE, 8, 8, true);
+    let (before, second, check) = (harness.post(), harness.post(), harness.post());
+    harness.bring_versions(&before, 1);
+    let (first, first_check) = (harness.post(), harness.post());
+    harness.complete(&second, WcStatus::RemoteAccess);
+    for post in [check, first, first_check] {
+        harness.complete(&post, WcStatus::Flushed);
+    }
+    assert!(matches!(harness.next(), Some(Next::Break)));
+    assert!(matches!(harness.next(), Some(Next::Complete(1, WcStatus::RemoteAccess))));
+    assert!(matches!(harness.next(), Some(Next::Complete(2, WcStatus::Flushed))));
+}
