@@ -214,10 +214,15 @@ impl Entry {
         self.state == State::Active && self.posts == 0 && self.calls == 0 && self.check == Check::None
     }
 
+    /// Whether it changes the program's memory. APPEND is a message for the order, and returns the record's offset.
+    pub(super) fn returns_data(&self) -> bool {
+        self.class.returns_data() || matches!(self.wr.op, SendOp::Append { .. })
+    }
+
     /// Whether two requests access a byte that one of them changes.
     pub(super) fn conflicts(&self, other: &Entry) -> bool {
         let changes_remote = self.class.writes() || other.class.writes();
-        let changes_local = self.class.returns_data() || other.class.returns_data();
+        let changes_local = self.returns_data() || other.returns_data();
         (changes_remote && self.overlaps_remote(other)) || (changes_local && self.shares_local_memory(other))
     }
 

@@ -52,7 +52,7 @@ impl Initiator {
     fn hold(&mut self, index: usize, memory: &mut impl HeldMemory) -> bool {
         let (seq, entry) = (self.seq(index), &mut self.entries[index]);
         if !entry.is_held && !entry.sges().is_empty() {
-            match memory.hold(seq, entry.sges(), entry.class.returns_data()) {
+            match memory.hold(seq, entry.sges(), entry.returns_data()) {
                 Ok(held) => (entry.is_held, entry.is_ready) = (true, held == Held::Now),
                 Err(_) => {
                     self.fail(index, WcStatus::LocalProtection, 0);
@@ -95,7 +95,7 @@ impl Initiator {
             }
             let is_ordered =
                 earlier.order.contains(OrderBits::AFTER) || later.order.contains(OrderBits::BEFORE);
-            let is_fenced = later.wr.flags.contains(SendFlags::FENCE) && earlier.class.returns_data();
+            let is_fenced = later.wr.flags.contains(SendFlags::FENCE) && earlier.returns_data();
             if is_ordered || is_fenced {
                 return Verdict::Wait;
             }

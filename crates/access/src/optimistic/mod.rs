@@ -70,7 +70,8 @@ pub enum Held {
 /// The program's memory at this end. What a NIC accesses must not leave memory meanwhile: from an absent source it would
 /// send the signature page, which the peer would see, and what it receives for an absent destination would vanish.
 pub trait HeldMemory: LocalMemory {
-    /// Holds the memory of a list for the request `token`. After `Later`, the owner calls [`Initiator::handle_held`].
+    /// Holds the memory of a list for the request `token`; `writes` if the NIC writes to it. After `Later`, the owner calls
+    /// [`Initiator::handle_held`].
     ///
     /// # Errors
     /// If a key or the memory does not permit the access.

@@ -79,7 +79,7 @@ impl Class {
         matches!(self, Class::Write | Class::Atomic | Class::WriteImm)
     }
 
-    /// Whether it changes the program's memory.
+    /// Whether its operations change the program's memory. Of messages, APPEND does.
     pub fn returns_data(self) -> bool {
         matches!(self, Class::Read | Class::Atomic)
     }

@@ -429,3 +429,26 @@ fn the_first_failed_request_has_the_cause() {
     assert!(matches!(harness.next(), Some(Next::Complete(1, WcStatus::RemoteAccess))));
     assert!(matches!(harness.next(), Some(Next::Complete(2, WcStatus::Flushed))));
 }
+
+#[test]
+fn append_returns_data() {
+    let mut harness = Harness::new();
+    let op = SendOp::Append { rkey: RKEY, commit: true };
+    harness.submit(1, op, 0, 72, SendFlags::SIGNALED, OrderBits::empty());
+    let append = harness.post();
+    assert_eq!(harness.local.held.get(&0), Some(&true), "held for writing");
+    // The offset of the record is sent, and what follows it is fenced.
+    harness.submit(2, SendOp::Send, 64, 8, SendFlags::SIGNALED, OrderBits::empty());
+    harness.idle();
+    harness.succeed(&append);
+    assert_eq!(harness.completed(), 1);
+    let send = harness.post();
+    harness.submit(3, op, 0, 32, SendFlags::SIGNALED, OrderBits::empty());
+    let append = harness.post();
+    harness.submit(4, SendOp::Send, 200, 8, SendFlags::SIGNALED | SendFlags::FENCE, OrderBits::empty());
+    harness.idle();
+    harness.succeed(&send);
+    harness.succeed(&append);
+    assert_eq!((harness.completed(), harness.completed()), (2, 3));
+    assert!(matches!(harness.post().op, SendOp::Send));
+}
