@@ -440,10 +440,10 @@ fn is_unchecked(posted: &VecDeque<Post>, unposted: &VecDeque<Post>, rkey: u32) -
     posted.iter().chain(unposted).any(|post| post.unchecked_rkey == Some(rkey))
 }
 
-/// A payload for the queue pair. Scatter/gather lists are copied, because the session needs them; data is moved.
+/// A payload for the queue pair. What names registered memory is copied, because the session needs it; data is moved.
 fn take_payload(payload: &mut Payload) -> Payload {
     match payload {
-        Payload::Sge(_) | Payload::Sges(_) => payload.clone(),
+        Payload::Sge(_) | Payload::Sges(_) | Payload::Masked(_) => payload.clone(),
         _ => std::mem::replace(payload, Payload::Sges(terrace_transport::SgeList::new())),
     }
 }

@@ -6,7 +6,7 @@ use terrace_access::layout::Layout;
 use terrace_access::proto::{Body, MESSAGE_BYTES_MAX, Mode, RegionDescription, Source, Status};
 use terrace_access::region::{Knowledge, Region};
 use terrace_access::session::Action;
-use terrace_transport::{Payload, PostError, SendFlags, SendOp, SendWr, WcStatus};
+use terrace_transport::{Masked, Payload, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
 use super::harness::*;
 use super::server::{LKEY, LOCAL_BASE};
@@ -264,6 +264,25 @@ fn calls_wait_only_for_writes_of_the_same_bytes() {
     let actions = harness.actions();
     let (_, calls) = sort(&actions[1..]);
     assert_eq!(fetched(&calls[0]).0, 0);
+}
+
+#[test]
+fn a_call_waits_for_the_result_of_a_masked_atomic_in_its_memory() {
+    let mut harness = Harness::granted(Mode::OneSided);
+    harness.absent(&[1]);
+    let result = Sge { addr: LOCAL_BASE + 16, length: 8, lkey: LKEY };
+    let masked = Masked { result, compare_mask: u64::MAX, swap_mask: u64::MAX };
+    let op = SendOp::MaskedCompareSwap { va: BASE_VA, rkey: RKEY, compare: 0, swap: 1 };
+    let payload = Payload::Masked(Box::new(masked));
+    let wr = SendWr { wr_id: 1, op, payload, flags: SendFlags::SIGNALED, target: None };
+    harness.session.post(wr, &harness.known).expect("the queue is not full");
+    let (posts, _) = sort(&harness.actions());
+    harness.read(UNIT, 100, 0);
+    assert!(harness.actions().is_empty());
+    harness.complete_post(&posts[0]);
+    let actions = harness.actions();
+    let (_, calls) = sort(&actions[1..]);
+    assert_eq!(fetched(&calls[0]).0, UNIT);
 }
 
 #[test]
