@@ -133,7 +133,7 @@ fn bodies() -> impl Strategy<Value = Body<'static>> {
         prop::sample::select(vec![&b""[..], b"data"]).prop_map(Body::Data),
         (any::<(u32, u32)>(), atomics()).prop_map(|((rkey, va), kind)| Body::Atomic(Atomic {
             rkey,
-            va: va.into(),
+            va: u64::from(va) * 8,
             kind
         })),
         any::<u64>().prop_map(Body::Value),
@@ -270,6 +270,9 @@ fn errors_state_the_field_and_the_rule() {
     assert_eq!(change(56, 0), "bitmap is 0x0: at least one page");
     assert_eq!(change(56, 4), "bitmap is 0x2: a bit for each page and none beyond");
     assert_eq!(refusal(&good[..10]), "length is 0x40: not the length of the message");
+    let atomic = Atomic { rkey: 1, va: 0x1004, kind: AtomicKind::FetchAdd { add: 1 } };
+    let unaligned = encoded(&Message { id: 7, body: Body::Atomic(atomic) });
+    assert_eq!(refusal(&unaligned), "va is 0x1004: a multiple of 8");
     assert_eq!(refusal(&[]), "too short: version ends at byte 1, there are 0");
 }
 

@@ -135,9 +135,11 @@ impl Entry {
         let is_transfer = self.class != Class::Message;
         self.is_unknown = is_transfer && self.remote.is_some() && matches!(known, Knowledge::Unknown);
         self.region = match (paged_region(known), &self.remote) {
-            // Beyond its bounds the NIC refuses it.
+            // Beyond its bounds, and for an atomic between words, the NIC refuses it.
             (Some(region), Some(remote))
-                if is_transfer && region.layout().covers(remote.va, remote.length) =>
+                if is_transfer
+                    && region.layout().covers(remote.va, remote.length)
+                    && (self.class != Class::Atomic || remote.va % 8 == 0) =>
             {
                 Some(Arc::clone(region))
             }

@@ -250,7 +250,9 @@ impl Atomic {
         let (rkey, operation) = (reader.u32("rkey")?, reader.u8("operation")?);
         reader.zeros("reserved", 3)?;
         let va = reader.u64("va")?;
-        check_range("va", va, 8)?;
+        if va % 8 != 0 {
+            return refuse("va", va, "a multiple of 8");
+        }
         let (first, second) = (reader.u64("first operand")?, reader.u64("second operand")?);
         let kind = match operation {
             0 => AtomicKind::CompareSwap { compare: first, swap: second },

@@ -57,7 +57,7 @@
 //! | 10 | `Paired` | server | the same | |
 //! | 11 | `Fetch` | client | rkey u32, length u32, va u64 | `Data`, or `Done` with an error status |
 //! | 12 | `Data` | server | the bytes, to the end of the message | |
-//! | 13 | `Atomic` | client | rkey u32, operation u8 (0 compare and swap, 1 fetch and add, 2 write), 3 zero, va u64, two operands u64: to compare and to swap, or the second 0 | `Value`, or `Done` with an error status |
+//! | 13 | `Atomic` | client | rkey u32, operation u8 (0 compare and swap, 1 fetch and add, 2 write), 3 zero, va u64, a multiple of 8, two operands u64: to compare and to swap, or the second 0 | `Value`, or `Done` with an error status |
 //! | 14 | `Value` | server | the 8 bytes before the operation, u64 | |
 //! | 15 | `Hold` | client | rkey u32, length u32, va u64, access u8 (0 READ, 1 WRITE), 7 zero | `Done`: the receiver is ready |
 //! | 16 | `Release` | client | | none |

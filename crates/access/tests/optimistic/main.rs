@@ -452,3 +452,15 @@ fn append_returns_data() {
     assert_eq!((harness.completed(), harness.completed()), (2, 3));
     assert!(matches!(harness.post().op, SendOp::Send));
 }
+
+#[test]
+fn the_nic_refuses_unaligned_atomics() {
+    let mut harness = Harness::new();
+    let op = SendOp::FetchAdd { va: BASE_VA + 4, rkey: RKEY, add: 5 };
+    harness.submit(1, op, 16, 8, SendFlags::SIGNALED, OrderBits::empty());
+    let post = harness.post();
+    assert_eq!(post.op, op);
+    harness.complete(&post, WcStatus::RemoteInvalidRequest);
+    assert!(matches!(harness.next(), Some(Next::Break)));
+    assert!(matches!(harness.next(), Some(Next::Complete(1, WcStatus::RemoteInvalidRequest))));
+}
