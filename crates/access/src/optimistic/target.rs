@@ -68,8 +68,9 @@ pub enum RegionAccess {
 pub struct TargetConfig {
     /// The most requests that a peer may have unanswered. A peer that sends more is disconnected.
     pub call_count_max: u32,
-    /// How long a peer may have a range held, in nanoseconds. A peer that does not release it is disconnected: its pages
-    /// could not leave memory, and if they did, its WRITE would vanish.
+    /// How long a peer may have a range held, or a transfer with its memory may take, in nanoseconds. A peer that does not
+    /// release the range, or does not let the transfer end, is disconnected: the pages could not leave memory, and if they
+    /// did, its WRITE would vanish.
     pub hold_ns_max: u64,
 }
 
@@ -114,7 +115,10 @@ enum Job {
         va: u64,
         data: Box<[u8]>,
     },
+    /// Not begun yet.
     Move(Move),
+    /// A transfer, begun at the time.
+    Moving(Time),
     Atomic(Atomic),
     /// Not ready yet.
     Hold,
@@ -253,12 +257,15 @@ impl Target {
                 let value = memory.atomic(atomic.rkey, atomic.va, atomic.kind);
                 self.finish(id, value.map_or_else(done, Body::Value), memory);
             }
-            Job::Move(transfer) => self.actions.push_back(TargetAction::Move(*transfer)),
+            Job::Move(transfer) => {
+                self.actions.push_back(TargetAction::Move(*transfer));
+                *job = Job::Moving(now);
+            }
             Job::Hold => {
                 *job = Job::Held(now);
                 self.answer(id, done(Status::Ok));
             }
-            Job::Held(_) => {}
+            Job::Held(_) | Job::Moving(_) => {}
         }
     }
 
@@ -307,7 +314,7 @@ impl Target {
             return None;
         }
         let held = self.jobs.values().filter_map(|job| match job {
-            Job::Held(since) => Some(since.after_ns(self.config.hold_ns_max)),
+            Job::Held(since) | Job::Moving(since) => Some(since.after_ns(self.config.hold_ns_max)),
             _ => None,
         });
         held.min()
@@ -340,14 +347,14 @@ impl Target {
 }
 
 impl Job {
-    /// Key, address and length of the range that a request touches; nothing for those that only have one held.
+    /// Key, address and length of the range that a new request touches; nothing for one that only has one held.
     fn range(&self) -> (u32, u64, u32) {
         match self {
             Job::Fetch { rkey, va, length } => (*rkey, *va, *length),
             Job::Store { rkey, va, data } => (*rkey, *va, data.len() as u32),
             Job::Move(transfer) => (transfer.region.0, transfer.region.1, transfer.length),
             Job::Atomic(atomic) => (atomic.rkey, atomic.va, 8),
-            Job::Hold | Job::Held(_) => (0, 0, 0),
+            Job::Hold | Job::Held(_) | Job::Moving(_) => (0, 0, 0),
         }
     }
 }

@@ -187,3 +187,18 @@ fn answers_take_bounded_memory() {
     harness.check_answer(99, Body::Value(1));
     assert_eq!(harness.memory.bytes[8], 3, "long forgotten: executed");
 }
+
+#[test]
+fn a_peer_whose_transfer_does_not_end_is_disconnected() {
+    let mut harness = Harness::new(Ok(Held::Later));
+    let read = Read { rkey: RKEY, va: 10, length: 30, pages: None, dest_va: 70, dest_rkey: 8 };
+    harness.take(1, Body::Read([read].into_iter().collect()));
+    assert_eq!(harness.target.deadline(), None, "it waits for its page");
+    harness.target.handle_held(Time(500), 1, Ok(()), &mut harness.memory);
+    assert!(matches!(harness.target.poll_action(Time(500)), Some(TargetAction::Move(_))));
+    assert_eq!(harness.target.deadline(), Some(Time(1500)));
+    assert_eq!(harness.target.poll_action(Time(1500)), Some(TargetAction::Break));
+    assert_eq!(harness.memory.held, [1], "until the transfer has ended");
+    harness.target.handle_peer_gone(&mut harness.memory);
+    assert!(harness.memory.held.is_empty());
+}
