@@ -142,7 +142,9 @@ pub struct Config {
 pub enum Action {
     /// Post this on the queue pair. Pass its completion to [`Initiator::handle_completion`].
     Post(SendWr),
-    /// Send this message over the control queue pair.
+    /// Send this message over the control queue pair. The initiator returns each message once. After the loss of a control
+    /// queue pair the owner sends those again over the next one that are not answered, and every `Release` that may not
+    /// have arrived; or it calls [`Initiator::handle_peer_gone`].
     Send(Box<[u8]>),
     /// An entry for the program's completion queue.
     Complete(Wc),

@@ -61,6 +61,12 @@ impl Initiator {
     }
 
     /// Takes a message of the peer. False for one that answers none of its calls.
+    ///
+    /// `Opened` has the key of a version table that covers exactly the pages of the memory region, and is registered in the
+    /// protection domain of the peer's queue pair. That queue pair permits READs and accepts one at least (`REMOTE_READ`,
+    /// `max_dest_rd_atomic`), and this one may send one (`max_rd_atomic`). Otherwise the READ of versions ends the
+    /// queue pair, or brings the versions of other pages. Where one of these does not hold, the peer answers, or the owner
+    /// passes, `Done` with an error status instead: then all WRITEs to the region are two-sided.
     pub fn handle_message(&mut self, now: Time, message: &Message<'_>, memory: &mut impl HeldMemory) -> bool {
         if (message.id >> 32) as u32 != self.config.tag {
             return false;
@@ -157,7 +163,9 @@ impl Initiator {
         }
     }
 
-    /// The control queue pair is gone: what waits for the peer fails.
+    /// The control queue pair is gone for good: what waits for the peer fails, and the local memory of requests is
+    /// released. So the peer accesses none of it any more: the queue pair of its reverse transfers
+    /// ([`is_reverse_allowed`](super::Config::is_reverse_allowed)) is in the error state at this end.
     pub fn handle_peer_gone(&mut self, now: Time) {
         self.is_control_gone = true;
         for task in self.calls.drop_all() {

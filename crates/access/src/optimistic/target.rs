@@ -70,7 +70,8 @@ pub struct TargetConfig {
     pub call_count_max: u32,
     /// How long a peer may have a range held, or a transfer with its memory may take, in nanoseconds. A peer that does not
     /// release the range, or does not let the transfer end, is disconnected: the pages could not leave memory, and if they
-    /// did, its WRITE would vanish.
+    /// did, its WRITE would vanish. A peer has the range of a WRITE with immediate held while earlier messages of its
+    /// queue pair, and then the immediate, wait for receives: so this limits how long receives may be missing.
     pub hold_ns_max: u64,
 }
 
@@ -126,7 +127,8 @@ enum Job {
     Held(Time),
 }
 
-/// The target of one peer; see the module's documentation.
+/// The target of one [`Initiator`](super::Initiator): another one's ids would not follow in succession with its ids. See the
+/// module's documentation.
 #[derive(Debug)]
 pub struct Target {
     config: TargetConfig,
@@ -147,7 +149,8 @@ impl Target {
         Target { config, jobs, answers, actions, is_broken: false }
     }
 
-    /// Takes a peer's message. False for one that is not for a target.
+    /// Takes a peer's message. False for one that is not for a target. `Open` is the owner's to answer
+    /// ([`Initiator::handle_message`](super::Initiator::handle_message) has the requirements).
     pub fn handle_message(
         &mut self,
         now: Time,
@@ -330,8 +333,9 @@ impl Target {
         self.jobs.is_empty() && self.actions.is_empty()
     }
 
-    /// The queue pairs to the peer are in the error state, and its accesses and the transfers have ended: releases all that
-    /// is held for it.
+    /// The queue pairs to the peer, that of the transfers included, are in the error state, and its accesses and the
+    /// transfers have ended: releases all that is held for it. Before, a WRITE of the peer could vanish, or a transfer
+    /// access pages that have left.
     pub fn handle_peer_gone(&mut self, memory: &mut impl TargetMemory) {
         std::mem::take(&mut self.jobs).into_keys().for_each(|id| memory.release(id));
         self.answers.clear();
