@@ -52,6 +52,26 @@ fn posting_writes_the_doorbell_record_unless_the_queue_is_managed() {
 }
 
 #[test]
+fn reset_clears_the_doorbell_record_so_that_old_entries_are_not_taken() {
+    on_each(CONTROL, |a, qp, b, chain| {
+        chain.post_recv((0..3).map(|wr_id| receive(b, wr_id, DATA)));
+        let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+        for end in [qp, &chain.qp] {
+            end.modify(&reset, QpAttrMask::STATE).expect("RESET");
+        }
+        assert_eq!(b.memory.bytes(chain.doorbell_place() as usize, 4), [0; 4]);
+        connect(qp, b, chain.qp.qpn(), &Tuning::default());
+        connect(&chain.qp, a, qp.qpn(), &Tuning::default());
+        let refused = qp.counters().rnr_naks_received;
+        send(a, qp, b"12345678");
+        wait_until("the peer was told that it is not ready", || qp.counters().rnr_naks_received > refused);
+        chain.post_recv([receive(b, 9, DATA)]);
+        assert_eq!(received(chain, 1), [(9, WcStatus::Success)]);
+        assert_eq!(a.completion().status, WcStatus::Success);
+    });
+}
+
+#[test]
 fn a_managed_receive_waits_for_its_enable_and_is_read_only_then() {
     on_each(MANAGED, |a, qp, b, chain| {
         let (control, _end) = Chain::loopback(b, CHAIN_BYTES, CONTROL);

@@ -29,7 +29,9 @@ impl Pd {
             return Err(Error::Invalid("a queue pair has one receive queue"));
         }
         check_sizes(&queues)?;
-        QueuePair::new(self, init, None, Some(queues))
+        let qp = QueuePair::new(self, init, None, Some(queues))?;
+        qp.clear_doorbell_record();
+        Ok(qp)
     }
 }
 
@@ -52,6 +54,7 @@ impl Device {
         let Some(queues) = qp.work_queues() else { return };
         match core.qp.state() {
             QpState::Reset => {
+                qp.clear_doorbell_record();
                 queues.reset();
                 core.nic.entries = EntriesState::new(true);
             }

@@ -52,6 +52,16 @@ impl QueuePair {
         written.map_err(|_| Error::Invalid("the doorbell record's memory is gone"))
     }
 
+    /// Sets the doorbell record to 0, as mlx5's library does at creation and in RESET: an old number would enable entries of
+    /// before.
+    pub(super) fn clear_doorbell_record(&self) {
+        if self.work_queues().is_some_and(|queues| queues.recv.is_some())
+            && let Err(error) = self.write_doorbell_record(0)
+        {
+            tracing::debug!(qpn = self.qpn(), %error, "the doorbell record was not cleared");
+        }
+    }
+
     /// Takes the next receive from the receive queue in memory, if it is enabled.
     pub(crate) fn take_receive_entry(&self) -> Option<RecvWr> {
         let queues = self.work_queues()?;

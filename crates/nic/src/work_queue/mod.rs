@@ -61,7 +61,7 @@ pub struct WorkQueuesInit {
     /// The receive queue; none with a shared receive queue.
     pub recv: Option<WorkQueueInit>,
     /// Address of the doorbell record: a big-endian number of 4 bytes, one past the last entry that may be taken from the
-    /// receive queue. Its lower 16 bits count.
+    /// receive queue. Its lower 16 bits count. Creation and RESET set it to 0.
     pub doorbell_record: u64,
     /// Key of its region.
     pub doorbell_lkey: u32,
