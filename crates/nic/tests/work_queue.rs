@@ -281,6 +281,7 @@ fn a_bad_entry_stops_its_queue_pair_and_those_behind_it_are_flushed() {
             (SendEntry::EnableSend { qpn: 0x5a5a5a, index: 1 }, WcStatus::LocalQpOperation),
             (SendEntry::EnableSend { qpn: other.qp.qpn(), index: 1 }, WcStatus::LocalQpOperation),
             (SendEntry::EnableRecv { qpn: 0x5a5a5a, index: 1 }, WcStatus::LocalQpOperation),
+            (SendEntry::EnableRecv { qpn: other.qp.qpn(), index: 1 }, WcStatus::LocalQpOperation),
             (request(write, Payload::Sge(alien)), WcStatus::LocalProtection),
             (request(wild, Payload::Sge(node.sge(DATA, 8))), WcStatus::RemoteAccess),
         ];

@@ -148,6 +148,36 @@ fn receives_of_a_failed_queue_pair_are_flushed() {
 }
 
 #[test]
+fn receives_that_are_posted_or_enabled_after_the_failure_are_flushed_too() {
+    let error = QpAttr { state: QpState::Err, ..QpAttr::default() };
+    on_each(CONTROL, |_, _, b, chain| {
+        chain.qp.modify(&error, QpAttrMask::STATE).expect("ERR");
+        chain.post_recv((0..3).map(|wr_id| receive(b, wr_id, DATA)));
+        assert_eq!(received(chain, 3), [0, 1, 2].map(|wr_id| (wr_id, WcStatus::Flushed)));
+    });
+    on_each(MANAGED, |_, _, b, chain| {
+        let (control, _end) = Chain::loopback(b, CHAIN_BYTES, CONTROL);
+        chain.qp.modify(&error, QpAttrMask::STATE).expect("ERR");
+        let end = chain.post_recv((0..2).map(|wr_id| receive(b, wr_id, DATA)));
+        chain.qp.enable_recv(end - 1).expect("enabled");
+        assert_eq!(received(chain, 1), [(0, WcStatus::Flushed)]);
+        control.post([(SendEntry::EnableRecv { qpn: chain.qp.qpn(), index: end }, NONE)]);
+        assert_eq!(received(chain, 1), [(1, WcStatus::Flushed)]);
+    });
+}
+
+#[test]
+fn a_receive_that_is_not_posted_leaves_the_doorbell_record_alone() {
+    on_each(CONTROL, |_, _, b, chain| {
+        chain.post_recv([receive(b, 0, DATA)]);
+        b.memory.fill(chain.doorbell_place() as usize, &[0, 0, 0, 7]);
+        let refused = chain.qp.post_receive_entries([Err(Error::Invalid("refused"))]);
+        assert_eq!(refused, Err((0, Error::Invalid("refused"))));
+        assert_eq!(b.memory.bytes(chain.doorbell_place() as usize, 4), [0, 0, 0, 7]);
+    });
+}
+
+#[test]
 fn a_receive_without_rights_fails_as_hardware_has_it() {
     on_each(CONTROL, |a, qp, b, chain| {
         chain.post_recv([receive(b, 4, DATA)]);

@@ -216,7 +216,14 @@ impl Turn<'_> {
 
     fn enable_recv(&self, qpn: u32, index: u32) -> Option<()> {
         let target = self.target(qpn)?;
-        target.work_queues()?.recv.as_ref()?.enable(index as u16);
+        let queue = target.work_queues()?.recv.as_ref()?;
+        if !queue.init.is_managed {
+            return None;
+        }
+        if queue.enable(index as u16) {
+            // It may have failed, and its lock must not be taken here.
+            self.device.runnable.add(&target);
+        }
         Some(())
     }
 

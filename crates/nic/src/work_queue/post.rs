@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use terrace_transport::wqe_format::{BLOCK_BYTES, SendEntry, encode_receive, encode_send, set_place};
-use terrace_transport::{RecvWr, SendFlags};
+use terrace_transport::{QpState, RecvWr, SendFlags};
 
 use super::receive::ReceiveState;
 use super::send::{SendState, SendWorkQueue};
@@ -36,9 +36,11 @@ impl QueuePair {
                 .map_err(|error| (index, error))
         });
         let end = state.posted;
+        // Under the lock: after a RESET in between, these entries would be enabled anew.
+        let is_enabled = !queues.send.init.is_managed && queues.send.enable(end as u16);
         drop(state);
         drop(core);
-        if !queues.send.init.is_managed && queues.send.enable(end as u16) {
+        if is_enabled {
             self.device().runnable.add(self);
             self.device().run_work_queues_now();
         }
@@ -101,15 +103,21 @@ impl QueuePair {
         let queue = queue.ok_or((0, Error::Invalid("the receive queue is not in memory")))?;
         let core = self.lock_alive().map_err(|error| (0, error))?;
         let mut state = queue.state.lock();
+        let begin = state.posted;
         let posted = wrs.into_iter().enumerate().try_for_each(|(index, wr)| {
             wr.and_then(|wr| self.write_receive_entry(&queue.init, &mut state, &wr))
                 .map_err(|error| (index, error))
         });
         let end = state.posted;
+        let is_enabled = !queue.init.is_managed && end != begin;
+        // Under the lock: of two threads that post, that with the lower number could write last.
+        let written = if is_enabled { self.write_doorbell_record(end) } else { Ok(()) };
+        let has_failed = core.qp.state() == QpState::Err;
         drop(state);
         drop(core);
-        if !queue.init.is_managed {
-            self.write_doorbell_record(end).map_err(|error| (0, error))?;
+        written.map_err(|error| (0, error))?;
+        if is_enabled && has_failed {
+            self.flush_enabled();
         }
         posted.map(|()| end)
     }
@@ -138,9 +146,19 @@ impl QueuePair {
     ///
     /// # Errors
     /// EINVAL if the receive queue is not in memory.
-    pub fn enable_recv(&self, index: u32) -> Result<(), Error> {
+    pub fn enable_recv(self: &Arc<Self>, index: u32) -> Result<(), Error> {
         let queue = self.work_queues().and_then(|queues| queues.recv.as_ref());
-        queue.ok_or(Error::Invalid("the receive queue is not in memory"))?.enable(index as u16);
+        let queue = queue.ok_or(Error::Invalid("the receive queue is not in memory"))?;
+        if queue.enable(index as u16) && self.state() == QpState::Err {
+            self.flush_enabled();
+        }
         Ok(())
+    }
+
+    /// Has the executor flush what was enabled after the queue pair has failed.
+    #[cold]
+    fn flush_enabled(self: &Arc<Self>) {
+        self.device().runnable.add(self);
+        self.device().run_work_queues_now();
     }
 }

@@ -30,8 +30,10 @@ impl ReceiveState {
         ReceiveState { posted: 0, enabled: 0, taken: 0, doorbell: 0, wr_ids: WrIds::new(len) }
     }
 
-    fn enable(&mut self, index: u16) {
-        self.enabled = ahead(self.enabled, index).unwrap_or(self.enabled);
+    fn enable(&mut self, index: u16) -> bool {
+        let enabled = ahead(self.enabled, index);
+        self.enabled = enabled.unwrap_or(self.enabled);
+        enabled.is_some()
     }
 }
 
@@ -40,9 +42,9 @@ impl ReceiveWorkQueue {
         ReceiveWorkQueue { init, state: Mutex::new(ReceiveState::new(init.len)) }
     }
 
-    /// Enables the entries before `index`.
-    pub fn enable(&self, index: u16) {
-        self.state.lock().enable(index);
+    /// Enables the entries before `index`; false if they were already.
+    pub fn enable(&self, index: u16) -> bool {
+        self.state.lock().enable(index)
     }
 
     pub fn reset(&self) {
