@@ -92,6 +92,18 @@ fn a_wait_counts_completions_from_the_creation_of_the_queue_also_those_that_nobo
 }
 
 #[test]
+fn a_completion_that_overruns_its_queue_resumes_a_wait_as_well() {
+    on_each(|node| {
+        let (chain, _other) = Chain::loopback(node, 0, Options { cq_depth: 4, ..MANAGED });
+        let (control, _end) = Chain::loopback(node, CHAIN_BYTES, CONTROL);
+        control.post([(wait(&chain.send_cq, 5), SIGNALED)]);
+        let end = chain.post((0..5).map(|_| (nop(), SIGNALED)));
+        chain.qp.enable_send(end).expect("enabled");
+        assert_eq!(status(&control.sent(1)), [(0, WcStatus::Success)]);
+    });
+}
+
+#[test]
 fn completions_before_the_first_wait_count_too() {
     on_each(|node| {
         let (qa, qb) = rc_pair(node, node);

@@ -1,5 +1,6 @@
 //! Counting completions: what WAITs of work queues in memory rely on.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{CountWaiter, Cq, Queue};
@@ -41,6 +42,8 @@ impl Cq {
         let mut queue = self.queue.lock();
         let has_come = has_reached(self.count_with(&queue), index);
         if !has_come {
+            // One that was reset at an earlier WAIT waits no longer for that.
+            queue.waiters.retain(|waiter| !Arc::ptr_eq(&waiter.resume, resume));
             queue.waiters.push(CountWaiter { index, resume: resume.clone() });
         }
         has_come

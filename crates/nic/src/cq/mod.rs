@@ -276,7 +276,9 @@ impl Cq {
 
     #[cold]
     #[inline(never)]
-    fn report_overrun(&self, queue: Guard<'_, Queue>) {
+    fn report_overrun(&self, mut queue: Guard<'_, Queue>) {
+        // The entry is lost, but it counts.
+        self.resume_waiters(&mut queue);
         let is_first = !self.overrun.swap(true, Ordering::AcqRel);
         drop(queue);
         if is_first {
