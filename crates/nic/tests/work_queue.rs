@@ -104,6 +104,24 @@ fn a_completion_that_overruns_its_queue_resumes_a_wait_as_well() {
 }
 
 #[test]
+fn a_wait_and_an_enable_are_as_long_as_they_say() {
+    on_each(|node| {
+        let (chain, _other) = Chain::loopback(node, 0, MANAGED);
+        let (control, _end) = Chain::loopback(node, CHAIN_BYTES, CONTROL);
+        let entries = [wait(&control.send_cq, 1), nop(), enable(&chain.qp, 1), nop(), nop()];
+        let end = chain.post(entries.map(|entry| (entry, SIGNALED)));
+        for index in [0, 2] {
+            // Five segments reach into the next block.
+            node.memory.fill(chain.place(index, 0) as usize + 7, &[5]);
+        }
+        chain.qp.enable_send(end).expect("enabled");
+        control.post([(nop(), SIGNALED)]);
+        assert_eq!(status(&chain.sent(3)), [0, 2, 4].map(|wr_id| (wr_id, WcStatus::Success)));
+        assert_eq!(chain.executed(), end);
+    });
+}
+
+#[test]
 fn completions_before_the_first_wait_count_too() {
     on_each(|node| {
         let (qa, qb) = rc_pair(node, node);

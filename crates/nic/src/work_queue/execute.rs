@@ -126,8 +126,8 @@ impl Turn<'_> {
         if self.core.qp.queue_lengths().0 >= room {
             return self.wait_below(room);
         }
-        if let Some(Waits { flags, .. }) = self.state.waits.take() {
-            return self.finish(1, flags);
+        if let Some(Waits { blocks, flags, .. }) = self.state.waits.take() {
+            return self.finish(blocks, flags);
         }
         let Some(Fetched { blocks, entry }) = self.fetch() else { return Step::Blocked };
         match entry {
@@ -143,7 +143,7 @@ impl Turn<'_> {
             Ok((flags, _)) if flags.contains(SendFlags::FENCE) && self.core.qp.queue_lengths().0 > 0 => {
                 self.wait_below(1)
             }
-            Ok((flags, SendEntry::Wait { cqn, index })) => self.wait(cqn, index, flags),
+            Ok((flags, SendEntry::Wait { cqn, index })) => self.wait(cqn, index, blocks, flags),
             Ok((flags, SendEntry::EnableSend { qpn, index })) => match self.enable_send(qpn, index) {
                 Some(()) => self.finish(blocks, flags),
                 None => self.fail(blocks, WcStatus::LocalQpOperation),
@@ -193,12 +193,12 @@ impl Turn<'_> {
     }
 
     /// Waits at a WAIT, which is read only once: its queue pair steps over it when the completion has come.
-    fn wait(&mut self, cqn: u32, index: u32, flags: SendFlags) -> Step {
+    fn wait(&mut self, cqn: u32, index: u32, blocks: u32, flags: SendFlags) -> Step {
         let Some(cq) = self.device.numbered_cqs.get(cqn) else {
-            return self.fail(1, WcStatus::LocalQpOperation);
+            return self.fail(blocks, WcStatus::LocalQpOperation);
         };
         let has_come = cq.wait_for_count(index, &self.queues.resume);
-        self.state.waits = Some(Waits { count: cq, index, flags });
+        self.state.waits = Some(Waits { count: cq, index, blocks, flags });
         if has_come { Step::Executed } else { Step::Blocked }
     }
 

@@ -32,6 +32,8 @@ pub(super) struct SendState {
 pub(super) struct Waits {
     pub count: Arc<dyn CompletionCount>,
     pub index: u32,
+    /// Blocks of its entry.
+    pub blocks: u32,
     pub flags: SendFlags,
 }
 
