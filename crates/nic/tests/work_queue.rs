@@ -329,6 +329,28 @@ fn a_bad_entry_stops_its_queue_pair_and_those_behind_it_are_flushed() {
 }
 
 #[test]
+fn an_entry_behind_one_that_will_fail_has_no_effect() {
+    on_each(|node| {
+        let (target, _end) = Chain::loopback(node, CHAIN_BYTES, MANAGED);
+        let enabled = target.post([(nop(), SIGNALED)]);
+        let (chain, other) = Chain::loopback(node, 0, CONTROL);
+        // The first waits for a receive.
+        chain.post([
+            (request(SendOp::Send, Payload::Sge(node.sge(DATA, 8))), SIGNALED),
+            (SendEntry::Wait { cqn: 0x5a5a5a, index: 1 }, SIGNALED),
+            (enable(&target.qp, enabled), SIGNALED),
+        ]);
+        wait_until("the peer was told that it is not ready", || chain.qp.counters().rnr_naks_received > 0);
+        assert_eq!(chain.qp.state(), QpState::Rts);
+        other.post_recv([node.recv(9, DATA + 64, 64)]).expect("posted");
+        let expected = [WcStatus::Success, WcStatus::LocalQpOperation, WcStatus::Flushed];
+        let done = chain.sent(3);
+        assert_eq!(status(&done), [0, 1, 2].map(|index| (index, expected[index as usize])));
+        assert_eq!(target.qp.send_indexes(), Some((enabled, 0, 0)));
+    });
+}
+
+#[test]
 fn any_bytes_in_an_entry_do_no_more_than_its_keys_grant() {
     on_each(|node| {
         for opcode in 0..=u8::MAX {

@@ -577,6 +577,12 @@ impl Qp {
         (self.requester.len(), self.responder.receives_len())
     }
 
+    /// Whether a request in the send queue has failed and waits for those before it. The queue pair enters an error state
+    /// then, and flushes what is posted behind it.
+    pub fn is_failing(&self) -> bool {
+        self.requester.is_failing()
+    }
+
     /// Sends what can be sent: requests and pending responses. Reads the clock only if needed.
     #[inline]
     pub fn poll_transmit(

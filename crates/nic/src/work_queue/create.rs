@@ -58,7 +58,10 @@ impl Device {
                 queues.reset();
                 core.nic.entries = EntriesState::new(true);
             }
-            _ => self.runnable.add(qp),
+            state => {
+                core.nic.entries.noted = state;
+                self.runnable.add(qp);
+            }
         }
     }
 

@@ -7,6 +7,7 @@
 //!   at a WAIT                        until the completion queue has got that completion (`Cq::wait_for_count`)
 //!   no room in the transport         until requests complete (`Device::note_room`)
 //!   not in RTS                       until the queue pair is modified
+//!   behind an entry that fails       until the queue pair has failed (`Device::note_room`)
 //! ```
 
 use std::sync::Arc;
@@ -74,10 +75,11 @@ impl Device {
     /// failed. Called after calls into the transport.
     #[cold]
     pub(crate) fn note_room(&self, qp: &QueuePair, core: &mut QpCore) {
-        let has_failed = core.qp.state() == QpState::Err && !core.nic.entries.is_failure_noted;
+        let state = core.qp.state();
+        let has_failed = matches!(state, QpState::Err | QpState::Sqe) && core.nic.entries.noted != state;
         if core.qp.queue_lengths().0 < core.nic.entries.wait_below || has_failed {
             core.nic.entries.wait_below = 0;
-            core.nic.entries.is_failure_noted = core.qp.state() == QpState::Err;
+            core.nic.entries.noted = state;
             self.schedule_work_queue(&qp.strong());
         }
     }
@@ -118,6 +120,9 @@ impl Turn<'_> {
             QpState::Rts => {}
             QpState::Err | QpState::Sqe => return self.flush(),
             _ => return Step::Blocked,
+        }
+        if self.core.qp.is_failing() {
+            return Step::Blocked;
         }
         if self.state.waits.as_ref().is_some_and(|waits| !waits.count.has_reached(waits.index)) {
             return Step::Blocked;

@@ -33,6 +33,8 @@ pub(crate) mod send;
 
 use std::sync::Arc;
 
+use terrace_transport::QpState;
+
 /// Entries of a receive queue, or blocks of a send queue, at most: 16-bit indexes have to tell ahead from behind.
 pub const WORK_QUEUE_LEN_MAX: u32 = 1 << 14;
 
@@ -112,8 +114,8 @@ pub(crate) struct EntriesState {
     pub exist: bool,
     /// The executor goes on when fewer requests are in the transport's queue; 0 if it does not wait for that.
     wait_below: usize,
-    /// Whether the executor was told that the queue pair has failed.
-    is_failure_noted: bool,
+    /// The state when the executor was last told of a failure, or the queue pair was last modified.
+    noted: QpState,
 }
 
 impl EntriesState {

@@ -132,6 +132,11 @@ impl Requester {
         self.queue.len()
     }
 
+    /// Whether a queued request has failed, which completes when all before it are done.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.queue.is_failing()
+    }
+
     /// In-flight bytes with packet overhead.
     pub(crate) fn in_flight_bytes(&self) -> u64 {
         self.in_flight_bytes

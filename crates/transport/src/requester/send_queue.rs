@@ -106,6 +106,11 @@ impl SendQueue {
         self.entries.iter()
     }
 
+    /// Whether the newest entry, or the one to execute next, has failed: nothing behind it will be executed.
+    pub(crate) fn is_failing(&self) -> bool {
+        [self.next(), self.entries.back()].into_iter().flatten().any(|wqe| wqe.failed.is_some())
+    }
+
     /// Takes the oldest entry, complete or not.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Wqe> {
