@@ -278,6 +278,18 @@ fn an_endless_chain_leaves_others_their_turns() {
 }
 
 #[test]
+fn a_chain_of_more_bytes_than_a_pass_may_execute_goes_on() {
+    let length = 256 << 10;
+    on_each(|node| {
+        let (chain, _other) = Chain::loopback(node, 0, MANAGED);
+        // More than a pass may.
+        let end = chain.post((0..64).map(|_| (copy(node, DATA, DATA + length, length as u32), SIGNALED)));
+        chain.qp.enable_send(end).expect("enabled");
+        assert!(chain.sent(64).iter().all(|wc| wc.status == WcStatus::Success));
+    });
+}
+
+#[test]
 fn a_chain_that_is_longer_than_the_transports_queue_goes_on_as_requests_complete() {
     on_each(|node| {
         let (chain, _other) = Chain::loopback(node, 0, Options { max_send_wr: 4, ..MANAGED });

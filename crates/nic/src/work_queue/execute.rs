@@ -27,14 +27,22 @@ use crate::tx::WorkList;
 
 /// Entries of a queue pair in one turn.
 const ENTRIES_PER_TURN: usize = 16;
+/// Bytes of their requests: a turn ends with the entry that reaches this.
+const BYTES_PER_TURN: u64 = 1 << 20;
 /// Turns in one pass: a chain may be endless, and packets have to be received meanwhile.
 const TURNS_PER_PASS: usize = 32;
+/// Bytes of their requests: a pass ends with the turn that reaches this.
+const BYTES_PER_PASS: u64 = 4 << 20;
 
 impl Device {
     /// Executes entries of work queues in memory, as many as one pass may. Queue pairs that then have packets to send go to
     /// the work list.
     pub(crate) fn run_work_queues(&self, work: &mut WorkList<QueuePair>) {
+        let mut bytes = 0;
         for _ in 0..TURNS_PER_PASS {
+            if bytes >= BYTES_PER_PASS {
+                return;
+            }
             let Some(qp) = self.runnable.take() else { return };
             let mut core = qp.lock();
             if core.nic.dead {
@@ -42,10 +50,11 @@ impl Device {
             }
             if let Some(queues) = qp.work_queues() {
                 let state = &mut queues.send.state.lock();
-                let mut turn = Turn { device: self, qp: &qp, core: &mut core, queues, state };
+                let mut turn = Turn { device: self, qp: &qp, core: &mut core, queues, state, bytes: 0 };
                 if turn.run() {
                     self.runnable.add(&qp);
                 }
+                bytes += turn.bytes;
             }
             self.publish_state(&qp, &mut core);
             self.arm(&qp, &core);
@@ -107,12 +116,22 @@ struct Turn<'a> {
     core: &'a mut QpCore,
     queues: &'a WorkQueues,
     state: &'a mut SendState,
+    /// Bytes of the requests so far.
+    bytes: u64,
 }
 
 impl Turn<'_> {
     /// Executes entries. Returns whether the queue pair could go on.
     fn run(&mut self) -> bool {
-        (0..ENTRIES_PER_TURN).all(|_| self.step() == Step::Executed)
+        for _ in 0..ENTRIES_PER_TURN {
+            if self.step() == Step::Blocked {
+                return false;
+            }
+            if self.bytes >= BYTES_PER_TURN {
+                break;
+            }
+        }
+        true
     }
 
     fn step(&mut self) -> Step {
@@ -139,6 +158,7 @@ impl Turn<'_> {
             Err(status) => self.fail(blocks, status),
             Ok((flags, SendEntry::Request { op: SendOp::Nop, .. })) => self.finish(blocks, flags),
             Ok((flags, SendEntry::Request { op, payload })) => {
+                self.bytes += payload.len();
                 let wr = SendWr { wr_id: self.wr_id(), op, payload, flags, target: None };
                 match Posting::new(self.qp, self.core).post(wr) {
                     Ok(()) => self.pass(blocks),
