@@ -96,6 +96,8 @@ impl ForkPause {
             std::mem::forget(std::mem::take(&mut receiver.peer_rx));
         }
         self.receiving = None;
+        // The parent executes them.
+        self.device.runnable.clear();
         // The handle is of a thread that this process does not have: it must be neither joined nor detached.
         std::mem::forget(self.handle.thread.take());
         engine.announced.wake_up();

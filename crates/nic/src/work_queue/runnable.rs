@@ -49,9 +49,8 @@ impl<Q: AsRef<Schedule>> Runnable<Q> {
         !self.any.load(Ordering::SeqCst)
     }
 
-    /// Drops everything, when the device closes.
+    /// Drops everything: when the device closes, and in a forked child.
     pub fn clear(&self) {
-        let list = std::mem::take(&mut *self.list.lock());
-        drop(list);
+        while self.take().is_some() {}
     }
 }
