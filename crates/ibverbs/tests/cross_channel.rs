@@ -74,13 +74,18 @@ impl World {
         cq
     }
 
-    /// A queue pair that is connected to itself.
-    fn qp(&self, cq: *mut ibv_cq, flags: u32) -> *mut ibv_qp {
+    fn qp_init(&self, cq: *mut ibv_cq, flags: u32) -> ibv_exp_qp_init_attr {
         let mut attr: ibv_exp_qp_init_attr = zero();
         (attr.send_cq, attr.recv_cq, attr.pd) = (cq, cq, self.pd);
         (attr.cap, attr.qp_type) = (qp_init(cq, IBV_QPT_RC).cap, IBV_QPT_RC);
         attr.comp_mask = IBV_EXP_QP_INIT_ATTR_PD | IBV_EXP_QP_INIT_ATTR_CREATE_FLAGS;
         attr.exp_create_flags = flags;
+        attr
+    }
+
+    /// A queue pair that is connected to itself.
+    fn qp(&self, cq: *mut ibv_cq, flags: u32) -> *mut ibv_qp {
+        let mut attr = self.qp_init(cq, flags);
         // SAFETY: objects of this device.
         unsafe {
             let qp = ibv_exp_create_qp(self.context, &raw mut attr);
@@ -284,6 +289,30 @@ fn tasks_post_to_several_queue_pairs_and_receives_wait_for_their_enable() {
     done.sort_unstable();
     assert_eq!(done, [1, 9]);
     assert_eq!(world.word(8), 99);
+}
+
+#[test]
+fn granted_sizes_can_be_posted() {
+    let world = World::new();
+    let cq = world.cq();
+    let mut init = world.qp_init(cq, IBV_EXP_QP_CREATE_CROSS_CHANNEL);
+    (init.cap.max_send_wr, init.cap.max_inline_data) = (0, 973);
+    // SAFETY: objects of this device.
+    let qp = unsafe {
+        assert!(ibv_exp_create_qp(world.context, &raw mut init).is_null(), "no entry holds so much");
+        init.cap.max_inline_data = 972;
+        let qp = ibv_exp_create_qp(world.context, &raw mut init);
+        assert!(!qp.is_null() && init.cap.max_send_wr > 0, "errno {}", errno());
+        connect(qp, (*qp).qp_num);
+        qp
+    };
+    world.set(0, 77);
+    let mut from = ibv_sge { length: 972, ..world.sge(0) };
+    let mut write = world.write(1, &mut from, world.address(256), world.rkey());
+    write.exp_send_flags |= IBV_SEND_INLINE as u64;
+    assert_eq!(post(qp, &mut [write]), 0);
+    assert_eq!(world.completion(cq), 1);
+    assert_eq!(world.word(256), 77);
 }
 
 #[test]

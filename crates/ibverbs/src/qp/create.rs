@@ -83,6 +83,11 @@ unsafe fn create(
     let slot = Allocation::<QpObject>::new();
     // SAFETY: the caller's.
     let send_cq = unsafe { cq::from_arguments(init.send_cq)? }.cq().clone();
+    let mut cap = capacities::from_c(&init.cap);
+    if extended.cross_channel.is_some() {
+        // The executor needs room for a request, also that of a queue pair that only receives.
+        cap.max_send_wr = cap.max_send_wr.max(1);
+    }
     let request = QpInit {
         qp_type,
         recv_cq: match receives {
@@ -93,7 +98,7 @@ unsafe fn create(
         send_cq,
         // SAFETY: the caller's; null means none.
         srq: unsafe { borrow::<SrqObject>(srq) }.ok().map(|srq| srq.srq().clone()),
-        cap: capacities::from_c(&init.cap),
+        cap,
         sq_sig_all: init.sq_sig_all != 0,
         blocks_own_multicast: extended.blocks_own_multicast,
         cookie: slot.as_c() as u64,

@@ -15,7 +15,8 @@ impl Pd {
     /// [`QueuePair::post_entries`] and [`QueuePair::post_receive_entries`] only.
     ///
     /// # Errors
-    /// As [`Pd::create_qp`]; EINVAL for other queue pairs, and for work queues whose sizes are out of range.
+    /// As [`Pd::create_qp`]; EINVAL for other queue pairs, for a `max_send_wr` of 0, and for work queues whose sizes are out of
+    /// range.
     pub fn create_qp_in_memory(
         self: &Arc<Self>,
         init: QpInit,
@@ -27,6 +28,9 @@ impl Pd {
         }
         if queues.recv.is_some() == init.srq.is_some() {
             return Err(Error::Invalid("a queue pair has one receive queue"));
+        }
+        if init.cap.max_send_wr == 0 {
+            return Err(Error::Invalid("the executor needs room for a request in the transport"));
         }
         check_sizes(&queues)?;
         let qp = QueuePair::new(self, init, None, Some(queues))?;

@@ -15,6 +15,7 @@ mod post;
 
 use std::sync::Arc;
 
+use terrace_nic::wqe_format::SEGMENTS_MAX;
 use terrace_nic::{Buffer, Pd, QpCap, WORK_QUEUE_LEN_MAX, WorkQueueInit, WorkQueuesInit};
 use terrace_sync::Mutex;
 
@@ -29,6 +30,8 @@ const SEGMENT_BYTES: u32 = 16;
 const BLOCK_BYTES: u32 = 64;
 /// Segments before the data: control, remote address, and two of a masked compare and swap.
 const HEAD_SEGMENTS: u32 = 4;
+/// Inline data at most: the segments of a WRITE behind its remote address, without the length.
+const INLINE_BYTES_MAX: u32 = (SEGMENTS_MAX as u32 - 2) * SEGMENT_BYTES - 4;
 /// Bytes of the doorbell record with what follows it in its cache line.
 const DOORBELL_BYTES: u32 = 64;
 /// From this length on a buffer is a mapping of its own, of which only used pages take memory, and begins at a page.
@@ -54,7 +57,7 @@ impl CrossChannel {
         let limits = pd.device().limits();
         let sges = cap.max_send_sge.max(cap.max_recv_sge);
         if sges > limits.max_sge
-            || cap.max_inline_data > limits.max_inline_data
+            || cap.max_inline_data > limits.max_inline_data.min(INLINE_BYTES_MAX)
             || cap.max_send_wr > limits.max_qp_wr
         {
             return Err(EINVAL);
@@ -62,7 +65,7 @@ impl CrossChannel {
         let elements = cap.max_send_sge.max(1) * SEGMENT_BYTES;
         let inline = (cap.max_inline_data + 4).next_multiple_of(SEGMENT_BYTES);
         let entry_bytes = HEAD_SEGMENTS * SEGMENT_BYTES + elements.max(inline);
-        let blocks = cap.max_send_wr.max(1).saturating_mul(entry_bytes.div_ceil(BLOCK_BYTES));
+        let blocks = cap.max_send_wr.saturating_mul(entry_bytes.div_ceil(BLOCK_BYTES));
         let send_len =
             blocks.checked_next_power_of_two().filter(|len| *len <= WORK_QUEUE_LEN_MAX).ok_or(EINVAL)?;
         let stride = (cap.max_recv_sge.max(1) * SEGMENT_BYTES).next_power_of_two();
