@@ -213,6 +213,30 @@ fn enable_and_wait_count_from_bases_that_the_last_one_advances() {
 }
 
 #[test]
+fn a_work_request_that_is_not_posted_leaves_the_base_where_it_is() {
+    let world = World::new();
+    let (cq, control_cq) = (world.cq(), world.cq());
+    let (managed, control) = (world.qp(cq, MANAGED), world.qp(control_cq, IBV_EXP_QP_CREATE_CROSS_CHANNEL));
+    let last = IBV_EXP_SEND_WAIT_EN_LAST;
+    assert_eq!(post(managed, &mut [request(1, IBV_EXP_WR_NOP, SIGNALED)]), 0);
+    // A managed queue is full of what is not enabled.
+    let mut posted = 0;
+    while post(managed, &mut [wait(control_cq, 0, 0)]) == 0 {
+        posted += 1;
+    }
+    assert!(posted > 0);
+    assert_eq!(post(managed, &mut [wait(control_cq, 1, last)]), libc::ENOMEM);
+    assert_eq!(post(managed, &mut [enable(managed, 1, last)]), libc::ENOMEM);
+    // Both still count from 0.
+    let mut chain =
+        [request(2, IBV_EXP_WR_NOP, SIGNALED), wait(control_cq, 1, SIGNALED), enable(managed, 1, 0)];
+    assert_eq!(post(control, &mut chain), 0);
+    assert_eq!([world.completion(control_cq), world.completion(control_cq)], [2, 200]);
+    assert_eq!(world.completion(cq), 1);
+    world.nothing_comes(cq);
+}
+
+#[test]
 fn the_program_registers_the_queue_and_a_work_request_rewrites_another() {
     let world = World::new();
     let (cq, control_cq) = (world.cq(), world.cq());

@@ -20,42 +20,47 @@ const LOG_OPERAND: u32 = 3;
 /// An entry, its flags and its cookie.
 pub type Entry = (SendEntry, SendFlags, u64);
 
-/// Converts a work request for `object`.
+/// Converts a work request for `object`, and has `post` post it. If it is not posted, the base that it counts from stays
+/// where it is.
 ///
 /// # Errors
 /// EINVAL for what no entry can be, for objects that are null or whose queues are not in memory, and for an ENABLE of more
-/// than is posted.
+/// than is posted; those of `post`.
 ///
 /// # Safety
 /// `wr` points to a work request whose pointers are valid, as for `ibv_post_send(3)`.
-pub unsafe fn entry(wr: *const ibv_exp_send_wr, object: &QpObject) -> Result<Entry, Error> {
+pub unsafe fn convert(
+    wr: *const ibv_exp_send_wr,
+    object: &QpObject,
+    post: impl FnOnce(Entry) -> Result<(), Error>,
+) -> Result<(), Error> {
     // SAFETY: the caller's.
     let (wr_id, flags, opcode) = unsafe { ((*wr).wr_id, (*wr).exp_send_flags, (*wr).exp_opcode) };
     let is_last = flags & IBV_EXP_SEND_WAIT_EN_LAST != 0;
     let flags = check_flags((flags & !(IBV_EXP_SEND_WAIT_EN_LAST | IBV_EXP_SEND_EXT_ATOMIC_INLINE)) as u32)?;
+    let post = |entry| post((entry, flags, wr_id));
     // SAFETY: the caller's.
-    let entry = unsafe {
+    unsafe {
         match opcode {
-            IBV_EXP_WR_CQE_WAIT => wait((*wr).task.cqe_wait, is_last)?,
+            IBV_EXP_WR_CQE_WAIT => wait((*wr).task.cqe_wait, is_last, post),
             IBV_EXP_WR_SEND_ENABLE | IBV_EXP_WR_RECV_ENABLE => {
-                enable((*wr).task.wqe_enable, opcode == IBV_EXP_WR_SEND_ENABLE, is_last)?
+                enable((*wr).task.wqe_enable, opcode == IBV_EXP_WR_SEND_ENABLE, is_last, post)
             }
             _ => {
                 let SendWr { op, payload, .. } = request(wr, flags, object)?;
-                SendEntry::Request { op, payload }
+                post(SendEntry::Request { op, payload })
             }
         }
-    };
-    Ok((entry, flags, wr_id))
+    }
 }
 
 /// Converts a work request that is neither WAIT nor ENABLE.
 ///
 /// # Errors
-/// EINVAL, as for [`entry`].
+/// EINVAL, as for [`convert`].
 ///
 /// # Safety
-/// As for [`entry`].
+/// As for [`convert`].
 pub unsafe fn request(
     wr: *const ibv_exp_send_wr,
     flags: SendFlags,
@@ -146,16 +151,27 @@ unsafe fn operation(wr: *const ibv_exp_send_wr) -> Result<SendOp, Error> {
 
 /// # Safety
 /// The completion queue is null or one.
-unsafe fn wait(argument: ExpWait, is_last: bool) -> Result<SendEntry, Error> {
+unsafe fn wait(
+    argument: ExpWait,
+    is_last: bool,
+    post: impl FnOnce(SendEntry) -> Result<(), Error>,
+) -> Result<(), Error> {
     // SAFETY: the caller's.
     let cq = unsafe { borrow::<CqObject>(argument.cq.cast()) }.map_err(no_object)?;
     let count = u32::try_from(argument.cq_count).map_err(|_| Error::Invalid("a negative count"))?;
-    Ok(SendEntry::Wait { cqn: cq.cq().number(), index: cq.wait_base().lock().take(count, is_last) })
+    let base = cq.wait_base();
+    let (index, taken) = base.lock().take(count, is_last);
+    post(SendEntry::Wait { cqn: cq.cq().number(), index }).inspect_err(|_| base.lock().give_back(&taken))
 }
 
 /// # Safety
 /// The queue pair is null or one.
-unsafe fn enable(argument: ExpEnable, is_send: bool, is_last: bool) -> Result<SendEntry, Error> {
+unsafe fn enable(
+    argument: ExpEnable,
+    is_send: bool,
+    is_last: bool,
+    post: impl FnOnce(SendEntry) -> Result<(), Error>,
+) -> Result<(), Error> {
     // SAFETY: the caller's.
     let target = unsafe { borrow::<QpObject>(argument.qp.cast()) }.map_err(no_object)?;
     let queues = target.cross_channel.as_ref().ok_or(Error::Invalid("no cross-channel queue pair"))?;
@@ -168,13 +184,14 @@ unsafe fn enable(argument: ExpEnable, is_send: bool, is_last: bool) -> Result<Se
         return Err(Error::Invalid("no managed queue"));
     }
     let positions = if is_send { &queues.send } else { &queues.recv };
-    let index = positions.lock().enable(count, is_last);
-    let index = index.map_err(|_| Error::Invalid("not so many work requests are posted"))?;
+    let enabled = positions.lock().enable(count, is_last);
+    let (index, taken) = enabled.map_err(|_| Error::Invalid("not so many work requests are posted"))?;
     let qpn = target.qp.qpn();
-    Ok(match is_send {
+    let entry = match is_send {
         true => SendEntry::EnableSend { qpn, index },
         false => SendEntry::EnableRecv { qpn, index },
-    })
+    };
+    post(entry).inspect_err(|_| positions.lock().base.give_back(&taken))
 }
 
 fn no_object(errno: Errno) -> Error {

@@ -142,34 +142,48 @@ impl Positions {
     ///
     /// # Errors
     /// EINVAL if so many are not posted.
-    fn enable(&mut self, count: u32, is_last: bool) -> Result<u32> {
+    fn enable(&mut self, count: u32, is_last: bool) -> Result<(u32, Taken)> {
         let ready = self.posted.wrapping_sub(self.base.index);
         let count = if count == 0 { ready } else { count };
         if count > ready || ready as i32 <= 0 {
             return Err(EINVAL);
         }
-        let end = self.base.take(count, is_last);
-        Ok(self.ends[end.wrapping_sub(1) as usize & (self.ends.len() - 1)])
+        let (end, taken) = self.base.take(count, is_last);
+        Ok((self.ends[end.wrapping_sub(1) as usize & (self.ends.len() - 1)], taken))
     }
 }
 
 /// What WAIT and ENABLE count from. A request with `WAIT_EN_LAST` advances it by the greatest count since it did last.
-#[derive(Default)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Base {
     index: u32,
     count: u32,
 }
 
+/// A base before and after a work request has taken its count from it.
+pub struct Taken {
+    before: Base,
+    after: Base,
+}
+
 impl Base {
     /// The index that `count` means.
-    pub fn take(&mut self, count: u32, is_last: bool) -> u32 {
+    pub fn take(&mut self, count: u32, is_last: bool) -> (u32, Taken) {
+        let before = *self;
         let index = self.index.wrapping_add(count);
         self.count = self.count.max(count);
         if is_last {
             self.index = self.index.wrapping_add(self.count);
             self.count = 0;
         }
-        index
+        (index, Taken { before, after: *self })
+    }
+
+    /// Goes back, because the work request was not posted; unless others have taken theirs since.
+    pub fn give_back(&mut self, taken: &Taken) {
+        if *self == taken.after {
+            *self = taken.before;
+        }
     }
 }
 
@@ -180,19 +194,35 @@ mod tests {
     #[test]
     fn counts_are_from_a_base_that_the_last_one_advances() {
         let mut base = Base::default();
-        assert_eq!([base.take(1, false), base.take(3, false), base.take(2, true)], [1, 3, 2]);
-        assert_eq!([base.take(1, false), base.take(1, true), base.take(1, true)], [4, 4, 5]);
+        let mut take = |count, is_last| base.take(count, is_last).0;
+        assert_eq!([take(1, false), take(3, false), take(2, true)], [1, 3, 2]);
+        assert_eq!([take(1, false), take(1, true), take(1, true)], [4, 4, 5]);
+    }
+
+    #[test]
+    fn a_base_goes_back_unless_it_has_moved_on() {
+        let mut base = Base::default();
+        let (_, first) = base.take(3, true);
+        base.give_back(&first);
+        let (index, second) = base.take(1, true);
+        assert_eq!(index, 1);
+        base.take(1, true);
+        base.give_back(&second);
+        assert_eq!(base.take(1, true).0, 3);
     }
 
     #[test]
     fn an_enable_counts_work_requests_and_the_nic_blocks() {
         let mut positions = Positions::new(8);
-        assert_eq!(positions.enable(0, false), Err(EINVAL), "nothing is posted");
+        let enable = |positions: &mut Positions, count, is_last| {
+            positions.enable(count, is_last).map(|(index, _)| index)
+        };
+        assert_eq!(enable(&mut positions, 0, false), Err(EINVAL), "nothing is posted");
         [1, 3, 4].into_iter().for_each(|end| positions.push(end));
-        assert_eq!(positions.enable(2, false), Ok(3));
-        assert_eq!(positions.enable(4, false), Err(EINVAL), "more than are posted");
-        assert_eq!(positions.enable(0, true), Ok(4));
+        assert_eq!(enable(&mut positions, 2, false), Ok(3));
+        assert_eq!(enable(&mut positions, 4, false), Err(EINVAL), "more than are posted");
+        assert_eq!(enable(&mut positions, 0, true), Ok(4));
         positions.push(6);
-        assert_eq!(positions.enable(1, true), Ok(6));
+        assert_eq!(enable(&mut positions, 1, true), Ok(6));
     }
 }

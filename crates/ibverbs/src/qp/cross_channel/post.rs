@@ -8,7 +8,7 @@ use terrace_nic::wqe_format::SendEntry;
 use super::super::post::{RecvList, post_recv, report_first};
 use super::super::{QpObject, convert as plain};
 use super::CrossChannel;
-use super::convert::{Entry, entry, request};
+use super::convert::{Entry, convert, request};
 use crate::abi::cross_channel::{IBV_EXP_TASK_RECV, ibv_exp_send_wr, ibv_exp_task};
 use crate::abi::{ibv_context, ibv_qp, ibv_recv_wr, ibv_send_wr};
 use crate::errno::{EINVAL, Errno};
@@ -78,7 +78,7 @@ unsafe fn post_list(object: &QpObject, next: &mut *mut ibv_exp_send_wr) -> Resul
         // SAFETY: the caller's: a list of work requests that ends with null.
         unsafe {
             match &object.cross_channel {
-                Some(queues) => queues.post_entry(object, entry(*next, object)?)?,
+                Some(queues) => convert(*next, object, |entry| queues.post_entry(object, entry))?,
                 None => {
                     let flags = plain::check_flags((**next).exp_send_flags as u32)?;
                     let wr = request(*next, flags, object)?;
