@@ -130,7 +130,7 @@ static PAGERS: Mutex<Vec<Arc<dyn Pager>>> = Mutex::new(Vec::new());
 fn with_file(iova: u64) -> (Registry, u32) {
     let registry = Registry::new(Default::default()).expect("made");
     let pager: Arc<dyn Pager> = Arc::new(Bytes(Mutex::new((0..16_384_u32).map(|byte| byte as u8).collect())));
-    PAGERS.lock().expect("not poisoned").push(pager.clone());
+    PAGERS.lock().push(pager.clone());
     let spec = RegionSpec { iova, pager: Some(pager), ..RegionSpec::new(PD, 0, 1 << 40, EVERYTHING) };
     let key = registry.register(&spec).expect("registered, although nothing is mapped there").key;
     (registry, key)
