@@ -15,6 +15,7 @@
 //! | [`peers`] | the client's knowledge of rkeys, and the schedule of queries |
 //! | [`pages`] | sets of pages |
 //! | `request` | what work requests access, and their completions |
+//! | `retries` | calls that the peer was too busy for |
 //! | `sge_list` | byte ranges of scatter/gather lists |
 
 #![forbid(unsafe_code)]
@@ -27,6 +28,7 @@ pub mod proto;
 pub mod region;
 mod request;
 pub mod residency;
+mod retries;
 pub mod session;
 mod sge_list;
 pub mod signature;

@@ -23,12 +23,11 @@ use crate::proto::{
     Message, Open, Read, Source, Write,
 };
 use crate::region::Region;
+use crate::retries::{Backoff, Retries};
 use crate::sge_list::{LocalMemory, gather, sub_elements};
 
-/// The delay of a retry after the first `Busy`, in nanoseconds. It doubles with each further `Busy`.
-const BUSY_DELAY_NS: u64 = 20_000;
-/// The most doublings of the delay.
-const BUSY_DOUBLINGS_MAX: u32 = 9;
+/// The delays of retries.
+const BACKOFF: Backoff = Backoff { first_ns: 20_000, doublings_max: 9 };
 
 /// What is requested of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +80,7 @@ impl Task {
 pub(super) struct Calls {
     ready: VecDeque<Task>,
     /// Calls that are retried later, after `Busy`.
-    delayed: Vec<(Time, Task)>,
+    delayed: Retries<Task>,
     /// Calls that the peer has not answered, by the lower half of their ids.
     in_flight: BTreeMap<u32, Task>,
     next_id: u32,
@@ -139,33 +138,29 @@ impl Calls {
     }
 
     /// Delays a task that the peer answered with `Busy`.
-    pub(super) fn delay(&mut self, now: Time, mut task: Task) {
-        let delay_ns = BUSY_DELAY_NS << task.refusals.min(BUSY_DOUBLINGS_MAX);
-        task.refusals += 1;
-        self.delayed.push((now.after_ns(delay_ns), task));
+    pub(super) fn delay(&mut self, now: Time, task: Task) {
+        self.delayed.delay(now, BACKOFF, task, |task| &mut task.refusals);
     }
 
     /// Makes the tasks ready whose delay is over.
     pub(super) fn end_delays(&mut self, now: Time) {
-        let ready = &mut self.ready;
-        self.delayed.extract_if(.., |(until, _)| *until <= now).for_each(|(_, task)| ready.push_back(task));
+        self.ready.extend(self.delayed.take_due(now));
     }
 
     /// The end of the earliest delay, for [`Calls::end_delays`].
     pub(super) fn deadline(&self) -> Option<Time> {
-        self.delayed.iter().map(|(until, _)| *until).min()
+        self.delayed.deadline()
     }
 
     /// The oldest work request with an unsent task.
     pub(super) fn first_unsent(&self) -> Option<Seq> {
-        self.ready.iter().chain(self.delayed.iter().map(|(_, task)| task)).filter_map(|task| task.seq).min()
+        self.ready.iter().chain(self.delayed.iter()).filter_map(|task| task.seq).min()
     }
 
     /// Takes out every unsent task of the work requests from `seq` on.
     pub(super) fn drop_unsent(&mut self, seq: Seq) -> Vec<Task> {
         let is_dropped = |task: &Task| task.seq.is_some_and(|of| of >= seq);
-        let mut dropped: Vec<Task> =
-            self.delayed.extract_if(.., |(_, task)| is_dropped(task)).map(|(_, task)| task).collect();
+        let mut dropped: Vec<Task> = self.delayed.take_if(is_dropped).collect();
         let (out, ready): (Vec<Task>, _) = std::mem::take(&mut self.ready).into_iter().partition(is_dropped);
         self.ready = ready.into();
         dropped.extend(out);
@@ -175,7 +170,7 @@ impl Calls {
     /// Takes out all tasks, because the control queue pair is gone.
     pub(super) fn drop_all(&mut self) -> Vec<Task> {
         let mut dropped: Vec<Task> = std::mem::take(&mut self.ready).into();
-        dropped.extend(std::mem::take(&mut self.delayed).into_iter().map(|(_, task)| task));
+        dropped.extend(self.delayed.take_all());
         dropped.extend(std::mem::take(&mut self.in_flight).into_values());
         self.held.clear();
         self.releases.clear();

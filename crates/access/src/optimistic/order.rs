@@ -44,7 +44,7 @@ pub enum Class {
     Atomic,
     /// RDMA WRITE with immediate: a write and a message.
     WriteImm,
-    /// SENDs, FLUSH, APPEND, and operations of the NIC on keys: what was written before is visible to whoever sees their effect.
+    /// SENDs, FLUSH, APPEND, and operations of the NIC on keys: what was written before is visible to all that see their effect.
     Message,
 }
 

@@ -12,6 +12,7 @@ use crate::proto::{
     Write,
 };
 use crate::request::Local;
+use crate::retries::{Backoff, Retries};
 
 /// Calls to send to the server in one message over the control queue pair.
 #[derive(Clone, Debug)]
@@ -103,10 +104,8 @@ pub(super) struct Task {
     pub(super) refusals: u32,
 }
 
-/// The delay of a retry after the first `Busy`, in nanoseconds. It doubles with each further `Busy`.
-const BUSY_DELAY_NS: u64 = 100_000;
-/// The most doublings of the delay.
-const BUSY_DOUBLINGS_MAX: u32 = 7;
+/// The delays of retries.
+const BACKOFF: Backoff = Backoff { first_ns: 100_000, doublings_max: 7 };
 
 /// The calls of a session.
 #[derive(Debug, Default)]
@@ -116,7 +115,7 @@ pub(super) struct Calls {
     /// Calls to send as soon as fewer than `in_flight_max` are in flight.
     pub(super) ready: VecDeque<Task>,
     /// Calls that are retried later, after `Busy`.
-    delayed: Vec<(Time, Task)>,
+    delayed: Retries<Task>,
     /// Calls that the server has not answered, by id.
     in_flight: BTreeMap<u64, Task>,
     next_id: u32,
@@ -195,30 +194,27 @@ impl Calls {
     }
 
     /// Delays a task that the server answered with `Busy`.
-    pub(super) fn delay(&mut self, now: Time, mut task: Task) {
-        let delay_ns = BUSY_DELAY_NS << task.refusals.min(BUSY_DOUBLINGS_MAX);
-        task.refusals += 1;
-        self.delayed.push((now.after_ns(delay_ns), task));
+    pub(super) fn delay(&mut self, now: Time, task: Task) {
+        self.delayed.delay(now, BACKOFF, task, |task| &mut task.refusals);
     }
 
     /// Makes the tasks ready whose delay is over.
     pub(super) fn end_delays(&mut self, now: Time) {
-        let ready = &mut self.ready;
-        self.delayed.extract_if(.., |(until, _)| *until <= now).for_each(|(_, task)| ready.push_back(task));
+        self.ready.extend(self.delayed.take_due(now));
     }
 
     /// The end of the earliest delay, for [`Calls::end_delays`].
     pub(super) fn deadline(&self) -> Option<Time> {
-        self.delayed.iter().map(|(until, _)| *until).min()
+        self.delayed.deadline()
     }
 
     /// Takes out every unsent task of the work requests that `is_of` selects.
     pub(super) fn drop_unsent(&mut self, mut is_of: impl FnMut(Seq) -> bool) -> Vec<Task> {
-        let mut wanted = |task: &mut Task| task.seq.is_some_and(&mut is_of);
-        let mut dropped: Vec<Task> = self.deferred.extract_if(.., &mut wanted).collect();
-        dropped.extend(self.delayed.extract_if(.., |(_, task)| wanted(task)).map(|(_, task)| task));
-        for mut task in std::mem::take(&mut self.ready) {
-            if wanted(&mut task) {
+        let mut wanted = |task: &Task| task.seq.is_some_and(&mut is_of);
+        let mut dropped: Vec<Task> = self.deferred.extract_if(.., |task| wanted(task)).collect();
+        dropped.extend(self.delayed.take_if(&mut wanted));
+        for task in std::mem::take(&mut self.ready) {
+            if wanted(&task) {
                 dropped.push(task);
             } else {
                 self.ready.push_back(task);
@@ -231,14 +227,14 @@ impl Calls {
     pub(super) fn clear_unsent(&mut self) {
         self.deferred.clear();
         self.ready.clear();
-        self.delayed.clear();
+        self.delayed = Retries::default();
     }
 
     /// Takes out all tasks, because the control queue pair is gone.
     pub(super) fn drop_all(&mut self) -> Vec<Task> {
         let mut dropped: Vec<Task> = std::mem::take(&mut self.deferred);
         dropped.extend(std::mem::take(&mut self.ready));
-        dropped.extend(std::mem::take(&mut self.delayed).into_iter().map(|(_, task)| task));
+        dropped.extend(self.delayed.take_all());
         dropped.extend(std::mem::take(&mut self.in_flight).into_values());
         dropped
     }
