@@ -6,7 +6,6 @@ use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::ptr::null_mut;
-use std::time::{Duration, Instant};
 
 use common::*;
 use terrace_ibverbs::abi::terrace::{TERRACE_COMMIT, terrace_append_wr};
@@ -17,20 +16,6 @@ const WC_APPEND: u32 = 135;
 
 /// Where the offsets of records go, in words from the beginning of the memory.
 const OFFSETS: usize = 1 << 18;
-
-/// Waits for one completion.
-fn completion(context: *mut ibv_context, cq: *mut ibv_cq) -> ibv_wc {
-    let poll = ops(context).poll_cq.unwrap();
-    let mut wc: ibv_wc = zero();
-    let end = Instant::now() + Duration::from_secs(10);
-    while Instant::now() < end {
-        // SAFETY: a completion queue and room for one entry.
-        if unsafe { poll(cq, 1, &raw mut wc) } > 0 {
-            return wc;
-        }
-    }
-    panic!("no completion");
-}
 
 #[test]
 fn records_and_local_writes_follow_each_other_in_a_file() {

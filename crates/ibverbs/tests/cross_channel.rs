@@ -118,7 +118,7 @@ impl World {
     fn write(&self, wr_id: u64, from: &mut ibv_sge, to: u64, rkey: u32) -> ibv_exp_send_wr {
         let mut wr = request(wr_id, IBV_WR_RDMA_WRITE, SIGNALED);
         (wr.sg_list, wr.num_sge) = (from, 1);
-        wr.wr.rdma = ExpRdma { remote_addr: to, rkey };
+        (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) = (to, rkey);
         wr
     }
 

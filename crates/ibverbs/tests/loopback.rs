@@ -4,7 +4,7 @@ mod common;
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::*;
 use terrace_ibverbs::abi::newer::{
@@ -12,20 +12,6 @@ use terrace_ibverbs::abi::newer::{
 };
 use terrace_ibverbs::abi::terrace::terrace_append_wr;
 use terrace_ibverbs::abi::*;
-
-/// Waits for one completion.
-fn completion(context: *mut ibv_context, cq: *mut ibv_cq) -> ibv_wc {
-    let poll = ops(context).poll_cq.unwrap();
-    let mut wc: ibv_wc = zero();
-    let end = Instant::now() + Duration::from_secs(10);
-    while Instant::now() < end {
-        // SAFETY: a completion queue and room for one entry.
-        if unsafe { poll(cq, 1, &raw mut wc) } > 0 {
-            return wc;
-        }
-    }
-    panic!("no completion");
-}
 
 #[test]
 fn the_builder_posts_atomic_write_and_flush() {

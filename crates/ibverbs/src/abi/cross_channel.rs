@@ -2,7 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::{ibv_cq, ibv_pd, ibv_qp, ibv_qp_cap, ibv_qp_type, ibv_recv_wr, ibv_sge, ibv_srq};
+use super::{
+    ibv_cq, ibv_pd, ibv_qp, ibv_qp_cap, ibv_qp_type, ibv_recv_wr, ibv_send_wr__bindgen_ty_2, ibv_sge, ibv_srq,
+};
 
 /// `enum ibv_exp_wr_opcode` beyond those of `ibv_wr_opcode`.
 pub const IBV_EXP_WR_SEND_WITH_INV: u32 = 0x48;
@@ -55,32 +57,6 @@ pub const IBV_EXP_TASK_RECV: u32 = 1;
 pub const TERRACE_DV_OBJ_QP: u64 = 1;
 /// A completion queue.
 pub const TERRACE_DV_OBJ_CQ: u64 = 1 << 1;
-
-/// `wr.rdma`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ExpRdma {
-    pub remote_addr: u64,
-    pub rkey: u32,
-}
-
-/// `wr.atomic`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ExpAtomic {
-    pub remote_addr: u64,
-    pub compare_add: u64,
-    pub swap: u64,
-    pub rkey: u32,
-}
-
-/// `wr`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub union ExpWr {
-    pub rdma: ExpRdma,
-    pub atomic: ExpAtomic,
-}
 
 /// `task.cqe_wait`.
 #[derive(Clone, Copy)]
@@ -154,7 +130,8 @@ pub struct ibv_exp_send_wr {
     pub reserved: c_int,
     /// Immediate data, or a key to invalidate.
     pub ex: u32,
-    pub wr: ExpWr,
+    /// As in `struct ibv_send_wr`.
+    pub wr: ibv_send_wr__bindgen_ty_2,
     pub task: ExpTaskArgument,
     pub exp_send_flags: u64,
     pub comp_mask: u32,

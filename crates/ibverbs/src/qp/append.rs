@@ -4,12 +4,10 @@ use std::ffi::c_int;
 
 use terrace_nic::{Error, Payload, SendFlags, SendOp, SendWr};
 
-use super::post::report_first;
+use super::post::post_list;
 use super::{QpObject, convert};
 use crate::abi::terrace::{TERRACE_COMMIT, terrace_append_wr};
 use crate::abi::{IBV_WR_RDMA_WRITE, ibv_qp, ibv_send_wr};
-use crate::errno::{EINVAL, Errno};
-use crate::object::borrow;
 
 /// Fields of the FETH (IBTA annex A19): persistence, and the range of the RETH.
 const PERSISTENT: u8 = 2;
@@ -25,27 +23,20 @@ pub unsafe extern "C" fn terrace_post_append(
     wr: *mut terrace_append_wr,
     bad_wr: *mut *mut terrace_append_wr,
 ) -> c_int {
-    // SAFETY: the caller's.
-    let Ok(object) = (unsafe { borrow::<QpObject>(qp.cast()) }) else {
-        // SAFETY: the caller's.
-        return unsafe { report_first(bad_wr, wr, EINVAL) };
-    };
-    let mut next = wr;
-    let posted = object.qp.post(|posting| {
-        while !next.is_null() {
-            // SAFETY: the caller's: a list of requests that ends with null.
-            unsafe {
-                posting.post(append_request(next, object.limits)?)?;
-                next = (*next).next;
+    let post = |object: &QpObject, next: &mut *mut terrace_append_wr| {
+        object.qp.post(|posting| {
+            while !next.is_null() {
+                // SAFETY: the caller's: a list of requests that ends with null.
+                unsafe {
+                    posting.post(append_request(*next, object.limits)?)?;
+                    *next = (**next).next;
+                }
             }
-        }
-        Ok(())
-    });
-    match posted {
-        Ok(()) => 0,
-        // SAFETY: the caller's; the failed request is in the list.
-        Err(error) => unsafe { report_first(bad_wr, next, Errno::from(error)) },
-    }
+            Ok(())
+        })
+    };
+    // SAFETY: the caller's.
+    unsafe { post_list(qp, wr, bad_wr, post) }
 }
 
 /// The NIC's request from C's.
@@ -77,25 +68,19 @@ pub unsafe extern "C" fn terrace_post_write_commit(
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: the caller's.
-    let Ok(object) = (unsafe { borrow::<QpObject>(qp.cast()) }) else {
-        // SAFETY: the caller's.
-        return unsafe { report_first(bad_wr, wr, EINVAL) };
-    };
-    let mut next = wr;
-    while !next.is_null() {
-        // SAFETY: the caller's: a list of requests that ends with null.
-        let posted = unsafe { write_and_flush(next, object) }
+    let post = |object: &QpObject, next: &mut *mut ibv_send_wr| {
+        while !next.is_null() {
+            // SAFETY: the caller's: a list of requests that ends with null.
+            let pair = unsafe { write_and_flush(*next, object)? };
             // Both or none: a WRITE without its FLUSH would never complete.
-            .and_then(|pair| object.qp.post_send_batch(&mut Vec::from(pair)));
-        if let Err(error) = posted {
-            // SAFETY: the caller's; the failed request is in the list.
-            return unsafe { report_first(bad_wr, next, Errno::from(error)) };
+            object.qp.post_send_batch(&mut Vec::from(pair))?;
+            // SAFETY: the caller's.
+            *next = unsafe { (**next).next };
         }
-        // SAFETY: the caller's.
-        next = unsafe { (*next).next };
-    }
-    0
+        Ok(())
+    };
+    // SAFETY: the caller's.
+    unsafe { post_list(qp, wr, bad_wr, post) }
 }
 
 /// A WRITE, and the FLUSH of its range that completes for both.

@@ -12,7 +12,7 @@ use crate::abi::{
     IBV_SEND_INLINE, IBV_SEND_IP_CSUM, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
     IBV_WR_ATOMIC_WRITE, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
     IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_ah, ibv_mw,
-    ibv_mw_bind_info, ibv_recv_wr, ibv_send_wr, ibv_sge,
+    ibv_mw_bind_info, ibv_recv_wr, ibv_send_wr, ibv_send_wr__bindgen_ty_2, ibv_sge, ibv_wr_opcode,
 };
 use crate::ah::AhObject;
 use crate::errno::Errno;
@@ -129,17 +129,17 @@ pub unsafe fn bind(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Resul
     }))
 }
 
-/// The operation, if it is a common one.
+/// The operation of an opcode, if it is a common one. `remote` is the union with the peer's addresses.
 ///
 /// # Safety
 /// The fields that the opcode uses are set.
 #[inline(always)]
-unsafe fn common_operation(wr: *const ibv_send_wr) -> Option<SendOp> {
+pub unsafe fn common_operation(opcode: ibv_wr_opcode, remote: &ibv_send_wr__bindgen_ty_2) -> Option<SendOp> {
     // SAFETY: the caller's; each arm reads the fields of its opcode.
     unsafe {
-        let rdma = || ((*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey);
-        let atomic = || ((*wr).wr.atomic.remote_addr, (*wr).wr.atomic.rkey);
-        Some(match (*wr).opcode {
+        let rdma = || (remote.rdma.remote_addr, remote.rdma.rkey);
+        let atomic = || (remote.atomic.remote_addr, remote.atomic.rkey);
+        Some(match opcode {
             IBV_WR_SEND => SendOp::Send,
             IBV_WR_RDMA_WRITE => {
                 let (va, rkey) = rdma();
@@ -151,12 +151,12 @@ unsafe fn common_operation(wr: *const ibv_send_wr) -> Option<SendOp> {
             }
             IBV_WR_ATOMIC_CMP_AND_SWP => {
                 let (va, rkey) = atomic();
-                let (compare, swap) = ((*wr).wr.atomic.compare_add, (*wr).wr.atomic.swap);
+                let (compare, swap) = (remote.atomic.compare_add, remote.atomic.swap);
                 SendOp::CompareSwap { va, rkey, compare, swap }
             }
             IBV_WR_ATOMIC_FETCH_AND_ADD => {
                 let (va, rkey) = atomic();
-                SendOp::FetchAdd { va, rkey, add: (*wr).wr.atomic.compare_add }
+                SendOp::FetchAdd { va, rkey, add: remote.atomic.compare_add }
             }
             _ => return None,
         })
@@ -167,7 +167,7 @@ unsafe fn common_operation(wr: *const ibv_send_wr) -> Option<SendOp> {
 /// The fields that the opcode uses are set.
 unsafe fn operation(wr: *const ibv_send_wr) -> Result<SendOp, Error> {
     // SAFETY: the caller's.
-    if let Some(op) = unsafe { common_operation(wr) } {
+    if let Some(op) = unsafe { common_operation((*wr).opcode, &(*wr).wr) } {
         return Ok(op);
     }
     // SAFETY: the caller's; each arm reads the fields of its opcode.
@@ -259,7 +259,7 @@ pub unsafe fn send(
     let flags = check_flags(flags)?;
     let is_one = count == 1 && !list.is_null() && !flags.contains(SendFlags::INLINE);
     // SAFETY: the caller's.
-    let (op, payload) = match unsafe { common_operation(wr) } {
+    let (op, payload) = match unsafe { common_operation((*wr).opcode, &(*wr).wr) } {
         // SAFETY: the caller's: a list of one has one element.
         Some(op) if is_one => (op, Payload::Sge(element(unsafe { &*list }))),
         // SAFETY: the caller's.

@@ -58,6 +58,31 @@ pub unsafe fn report_first<T>(bad: *mut *mut T, first: *mut T, errno: Errno) -> 
     errno.0
 }
 
+/// Posts a list of send requests by `post`, which moves the pointer behind each request that it has posted. Returns 0, or an
+/// errno, and stores the first request that is not posted.
+///
+/// # Safety
+/// `qp` is null or a queue pair, `first` the list, and `bad` null or writable.
+#[inline(always)]
+pub unsafe fn post_list<T>(
+    qp: *mut ibv_qp,
+    first: *mut T,
+    bad: *mut *mut T,
+    post: impl FnOnce(&QpObject, &mut *mut T) -> Result<(), Error>,
+) -> c_int {
+    let mut next = first;
+    // SAFETY: the caller's.
+    let posted = match unsafe { borrow::<QpObject>(qp.cast()) } {
+        Ok(object) => post(object, &mut next).map_err(Errno::from),
+        Err(_) => Err(EINVAL),
+    };
+    match posted {
+        Ok(()) => 0,
+        // SAFETY: the caller's.
+        Err(errno) => unsafe { report_first(bad, next, errno) },
+    }
+}
+
 /// The result of `ibv_post_recv` and `ibv_post_srq_recv`.
 ///
 /// # Safety
@@ -161,42 +186,31 @@ pub unsafe extern "C" fn post_send(
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: the caller's.
-    let Ok(object) = (unsafe { borrow::<QpObject>(qp.cast()) }) else {
-        // SAFETY: the caller's.
-        return unsafe { report_first(bad_wr, wr, EINVAL) };
-    };
-    let mut next = wr;
-    if let Some(queues) = &object.cross_channel {
-        // SAFETY: the caller's.
-        return match unsafe { queues.post_sends(object, &mut next) } {
-            Ok(()) => 0,
-            // SAFETY: the caller's; the failed request is in the list.
-            Err(error) => unsafe { report_first(bad_wr, next, Errno::from(error)) },
-        };
-    }
-    let posted = object.qp.post(|posting| {
-        while !next.is_null() {
-            // SAFETY: the caller's: a list of work requests that ends with null.
-            unsafe {
-                if run_key(next).is_some_and(|rkey| posting.is_list_faster(rkey)) {
-                    post_run(posting, object, &mut next)?;
-                    continue;
-                }
-                convert::send(next, object.qp.qp_type(), object.limits, |wr| posting.post(wr))?;
-                if (*next).opcode == IBV_WR_BIND_MW {
-                    store_bound_key(next);
-                }
-                next = (*next).next;
-            }
+    let post = |object: &QpObject, next: &mut *mut ibv_send_wr| {
+        if let Some(queues) = &object.cross_channel {
+            // SAFETY: the caller's.
+            return unsafe { queues.post_sends(object, next) };
         }
-        Ok(())
-    });
-    match posted {
-        Ok(()) => 0,
-        // SAFETY: the caller's; the failed request is in the list.
-        Err(error) => unsafe { report_first(bad_wr, next, Errno::from(error)) },
-    }
+        object.qp.post(|posting| {
+            while !next.is_null() {
+                // SAFETY: the caller's: a list of work requests that ends with null.
+                unsafe {
+                    if run_key(*next).is_some_and(|rkey| posting.is_list_faster(rkey)) {
+                        post_run(posting, object, next)?;
+                        continue;
+                    }
+                    convert::send(*next, object.qp.qp_type(), object.limits, |wr| posting.post(wr))?;
+                    if (**next).opcode == IBV_WR_BIND_MW {
+                        store_bound_key(*next);
+                    }
+                    *next = (**next).next;
+                }
+            }
+            Ok(())
+        })
+    };
+    // SAFETY: the caller's.
+    unsafe { post_list(qp, wr, bad_wr, post) }
 }
 
 /// `ibv_post_recv(3)`.

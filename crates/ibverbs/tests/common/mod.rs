@@ -5,6 +5,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
+use std::time::{Duration, Instant};
 
 // The symbols below are this library's. Its name makes the linker include it.
 use terrace_ibverbs as _;
@@ -177,4 +178,18 @@ pub unsafe fn connect(qp: *mut ibv_qp, peer: u32) {
         | IBV_QP_MAX_QP_RD_ATOMIC;
     // SAFETY: the caller's.
     assert_eq!(unsafe { ibv_modify_qp(qp, &raw mut attr, rts as c_int) }, 0);
+}
+
+/// Waits for one completion.
+pub fn completion(context: *mut ibv_context, cq: *mut ibv_cq) -> ibv_wc {
+    let poll = ops(context).poll_cq.unwrap();
+    let mut wc: ibv_wc = zero();
+    let end = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < end {
+        // SAFETY: a completion queue and room for one entry.
+        if unsafe { poll(cq, 1, &raw mut wc) } > 0 {
+            return wc;
+        }
+    }
+    panic!("no completion");
 }

@@ -4,12 +4,9 @@ use terrace_nic::wqe_format::SendEntry;
 use terrace_nic::{Error, InlineData, Masked, Payload, SendFlags, SendOp, SendWr, Sge};
 
 use super::super::QpObject;
-use super::super::convert::{check_flags, elements, inline_data, payload};
+use super::super::convert::{check_flags, common_operation, elements, inline_data, payload};
 use crate::abi::cross_channel::*;
-use crate::abi::{
-    IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
-    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,
-};
+use crate::abi::{IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND_WITH_IMM};
 use crate::cq::CqObject;
 use crate::errno::Errno;
 use crate::object::borrow;
@@ -103,36 +100,19 @@ pub unsafe fn request(
 /// # Safety
 /// The fields that the opcode uses are set.
 unsafe fn operation(wr: *const ibv_exp_send_wr) -> Result<SendOp, Error> {
+    // SAFETY: the caller's.
+    if let Some(op) = unsafe { common_operation((*wr).exp_opcode, &(*wr).wr) } {
+        return Ok(op);
+    }
     // SAFETY: the caller's; each arm reads the fields of its opcode.
     unsafe {
-        let rdma = || ((*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey);
-        let atomic = || ((*wr).wr.atomic.remote_addr, (*wr).wr.atomic.rkey);
         let masked = || ((*wr).masked_atomics.remote_addr, (*wr).masked_atomics.rkey);
-        let imm = || (*wr).ex;
+        let ex = (*wr).ex;
         Ok(match (*wr).exp_opcode {
-            IBV_WR_SEND => SendOp::Send,
-            IBV_WR_SEND_WITH_IMM => SendOp::SendImm(imm()),
-            IBV_EXP_WR_SEND_WITH_INV => SendOp::SendInvalidate((*wr).ex),
-            IBV_WR_RDMA_WRITE => {
-                let (va, rkey) = rdma();
-                SendOp::Write { va, rkey }
-            }
+            IBV_WR_SEND_WITH_IMM => SendOp::SendImm(ex),
+            IBV_EXP_WR_SEND_WITH_INV => SendOp::SendInvalidate(ex),
             IBV_WR_RDMA_WRITE_WITH_IMM => {
-                let (va, rkey) = rdma();
-                SendOp::WriteImm { va, rkey, imm: imm() }
-            }
-            IBV_WR_RDMA_READ => {
-                let (va, rkey) = rdma();
-                SendOp::Read { va, rkey }
-            }
-            IBV_WR_ATOMIC_CMP_AND_SWP => {
-                let (va, rkey) = atomic();
-                let (compare, swap) = ((*wr).wr.atomic.compare_add, (*wr).wr.atomic.swap);
-                SendOp::CompareSwap { va, rkey, compare, swap }
-            }
-            IBV_WR_ATOMIC_FETCH_AND_ADD => {
-                let (va, rkey) = atomic();
-                SendOp::FetchAdd { va, rkey, add: (*wr).wr.atomic.compare_add }
+                SendOp::WriteImm { va: (*wr).wr.rdma.remote_addr, rkey: (*wr).wr.rdma.rkey, imm: ex }
             }
             IBV_EXP_WR_EXT_MASKED_ATOMIC_CMP_AND_SWP if (*wr).masked_atomics.log_arg_sz == LOG_OPERAND => {
                 let ((va, rkey), operands) = (masked(), (*wr).masked_atomics.operands.cmp_swap);

@@ -5,14 +5,13 @@ use std::ffi::c_int;
 use terrace_nic::Error;
 use terrace_nic::wqe_format::SendEntry;
 
-use super::super::post::{RecvList, post_recv, report_first};
+use super::super::post::{RecvList, post_list, post_recv, report_first};
 use super::super::{QpObject, convert as plain};
 use super::CrossChannel;
 use super::convert::{Entry, convert, request};
 use crate::abi::cross_channel::{IBV_EXP_TASK_RECV, ibv_exp_send_wr, ibv_exp_task};
 use crate::abi::{ibv_context, ibv_qp, ibv_recv_wr, ibv_send_wr};
-use crate::errno::{EINVAL, Errno};
-use crate::object::borrow;
+use crate::errno::Errno;
 
 impl CrossChannel {
     fn post_entry(&self, object: &QpObject, entry: Entry) -> Result<(), Error> {
@@ -73,7 +72,7 @@ impl CrossChannel {
 ///
 /// # Safety
 /// `next` is a list of work requests.
-unsafe fn post_list(object: &QpObject, next: &mut *mut ibv_exp_send_wr) -> Result<(), Error> {
+unsafe fn post_requests(object: &QpObject, next: &mut *mut ibv_exp_send_wr) -> Result<(), Error> {
     while !next.is_null() {
         // SAFETY: the caller's: a list of work requests that ends with null.
         unsafe {
@@ -102,17 +101,9 @@ pub unsafe extern "C" fn ibv_exp_post_send(
     bad_wr: *mut *mut ibv_exp_send_wr,
 ) -> c_int {
     // SAFETY: the caller's.
-    let Ok(object) = (unsafe { borrow::<QpObject>(qp.cast()) }) else {
-        // SAFETY: the caller's.
-        return unsafe { report_first(bad_wr, wr, EINVAL) };
-    };
-    let mut next = wr;
-    // SAFETY: the caller's; the failed request is in the list.
-    match unsafe { post_list(object, &mut next) } {
-        Ok(()) => 0,
-        // SAFETY: the caller's.
-        Err(error) => unsafe { report_first(bad_wr, next, Errno::from(error)) },
-    }
+    let post = |object: &QpObject, next: &mut _| unsafe { post_requests(object, next) };
+    // SAFETY: the caller's.
+    unsafe { post_list(qp, wr, bad_wr, post) }
 }
 
 /// `ibv_exp_post_task`: posts the lists of several queue pairs, one after the other.
