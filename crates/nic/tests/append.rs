@@ -6,9 +6,10 @@ mod common;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::AtomicU8;
 
-use common::pager::{Cells, TestPager};
+use common::cells::Bytes;
+use common::pager::TestPager;
 use common::*;
 use terrace_fabric::sim::{SimConfig, SimNet};
 use terrace_hostmem::{HostRange, UNIT_BYTES};
@@ -21,18 +22,6 @@ const LEN: usize = 64 << 10;
 const OFFSETS: u64 = 1 << 19;
 /// First bytes of a record: who appended it, and its length.
 const HEAD: usize = 12;
-
-struct Bytes(Arc<[AtomicU8]>);
-
-impl Cells for Bytes {
-    fn get(&self, offset: usize, out: &mut [u8]) {
-        out.iter_mut().zip(&self.0[offset..]).for_each(|(byte, cell)| *byte = cell.load(Ordering::SeqCst));
-    }
-
-    fn set(&self, offset: usize, data: &[u8]) {
-        data.iter().zip(&self.0[offset..]).for_each(|(byte, cell)| cell.store(*byte, Ordering::SeqCst));
-    }
-}
 
 /// A region to which peers append.
 struct Log {

@@ -7,8 +7,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 
+use common::cells::Bytes;
 use common::finally::Finally;
-use common::pager::{Cells, TestPager};
+use common::pager::TestPager;
 use common::*;
 use terrace_fabric::sim::{SimConfig, SimNet};
 use terrace_hostmem::{AtomicOp, HostRange, UNIT_BYTES};
@@ -20,18 +21,6 @@ const LEN: usize = 512 << 10;
 const BORDER: usize = LEN / 2;
 const MAGIC: u8 = 0xa5;
 const FLUSH: u32 = 1 << 8 | 1 << 9;
-
-struct Bytes(Arc<[AtomicU8]>);
-
-impl Cells for Bytes {
-    fn get(&self, offset: usize, out: &mut [u8]) {
-        out.iter_mut().zip(&self.0[offset..]).for_each(|(byte, cell)| *byte = cell.load(Ordering::SeqCst));
-    }
-
-    fn set(&self, offset: usize, data: &[u8]) {
-        data.iter().zip(&self.0[offset..]).for_each(|(byte, cell)| cell.store(*byte, Ordering::SeqCst));
-    }
-}
 
 /// A paged region of a node.
 struct Paged {

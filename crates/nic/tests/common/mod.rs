@@ -1,6 +1,7 @@
 //! Shared by the tests: nodes with a device, a protection domain, a completion queue and registered memory.
 #![allow(dead_code)] // Every test file uses its own part of this.
 
+pub mod cells;
 #[path = "../../../memory/tests/common/finally.rs"]
 pub mod finally;
 #[path = "../../../memory/tests/common/pager.rs"]
