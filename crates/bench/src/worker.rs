@@ -93,7 +93,7 @@ enum Step {
     ReadKeys {
         leaf: u64,
         /// Whether the predicted leaf was the wrong one, so that this is the one beside it.
-        is_neighbour: bool,
+        is_adjacent: bool,
     },
     /// The READ or WRITE of the data.
     Data { offset: u64 },
@@ -208,7 +208,7 @@ impl<'a> Worker<'a> {
         let key = if is_write { self.ledger.owned(key, self.thread as u64) } else { key };
         let posted = Instant::now();
         let step = match (self.workload.application, self.store) {
-            (_, Some(store)) => Step::ReadKeys { leaf: store.predict(key), is_neighbour: false },
+            (_, Some(store)) => Step::ReadKeys { leaf: store.predict(key), is_adjacent: false },
             (Application::FileSystem, None) => Step::FindFile,
             (_, None) => Step::Data { offset: self.offset_in_file(key) },
         };
@@ -255,7 +255,7 @@ impl<'a> Worker<'a> {
         completion.outcome.map_err(|error| self.access_error(&access, error))?;
         let step = match access.step {
             Step::FindFile => self.file_found(slot, &access)?,
-            Step::ReadKeys { leaf, is_neighbour } => self.keys_read(slot, &access, leaf, is_neighbour)?,
+            Step::ReadKeys { leaf, is_adjacent } => self.keys_read(slot, &access, leaf, is_adjacent)?,
             Step::Data { .. } => {
                 self.complete_data(slot, &access)?;
                 self.count(&access, now);
@@ -282,7 +282,7 @@ impl<'a> Worker<'a> {
         slot: usize,
         access: &Outstanding,
         leaf: u64,
-        is_neighbour: bool,
+        is_adjacent: bool,
     ) -> Result<Step, WorkError> {
         let loaded = self.target.load(slot, &mut self.bytes[..KEYS_BYTES]);
         loaded.map_err(|error| self.access_error(access, error))?;
@@ -293,14 +293,14 @@ impl<'a> Worker<'a> {
             self.count_verified(verified);
         }
         let key = table.key(access.key);
-        let neighbour = match Table::search(key, leaf, &self.bytes[..KEYS_BYTES]) {
+        let adjacent = match Table::search(key, leaf, &self.bytes[..KEYS_BYTES]) {
             Place::Found(index) => return Ok(Step::Data { offset: Table::value_offset(index) }),
             Place::Before => leaf.checked_sub(1),
             Place::After => Some(leaf + 1),
             Place::Absent => None,
         };
-        match neighbour.filter(|&leaf| !is_neighbour && leaf < table.leaf_count()) {
-            Some(leaf) => Ok(Step::ReadKeys { leaf, is_neighbour: true }),
+        match adjacent.filter(|&leaf| !is_adjacent && leaf < table.leaf_count()) {
+            Some(leaf) => Ok(Step::ReadKeys { leaf, is_adjacent: true }),
             None => Err(TableError::NotFound { key, leaf }.into()),
         }
     }

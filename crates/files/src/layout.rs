@@ -30,7 +30,7 @@ impl FileRegion {
     /// # Errors
     /// See [`LayoutError`].
     pub fn punch_hole(&self, offset: u64, len: u64) -> Result<(), LayoutError> {
-        // No byte of the file moves: whoever has it mapped sees the hole once it is there.
+        // No byte of the file moves: every mapping shows the hole once it is there.
         self.change_layout(u64::MAX, |handle| handle.punch_hole(offset, len))
     }
 

@@ -1,4 +1,4 @@
-//! Decoding entries of work queues in memory: whoever may write to the memory chooses the bytes.
+//! Decoding entries of work queues in memory: all peers with access to the memory choose the bytes.
 
 use terrace_transport::wqe_format::{SEGMENT_BYTES, decode_receive, decode_send, encode_send};
 

@@ -39,7 +39,7 @@ pub enum TableError {
         /// The key.
         key: u64,
     },
-    /// The key is neither in the predicted leaf nor in its neighbour.
+    /// The key is neither in the predicted leaf nor in an adjacent one.
     #[error("key {key:#x} is not in leaf {leaf}, where it must be")]
     NotFound {
         /// The key.
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_tells_which_neighbour_to_read() {
+    fn a_search_tells_which_adjacent_leaf_to_read() {
         let table = Table::new(REGION_BYTES);
         let content = table.leaf_content(3);
         let search = |key| Table::search(key, 3, &content[..KEYS_BYTES]);

@@ -134,6 +134,7 @@ pub unsafe fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
 unsafe fn masked(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
     // SAFETY: as the caller promises.
     let mut before = unsafe { fetch_add(addr, 0)? };
+    // Another round needs a change of the word by somebody else between two instructions: a stopped process makes none.
     loop {
         // SAFETY: the same.
         let seen = unsafe { compare_swap(addr, before, op.apply(before))? };

@@ -65,7 +65,7 @@ struct Queue {
     waiters: Vec<CountWaiter>,
 }
 
-/// Somebody who waits for a completion.
+/// The WAIT of a work queue for a count of completions.
 struct CountWaiter {
     index: u32,
     resume: Resume,

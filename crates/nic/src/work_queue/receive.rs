@@ -1,5 +1,5 @@
 //! The state of receive queues in memory. A message takes the next entry if it is enabled: by the doorbell record, which
-//! is read when a message needs it, or by a RECV_EN. So whoever may write to the doorbell record recycles entries, and a
+//! is read when a message needs it, or by a RECV_EN. So a peer with access to the doorbell record recycles entries, and a
 //! receive may scatter into it.
 
 use terrace_sync::Mutex;
