@@ -382,14 +382,37 @@ static void command_discard(void)
     answer_code(madvise(region_named(1)->memory + number(2), number(3), advice) == 0 ? 0 : errno);
 }
 
+/* Whether the kernel says that no page of a range is in memory. */
+static bool is_absent(uint8_t *first, uint64_t bytes)
+{
+    unsigned char states[(bytes + 4095) / 4096];
+    if (mincore(first, bytes, states) != 0)
+        return false;
+    for (uint64_t i = 0; i < sizeof states; i++)
+        if (states[i] & 1)
+            return false;
+    return true;
+}
+
 static void command_pageout(void)
 {
     uint8_t *first = region_named(1)->memory + number(2);
     uint64_t bytes = number(3);
-    for (uint64_t i = 0; i < bytes; i += 4096) /* pages without an entry in the page table stay */
-        (void)*(volatile uint8_t *)(first + i);
-    bool is_out = msync(first, bytes, MS_SYNC) == 0 && madvise(first, bytes, MADV_PAGEOUT) == 0;
-    answer_code(is_out ? 0 : errno);
+    /* The advice passes over pages that another processor has not put on the kernel's lists yet. */
+    for (int attempt = 0; attempt < 1000; attempt++) {
+        for (uint64_t i = 0; i < bytes; i += 4096) /* pages without an entry in the page table stay */
+            (void)*(volatile uint8_t *)(first + i);
+        if (msync(first, bytes, MS_SYNC) != 0 || madvise(first, bytes, MADV_PAGEOUT) != 0) {
+            answer_code(errno);
+            return;
+        }
+        if (is_absent(first, bytes)) {
+            answer_code(0);
+            return;
+        }
+        usleep(1000);
+    }
+    answer_code(EBUSY);
 }
 
 static void command_free(void)
