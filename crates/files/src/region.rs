@@ -127,6 +127,10 @@ impl Translation for FileRegion {
         PAGE_BYTES
     }
 
+    fn prefetch(&self, addr: u64) {
+        self.file.prefetch(addr);
+    }
+
     fn is_present(&self, part: HostRange) -> bool {
         self.file.is_present(part)
     }

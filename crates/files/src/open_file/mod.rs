@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
-use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, fault};
+use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, fault, prefetch};
 use terrace_memory::{AccessError, SharedFile};
 use terrace_shm::{GracePeriod, file_system};
 use terrace_sync::{Mutex, RwLock};
@@ -316,6 +316,16 @@ impl OpenFile {
     fn is_blocked(&self, part: HostRange, direction: Direction) -> bool {
         self.pending_count.load(Ordering::Acquire) != 0
             && self.rest().pending.lock().conflicts(part, direction == Direction::Read)
+    }
+
+    /// Has the processor load the first line at an offset, if a window has it.
+    #[inline]
+    pub fn prefetch(&self, offset: u64) {
+        if let Some(layout) = self.layout.try_read()
+            && let Some(window) = layout.window(HostRange { addr: offset, len: 1 })
+        {
+            prefetch(window.place(offset));
+        }
     }
 
     /// Whether an access can be made now.
