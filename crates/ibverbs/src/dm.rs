@@ -12,7 +12,7 @@ use crate::abi::{
 use crate::buffer::{map, unmap};
 use crate::context::Context;
 use crate::errno::{EINVAL, ENOMEM, Result, pointer, status};
-use crate::mr::{self, Range};
+use crate::mr::{self, Bytes, Range};
 use crate::object::{self, CPart, Object, borrow, retire};
 use crate::pd::{PdObject, Users};
 
@@ -175,13 +175,8 @@ pub unsafe extern "C" fn reg_dm_mr(
             },
             _ => MrRequest { addr, length: length as u64, iova: 0, access, paging: None },
         };
-        let place = Range {
-            addr: null_mut(),
-            length,
-            device_memory: Some(memory.users.add()),
-            lease: None,
-            file: None,
-        };
+        let bytes = Bytes::Device { _in_use: memory.users.add() };
+        let place = Range { addr: null_mut(), length, bytes };
         // SAFETY: the caller's.
         unsafe { mr::register(pd, request, place) }
     };

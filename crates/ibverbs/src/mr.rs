@@ -38,12 +38,18 @@ pub struct MrObject {
     context: Arc<Context>,
     mr: Arc<Mr>,
     pd: Mutex<Use>,
-    device_memory: Option<Use>,
     access: AtomicU32,
-    /// The lease of a region that is tiered to a file.
-    lease: Mutex<Option<Lease>>,
-    /// The file of a region that is one.
-    file: Option<FileLease>,
+    bytes: Bytes,
+}
+
+/// Where a region's bytes are, and the reference that keeps them there.
+pub enum Bytes {
+    /// Memory of the program. The lease is of a range that is paged.
+    Program(Mutex<Option<Lease>>),
+    /// Device memory.
+    Device { _in_use: Use },
+    /// A file.
+    File(FileLease),
 }
 
 // SAFETY: repr(C), the C structure first.
@@ -62,7 +68,10 @@ impl MrObject {
     /// # Errors
     /// EINVAL if it is none, or its process's parent made it.
     pub fn file(&self) -> Result<&Arc<FileRegion>> {
-        self.file.as_ref().and_then(FileLease::region).ok_or(EINVAL)
+        match &self.bytes {
+            Bytes::File(lease) => lease.region().ok_or(EINVAL),
+            _ => Err(EINVAL),
+        }
     }
 
     /// Changes domain and access of a region that is a file.
@@ -76,16 +85,17 @@ impl MrObject {
         Ok(())
     }
 
-    /// Changes domain, range (address, length, iova) and access, where given. If range or access change, the region may
-    /// gain or lose its file. Changes nothing on error.
-    fn change(
+    /// Changes domain, range (address, length, iova) and access of a region in the program's memory, where given. If range or
+    /// access change, the region may gain or lose its lease. Changes nothing on error.
+    fn change_program(
         &self,
+        lease: &Mutex<Option<Lease>>,
         domain: Option<&PdObject>,
         range: Option<(u64, u64, u64)>,
         access: Option<u32>,
     ) -> Result<()> {
         // The lock is held throughout, so that concurrent changes do not interleave.
-        let mut lease = self.lease.lock();
+        let mut lease = lease.lock();
         let (addr, len, _) = range.unwrap_or((self.mr.addr(), self.mr.length(), 0));
         let wanted = access.unwrap_or(self.access.load(Relaxed));
         let decided_anew = range.is_some() || access.is_some();
@@ -100,18 +110,14 @@ impl MrObject {
     }
 }
 
-/// The range of a region for C, and references to the objects that own the memory.
+/// The range of a region for C, and its bytes.
 pub struct Range {
     /// First byte; null in device memory.
     pub addr: *mut c_void,
     /// Length in bytes.
     pub length: usize,
-    /// A reference to the device memory that contains the region.
-    pub device_memory: Option<Use>,
-    /// The lease of a region that is tiered to a file.
-    pub lease: Option<Lease>,
-    /// The file of a region that is one.
-    pub file: Option<FileLease>,
+    /// Where the bytes are.
+    pub bytes: Bytes,
 }
 
 /// Registers a region and creates its object.
@@ -125,11 +131,11 @@ pub unsafe fn register(pd: *mut ibv_pd, request: MrRequest, range: Range) -> Res
     let access = request.access & !OPTIONAL_ACCESS;
     let mr = object.pd().reg_mr(MrRequest { access, ..request })?;
     let context = object.context().clone();
-    let Range { addr, length, device_memory, lease, file } = range;
+    let Range { addr, length, bytes } = range;
     let (handle, lkey, rkey) = (context.new_handle(), mr.lkey(), mr.rkey());
     let c = CPart::new(ibv_mr { context: context.as_c(), pd, addr, length, handle, lkey, rkey });
-    let (pd, access, lease) = (Mutex::new(object.in_use()), AtomicU32::new(access), Mutex::new(lease));
-    Ok(MrObject { c, context, mr, pd, device_memory, access, lease, file }.publish())
+    let (pd, access) = (Mutex::new(object.in_use()), AtomicU32::new(access));
+    Ok(MrObject { c, context, mr, pd, access, bytes }.publish())
 }
 
 /// As [`register`], for memory of the program.
@@ -149,7 +155,7 @@ unsafe fn register_range(
     let paging = lease.as_ref().map(Lease::paging);
     let request = MrRequest { addr: range.addr, length: range.len, iova, access, paging };
     // SAFETY: the caller's.
-    unsafe { register(pd, request, Range { addr, length, device_memory: None, lease, file: None }) }
+    unsafe { register(pd, request, Range { addr, length, bytes: Bytes::Program(Mutex::new(lease)) }) }
 }
 
 /// As [`register`], for the file behind a descriptor. Peers name its bytes by `iova` plus the offset from the extent's.
@@ -178,7 +184,7 @@ pub unsafe fn register_file(
     let length = extent.len.unwrap_or(rest) as usize;
     let paging = file.paging();
     let request = MrRequest { addr: range.addr, length: range.len, iova, access, paging };
-    let range = Range { addr: null_mut(), length, device_memory: None, lease: None, file: Some(file) };
+    let range = Range { addr: null_mut(), length, bytes: Bytes::File(file) };
     // SAFETY: the caller's.
     unsafe { register(pd, request, range) }
 }
@@ -335,9 +341,6 @@ unsafe fn reregister(
     }
     // SAFETY: the caller's.
     let object = unsafe { borrow::<MrObject>(mr)? };
-    if object.device_memory.is_some() {
-        return Err(EINVAL);
-    }
     // SAFETY: the caller's.
     let domain = if new_pd { Some(unsafe { borrow::<PdObject>(pd)? }) } else { None };
     if domain.is_some_and(|domain| !Arc::ptr_eq(domain.context(), &object.context)) {
@@ -345,10 +348,10 @@ unsafe fn reregister(
     }
     let range = new_place.then_some((addr as u64, length as u64, addr as u64));
     let access = new_access.then_some(access & !OPTIONAL_ACCESS);
-    match &object.file {
-        None => object.change(domain, range, access)?,
-        Some(_) if new_place => return Err(EINVAL),
-        Some(_) => object.change_file(domain, access)?,
+    match &object.bytes {
+        Bytes::Program(lease) => object.change_program(lease, domain, range, access)?,
+        Bytes::File(_) if !new_place => object.change_file(domain, access)?,
+        Bytes::File(_) | Bytes::Device { .. } => return Err(EINVAL),
     }
     let c = object.c.get();
     if let Some(domain) = domain {
