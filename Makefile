@@ -97,6 +97,10 @@ build/bench/np/np: $(wildcard bench/np/*.c bench/np/*.h) bench/peers/clock.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $(filter %.c,$^) -libverbs
 
+build/bench/filemr/regions: bench/filemr/regions.c $(HEADERS)/terrace.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -I$(HEADERS) -o $@ $< -libverbs
+
 peers-programs: $(PEERS_PROGRAMS) build/bench/peers/native
 
 build/interop/programs/%: tests/interop/programs/%.c
@@ -251,9 +255,11 @@ bench-np: build ## Measure memory that is not pinned as NP-RDMA does, beside ord
 	@$(MAKE) --no-print-directory build/bench/np/np
 	$(PYTHON) bench/np/np.py
 
-bench-filemr: ## Model translation caches with entries for pages and for ranges of files, on recorded traces: a minute
+bench-filemr: build ## Regions that are files: translation caches (a model, on recorded traces), registration, rates: two minutes
 	@scripts/setup.sh bench-filemr
+	@$(MAKE) --no-print-directory build/bench/filemr/regions
 	$(PYTHON) bench/filemr/filemr.py
+	$(PYTHON) bench/filemr/regions.py
 
 bench-term: build ## Measure regions larger than memory as TeRM does: all figures, in a short run (TRANSPORT=local: over shared memory)
 	@scripts/setup.sh bench

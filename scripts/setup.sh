@@ -176,7 +176,7 @@ interop)
 # fio measures the limit of the disk; without it, the tables say so.
 bench) check_rust; install_packages $compiler $verbs $plots perftest linux-perf; install_if_possible fio ;;
 bench-peers) check_rust; install_packages $compiler $verbs $plots; install_if_possible $peers ;;
-bench-filemr) install_packages python3 strace redis-server redis-tools ;;
+bench-filemr) check_rust; install_packages $compiler $verbs strace redis-server redis-tools ;;
 sanitize) check_rust; install_packages $compiler $verbs valgrind ;;
 docs)
     check_rust
