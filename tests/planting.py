@@ -54,12 +54,17 @@ def build(work, *command):
 
 def plant_all(faults, arguments, find):
     """Plants the faults. `find(work, group)` returns what a suite has found, or `None`. Returns the exit status."""
+    def is_chosen(group, name):
+        return any(fnmatch.fnmatch(name, pattern) or pattern == group for pattern in arguments.patterns)
+
+    if not any(is_chosen(group, name) for group, name, *_ in faults):
+        sys.exit(f"no fault matches {' or '.join(arguments.patterns)}")
     work = pathlib.Path(arguments.work or tempfile.mkdtemp(prefix="terrace-mutants-"))
     survivors = []
     try:
         copy_tree(work)
         for group, name, path, old, new in faults:
-            if not any(fnmatch.fnmatch(name, pattern) or pattern == group for pattern in arguments.patterns):
+            if not is_chosen(group, name):
                 continue
             started, file = time.monotonic(), work / path
             original = file.read_text()

@@ -31,6 +31,15 @@ MUTANTS = [
      "                }\n"
      "                self.repeat_result(call, last, operation)\n"
      "            }"),
+    ("records-are-appended-again", RESPONDER + "duplicates.rs",
+     "            operation => self.repeat_result(call, last, operation),",
+     "            operation => {\n"
+     "                if let (Some(append), Data::Bytes(record)) = (packet.ext.append, data) {\n"
+     "                    let _ = call.host.append(append.rkey, record, false);\n"
+     "                }\n"
+     "                self.repeat_result(call, last, operation)\n"
+     "            }"),
+    ("refused-packets-of-records-are-kept", RESPONDER + "append.rs", "            record.bytes.truncate(start);\n", ""),
     ("losses-are-not-retransmitted", REQUESTER + "mod.rs",
      "        self.retries_left -= 1;\n        self.retransmit(now, call);\n",
      "        self.retries_left -= 1;\n        self.restart_ack_timer(now, call);\n"),

@@ -92,7 +92,8 @@ impl World {
 
     fn note_send_completion(&mut self, index: usize, wc: &Wc) -> Checked {
         self.tally.add(format!("completed {:?} {:?}", wc.opcode, wc.status), 1);
-        ensure!(wc.opcode as u32 & 128 == 0, "a receive completed in the queue of the sends");
+        let is_receive = wc.opcode as u32 & 128 != 0 && wc.opcode != WcOpcode::Append;
+        ensure!(!is_receive, "a receive completed in the queue of the sends");
         loop {
             let Some(request) = self.ends[index].posted.pop_front() else {
                 return Err(Failure("a completed send was not posted, or has completed twice".into()));
@@ -170,6 +171,18 @@ impl World {
                 let result = self.accept_result(here, &result_buffers);
                 let value = u64::from_ne_bytes(result.try_into().expect("8 bytes"));
                 self.counters[there][counter].returned.push((value, add));
+            }
+            Outcome::Appended { number, floor, result } => {
+                let offset = self.accept_result(here, &[result]);
+                let offset = u64::from_ne_bytes(offset.try_into().expect("8 bytes"));
+                ensure!(
+                    offset >= floor,
+                    "the record lies at {offset}, before the end {floor} of one that was acknowledged"
+                );
+                if let Some(number) = number {
+                    self.nodes[there].log.note_acknowledged(number, offset);
+                }
+                self.tally.add("records acknowledged", 1);
             }
             Outcome::Bound { window } => self.set_window_stage(window, Stage::Open),
             Outcome::Unbound { window } => self.set_window_stage(window, Stage::Unbound),
@@ -253,6 +266,7 @@ impl World {
                 self.counters[1 - node][counter].unclear = true;
                 result_buffers.iter().for_each(|span| self.nodes[node].memory.accept(*span));
             }
+            Outcome::Appended { result, .. } => self.nodes[node].memory.accept(result),
             _ => {}
         }
         Ok(())
@@ -294,8 +308,8 @@ impl World {
 
     /// A flushed receive may contain the start of a message.
     fn note_failed_receive(&mut self, index: usize, receive: Receive, status: WcStatus) -> Checked {
-        let is_paged = self.nodes[index & 1].pagers.is_some();
-        let nth = if is_paged { self.ends[index].receives_failed as usize } else { 0 };
+        let defers = self.nodes[index & 1].defers();
+        let nth = if defers { self.ends[index].receives_failed as usize } else { 0 };
         let begun = self.ends[index].inbound.get(nth).cloned();
         if status == WcStatus::LocalLength {
             ensure!(begun.as_ref().is_some_and(|message| message.too_long), "the message was not too long");
@@ -304,7 +318,7 @@ impl World {
         }
         // Only the oldest receive can have been in progress, or one whose message waited for absent memory. No other
         // receive of a shared queue can be consumed.
-        let is_first = self.ends[index].receives_failed == 0 || is_paged;
+        let is_first = self.ends[index].receives_failed == 0 || defers;
         self.ends[index].receives_failed += 1;
         ensure!(is_first || !self.ends[index].plan.uses_srq, "several shared receives were flushed");
         let begun = begun.filter(|_| is_first);

@@ -3,6 +3,7 @@
 use terrace_nic::{Payload, QpType, SendFlags, SendOp, SendWr, Sge, SgeList, WcStatus};
 
 use crate::end::{Draft, Intent};
+use crate::log::{self, HEAD_BYTES};
 use crate::memory::{Purpose, Span};
 use crate::window::{Stage, Window};
 use crate::world::{ADD_MAX, COUNTERS, Checked, World};
@@ -42,8 +43,14 @@ impl World {
         let mix = self.ends[index].plan.mix;
         let reliable_only = |weight: u32| if kind == QpType::Rc { weight } else { 0 };
         let writes = if kind == QpType::Ud { 0 } else { mix.write };
-        let weights =
-            [mix.send, writes, reliable_only(mix.read), reliable_only(mix.atomic), reliable_only(mix.flush)];
+        let weights = [
+            mix.send,
+            writes,
+            reliable_only(mix.read),
+            reliable_only(mix.atomic),
+            reliable_only(mix.flush),
+            reliable_only(mix.append),
+        ];
         let total: u32 = weights.iter().sum();
         let mut drawn = self.rng.index(total as usize) as u32;
         let choice = weights.iter().position(|weight| {
@@ -56,6 +63,7 @@ impl World {
             Some(2) => self.draw_read(index),
             Some(3) => self.draw_atomic(index),
             Some(4) => self.draw_flush(index),
+            Some(5) => self.draw_append(index),
             _ => self.draw_send(index),
         }
     }
@@ -291,6 +299,33 @@ impl World {
         let mut wr = plain_wr(op, false);
         wr.flags = self.flags(index);
         self.push(index, wr, Intent::Nothing, None);
+        Ok(())
+    }
+
+    /// Draws a record to append to the peer's log, or a request without one, which returns the log's end.
+    fn draw_append(&mut self, index: usize) -> Checked {
+        // The last element is the memory of the offset.
+        let pieces_max = self.ends[index].plan.max_sge - 1;
+        let longest = if pieces_max == 0 { 0 } else { self.draw_len(index) };
+        let number = (longest >= HEAD_BYTES).then(|| self.new_wr_id());
+        let bytes = number.map_or(Vec::new(), |number| log::record(number, self.rng.bytes(longest)));
+        let mut spans = self.private_spans(index & 1, bytes.len(), pieces_max.max(1))?;
+        spans.truncate(pieces_max as usize);
+        let memory = &mut self.nodes[index & 1].memory;
+        let mut rest = &bytes[..];
+        for span in &spans {
+            let (piece, after) = rest.split_at(span.len());
+            memory.store(*span, piece);
+            rest = after;
+        }
+        let result = memory.take(Purpose::Private, 8, false)?;
+        spans.push(result);
+        let op =
+            SendOp::Append { rkey: self.nodes[1 - (index & 1)].log.rkey(), commit: self.rng.chance(0.3) };
+        let payload = Payload::Sges(self.sges(index & 1, &spans));
+        let wr = SendWr { wr_id: 0, op, payload, flags: self.flags(index), target: None };
+        let record = number.map(|number| (number, bytes));
+        self.push(index, wr, Intent::Append { record, result }, None);
         Ok(())
     }
 

@@ -279,7 +279,8 @@ impl World {
             }
             self.take_async_events(node)?;
         }
-        self.nodes.iter().filter_map(|node| node.pagers.as_ref()).for_each(|pagers| pagers.finish());
+        let pagers = self.nodes.iter().flat_map(|node| node.pagers.iter().chain([&node.log.pagers]));
+        pagers.for_each(|pagers| pagers.finish());
         for index in 0..self.ends.len() {
             self.complete_unsignaled(index)?;
             let end = &self.ends[index];

@@ -56,6 +56,11 @@ pub(crate) enum Intent {
         span: Span,
         value: u64,
     },
+    /// A record, with its number, for the peer's log; `None` to learn the log's end.
+    Append {
+        record: Option<(u64, Vec<u8>)>,
+        result: Span,
+    },
     /// FLUSH, or a datagram that the peer drops.
     Nothing,
     Bind {
@@ -109,6 +114,12 @@ pub(crate) enum Outcome {
         counter: usize,
         add: u64,
         result_buffers: Vec<Span>,
+    },
+    /// The buffer contains the record's offset, which is not below `floor`.
+    Appended {
+        number: Option<u64>,
+        floor: u64,
+        result: Span,
     },
     Bound {
         window: usize,

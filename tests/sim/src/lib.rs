@@ -12,6 +12,7 @@ mod complete;
 mod draw;
 mod drive;
 mod end;
+mod log;
 mod memory;
 mod node;
 mod np;

@@ -13,9 +13,10 @@ use terrace_nic::{
 use terrace_sync::Mutex;
 
 use crate::end::Receive;
+use crate::log::Log;
 use crate::memory::Memory;
 use crate::paging::Pagers;
-use crate::plan::{NodePlan, Plan, Waiting};
+use crate::plan::{NodePlan, Plan, Profile, Waiting};
 use crate::port::{BlockedUntil, LimitedPort};
 use crate::rng::{SimRng, Stream, stream_seed};
 
@@ -48,6 +49,7 @@ pub(crate) struct Node {
     pub memory: Memory,
     /// The pagers of its regions whose memory may be absent.
     pub pagers: Option<Arc<Pagers>>,
+    pub log: Log,
     /// The completion queues of sends and of receives.
     pub completions: [Completions; 2],
     pub shared: Shared,
@@ -89,12 +91,15 @@ impl Node {
             device.attach(pagers.clone());
         }
         let pd = device.alloc_pd()?;
+        let log = Log::new(&pd, clock, seed, index, plan.profile == Profile::Perfect)?;
+        device.attach(log.pagers.clone());
         let srq = pd.create_srq(SrqInit { max_wr: SRQ_DEPTH, max_sge: SRQ_SGES, limit: 0, cookie: 0 })?;
         let [sends, receives] = node.waiting;
         Ok(Node {
             plan: node.clone(),
             memory: Memory::new(&pd, seed, index, pagers.clone()),
             pagers,
+            log,
             completions: [Completions::new(&device, sends)?, Completions::new(&device, receives)?],
             shared: Shared { srq, posted: BTreeMap::new(), limit: None },
             device,
@@ -122,9 +127,15 @@ impl Node {
         Some(self.blocked_until.load(Ordering::Relaxed)).filter(|until_ns| *until_ns != 0)
     }
 
+    /// Whether requests of peers may have to wait: for absent memory, or for the end of an append.
+    pub fn defers(&self) -> bool {
+        self.pagers.is_some() || self.log.is_used()
+    }
+
     /// Returns the time when the next access to absent memory ends, in nanoseconds.
     pub fn next_due(&self) -> Option<u64> {
-        self.pagers.as_ref()?.next_due()
+        let pagers = self.pagers.iter().chain([&self.log.pagers]);
+        pagers.filter_map(|pagers| pagers.next_due()).min()
     }
 
     /// Takes and acknowledges the oldest asynchronous event.
@@ -149,6 +160,7 @@ impl Node {
             }
         }
         self.memory.close()?;
+        self.log.close()?;
         self.pd.dealloc()
     }
 }

@@ -105,6 +105,7 @@ pub(crate) struct Mix {
     pub read: u32,
     pub atomic: u32,
     pub flush: u32,
+    pub append: u32,
     pub window: u32,
     pub signaled: f64,
     pub fenced: f64,
@@ -159,6 +160,10 @@ impl Plan {
         };
         for (node, index) in plan.nodes.iter_mut().zip(0..) {
             node.paging = PagingPlan::draw(seed, index, profile == Profile::Perfect);
+        }
+        let mut appends = SimRng::new(seed, Stream::Appends);
+        for end in plan.connections.iter_mut().flat_map(|connection| &mut connection.ends) {
+            end.mix.append = appends.pick(&[0, 0, 1, 4]);
         }
         plan
     }
@@ -287,6 +292,7 @@ impl Mix {
             read: weight(),
             atomic: weight(),
             flush: weight().min(1),
+            append: 0,
             window: weight().min(1),
             signaled: rng.pick(&[0.1, 0.5, 1.0]),
             fenced: rng.pick(&[0.0, 0.1, 0.5]),

@@ -172,6 +172,14 @@ impl World {
             Intent::Count { counter, add, result_buffers } => {
                 (Outcome::Counted { counter, add, result_buffers }, None)
             }
+            Intent::Append { record, result } => {
+                let log = &mut self.nodes[1 - (index & 1)].log;
+                let (number, floor) = (record.as_ref().map(|(number, _)| *number), log.begin());
+                if let Some((number, bytes)) = record {
+                    log.note_posted(index, number, bytes);
+                }
+                (Outcome::Appended { number, floor, result }, None)
+            }
             Intent::Nothing => (Outcome::Nothing, None),
             Intent::Bind { window } => (Outcome::Bound { window }, None),
             Intent::Unbind { window } => (Outcome::Unbound { window }, None),
@@ -333,7 +341,7 @@ fn completion_of(wr: &SendWr) -> (WcOpcode, Option<u32>) {
         SendOp::FetchAdd { .. } | SendOp::MaskedFetchAdd { .. } => (WcOpcode::FetchAdd, Some(8)),
         SendOp::AtomicWrite { .. } => (WcOpcode::AtomicWrite, None),
         SendOp::Flush { .. } => (WcOpcode::Flush, None),
-        SendOp::Append { .. } => (WcOpcode::Append, None),
+        SendOp::Append { .. } => (WcOpcode::Append, Some(wr.payload.len() as u32 - 8)),
         SendOp::LocalInvalidate(_) => (WcOpcode::LocalInv, None),
         SendOp::BindWindow(_) => (WcOpcode::BindMw, None),
         SendOp::Nop => (WcOpcode::Nop, None),

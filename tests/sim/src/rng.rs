@@ -19,6 +19,9 @@ pub(crate) enum Stream {
     Port(u8),
     Memory(u8),
     Pager(u8),
+    Log(u8),
+    /// How often programs append.
+    Appends,
 }
 
 /// The seed of one stream of a run.
@@ -27,10 +30,12 @@ pub(crate) fn stream_seed(seed: u64, stream: Stream) -> u64 {
         Stream::Plan => 1,
         Stream::Program => 2,
         Stream::Network => 3,
+        Stream::Appends => 4,
         Stream::Device(node) => 0x100 + u64::from(node),
         Stream::Port(node) => 0x200 + u64::from(node),
         Stream::Memory(node) => 0x300 + u64::from(node),
         Stream::Pager(node) => 0x400 + u64::from(node),
+        Stream::Log(node) => 0x500 + u64::from(node),
     };
     seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number << 48
 }

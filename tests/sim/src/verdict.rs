@@ -4,8 +4,9 @@ use terrace_nic::{QpState, QpType};
 
 use crate::end::Effect;
 use crate::memory::Span;
+use crate::node::Node;
 use crate::plan::Waiting;
-use crate::world::{Checked, World, ensure};
+use crate::world::{Checked, Failure, World, ensure};
 
 impl World {
     /// Checks an idle world: the network has no packets, the devices have no deadlines, and the programs have no work.
@@ -27,11 +28,10 @@ impl World {
             }
         }
         self.check_counters()?;
+        self.check_logs()?;
         for node in 0..self.nodes.len() {
             if let Some(difference) = self.nodes[node].memory.difference() {
-                return Err(crate::world::Failure(format!(
-                    "node {node}: the memory is wrong: {difference:x?}"
-                )));
+                return Err(Failure(format!("node {node}: the memory is wrong: {difference:x?}")));
             }
         }
         Ok(())
@@ -101,7 +101,7 @@ impl World {
         let succeeded = self.ends[index].succeeded as usize;
         let received = self.ends[index ^ 1].received;
         let healthy = !self.ends[index].broke && !self.ends[index ^ 1].broke;
-        let is_paged = self.nodes[there].pagers.is_some();
+        let defers = self.nodes[there].defers();
         let mut count = self.ends[index].steps.len();
         let mut undone: Option<Effect> = None;
         loop {
@@ -109,7 +109,7 @@ impl World {
             let consumed = steps.iter().filter(|step| step.consumes).count() as u64;
             // Requests after a message that waited for absent memory have an effect, although the message's receive
             // never succeeded.
-            let messages_agree = consumed == received || (!healthy && is_paged && consumed > received);
+            let messages_agree = consumed == received || (!healthy && defers && consumed > received);
             if messages_agree && self.memory_agrees(index, &spans, undone.as_ref()) {
                 break;
             }
@@ -214,6 +214,16 @@ impl World {
         Ok(())
     }
 
+    fn check_logs(&mut self) -> Checked {
+        for node in 0..self.nodes.len() {
+            let ends = &self.ends;
+            let checked = self.nodes[node].log.check(|end| ends[end].broke || ends[end ^ 1].broke);
+            let count = checked.map_err(|reason| Failure(format!("node {node}: {reason}")))?;
+            self.tally.add("records in logs", count);
+        }
+        Ok(())
+    }
+
     /// Adds the devices' counters to the tally.
     fn count_counters(&mut self) {
         for index in 0..self.ends.len() {
@@ -276,9 +286,9 @@ impl World {
             if !self.is_perfect() {
                 continue;
             }
-            // Absent memory makes a responder send RNR NAKs.
-            let is_paged = self.nodes.iter().any(|node| node.pagers.is_some());
-            let repetitions: &[&str] = if is_paged { &[] } else { &["retransmits", "rnr_naks_sent"] };
+            // A responder whose requests wait may send RNR NAKs.
+            let defers = self.nodes.iter().any(Node::defers);
+            let repetitions: &[&str] = if defers { &[] } else { &["retransmits", "rnr_naks_sent"] };
             for qp in &snapshot.queue_pairs {
                 for name in
                     ["timeouts", "sequence_naks_sent", "duplicates", "dropped"].iter().chain(repetitions)
