@@ -19,6 +19,11 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 HEADERS := crates/ibverbs/include
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
+# scripts/setup.sh installs pytest there. `$(call pytest,NAME) FILES` runs a suite and writes results/junit/NAME.xml; ONLY is an expression of
+# its option -k: words that the tests' names contain, with `and`, `or`, `not`.
+PYTEST ?= build/tools/bin/pytest
+pytest = $(PYTEST) --junit-xml=results/junit/$(1).xml $(if $(ONLY),-k '$(ONLY)')
+
 .PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance conformance-programs interop errors chaos fork crash endurance sanitize soak soak-np soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np bench-filemr bench-term bench-term-full docs lint clean
 .DEFAULT_GOAL := help
 # Targets share output directories, and cargo uses all processors by itself.
@@ -59,7 +64,7 @@ packages: build ## Build a Debian package, a tarball, a Python wheel, an SBOM an
 	$(PYTHON) packaging/build.py $(if $(SIGN),--sign $(SIGN)) build/packages
 
 packages-test: packages ## Unpack the packages, install and remove them below a temporary folder, run them, and build them again: the same bytes
-	$(PYTHON) -m unittest discover --start-directory tests/packages --pattern 'test_*.py'
+	$(call pytest,packages) -v tests/packages
 
 # Plain verbs programs, linked with the system's libibverbs.
 build/examples/%: examples/%.c $(wildcard $(HEADERS)/*.h $(HEADERS)/infiniband/*.h)
@@ -146,44 +151,46 @@ demo: build ## Run unmodified RDMA programs, and READ a file larger than the ser
 test: build ## Run the tests, including 2,000 seeds of the simulation
 	@scripts/setup.sh test
 	cargo test --workspace --locked
-	$(PYTHON) -m unittest discover --start-directory tests/words --pattern 'test_*.py'
-	$(PYTHON) -m unittest discover --start-directory tests/sim --pattern 'test_*.py'
-	$(PYTHON) -m unittest discover --start-directory tests/wireshark --pattern 'test_*.py'
-	$(PYTHON) -m unittest discover --start-directory tests/models --pattern 'test_*.py'
-	$(PYTHON) -m unittest discover --start-directory tests/interop --pattern 'test_*.py'
-	$(PYTHON) -m unittest discover --start-directory tests/chaos --pattern 'test_*.py'
-	$(PYTHON) -m unittest discover --start-directory tests/endurance --pattern 'test_*.py'
+	$(call pytest,words) -q tests/words
+	$(call pytest,sim) -q tests/sim
+	$(call pytest,wireshark) -q tests/wireshark
+	$(call pytest,models) -q tests/models
+	$(call pytest,interop-harness) -q tests/interop/test_harness.py
+	$(call pytest,chaos-harness) -q tests/chaos/test_bystanders.py
+	$(call pytest,endurance-harness) -q tests/endurance
 	@$(MAKE) --no-print-directory negative-programs build/interop/programs/cm_talk
-	$(PYTHON) -m unittest discover --start-directory tests/negative --pattern 'test_*.py'
-	$(PYTHON) -m unittest discover --start-directory bench/peers --pattern 'test_*.py'
-	$(PYTHON) -m unittest discover --start-directory bench/np --pattern 'test_*.py'
-	$(PYTHON) -m unittest discover --start-directory bench/filemr --pattern 'test_*.py'
+	$(call pytest,negative) -q --durations=5 tests/negative
+	$(call pytest,bench-peers) -q bench/peers
+	$(call pytest,bench-np) -q bench/np
+	$(call pytest,bench-filemr) -q bench/filemr
 
-conformance: build ## Run real RDMA programs on Terrace: perftest, pingpongs, qperf, UCX, pyverbs (ONLY=PATTERN for a part)
+conformance: build ## Run real RDMA programs on Terrace: perftest, pingpongs, qperf, UCX, pyverbs (ONLY=WORDS for a part)
 	@scripts/setup.sh conformance
 	@$(MAKE) --no-print-directory build/examples/file_region build/examples/resilient_send build/interop/programs/append_stress build/interop/programs/paged_stress \
 	    build/interop/programs/mpi_check
-	$(PYTHON) tests/interop/conformance.py $(ONLY)
+	$(call pytest,conformance) -v tests/interop/test_conformance.py
 
 conformance-programs: build ## Run programs from PyPI and crates.io on Terrace: NIXL, Mooncake, crates (installs 500 MB below build/)
 	@scripts/setup.sh conformance-programs
-	$(PYTHON) tests/interop/conformance.py --published $(ONLY)
+	$(call pytest,conformance-programs) -v tests/interop/test_published.py
 
-interop: build ## Run Terrace against the Linux kernel's Soft-RoCE in a guest (ONLY=PATTERN for a part)
-	$(PYTHON) tests/interop/kernel/run.py $(ONLY)
+interop: build ## Run Terrace against the Linux kernel's Soft-RoCE in a guest (ONLY=WORDS for a part)
+	$(PYTHON) tests/interop/kernel/run.py -v --junit-xml=results/junit/interop.xml $(if $(ONLY),-k '$(ONLY)')
 
-errors: build ## Compare the errors of paged and ordinary memory in over 5,000 combinations of control operations and requests (ONLY=NAME for some)
+errors: build ## Compare the errors of paged and ordinary memory in over 5,000 combinations of control operations and requests (ONLY=WORDS for some)
+	@scripts/setup.sh pytest
 	@$(MAKE) --no-print-directory negative-programs
-	$(PYTHON) tests/errors/run.py $(ONLY)
+	$(call pytest,errors) -q -n 2 --dist loadscope tests/errors
 
-chaos: build ## Attack a live node and live programs while well-behaved peers continue (ONLY=PATTERN for a part)
+chaos: build ## Attack a live node and live programs while well-behaved peers continue (ONLY=WORDS for a part)
 	@scripts/setup.sh conformance
 	@$(MAKE) --no-print-directory negative-programs build/interop/programs/cm_talk
-	$(PYTHON) tests/chaos/run.py $(ONLY)
+	$(call pytest,chaos) -v tests/chaos/test_attacks.py
 
 fork: build ## Fork 2,000 times while threads call every interposed function, and as often while they use devices, and check that no child hangs
+	@scripts/setup.sh pytest
 	@$(MAKE) --no-print-directory negative-programs
-	TERRACE_FORKS=2000 $(PYTHON) -m unittest discover --start-directory tests/negative --pattern test_fork.py
+	TERRACE_FORKS=2000 $(call pytest,fork) -v tests/negative/test_fork.py
 
 crash: ## Kill memory nodes ROUNDS=n times, and clients half as often, and check that no acknowledged data is lost; kill same-host peers 5 times as often, and stop them
 	@scripts/setup.sh build
@@ -215,7 +222,7 @@ soak-term: build ## Stress regions larger than memory for STRESS_SECONDS=n each,
 	@$(MAKE) --no-print-directory build/interop/programs/paged_stress
 	TERRACE_STRESS_SECONDS=$(STRESS_SECONDS) $(if $(SEED),TERRACE_SEED=$(SEED)) cargo test --locked --package terrace-node \
 	    --test stress -- --nocapture
-	TERRACE_STRESS_SECONDS=$(STRESS_SECONDS) $(if $(SEED),TERRACE_SEED=$(SEED)) $(PYTHON) tests/interop/conformance.py 'paged/stress*'
+	TERRACE_STRESS_SECONDS=$(STRESS_SECONDS) $(if $(SEED),TERRACE_SEED=$(SEED)) $(PYTEST) -v tests/interop/test_conformance.py -k paged/stress
 
 fuzz: ## Run every fuzz target for FUZZ_RUNS=n executions
 	@scripts/setup.sh fuzz

@@ -137,7 +137,7 @@ def counters(pids):
     totals = {"retransmits": 0, "timeouts": 0, "overflows": 0}
     for pid in pids:
         shown = subprocess.run([procs.terrace_binary(), "stat", str(pid), "--json"], capture_output=True, text=True, timeout=30)
-        for device in json.loads(shown.stdout):
+        for device in json.loads(shown.stdout)["devices"]:
             totals["overflows"] += device["port"].get("rx_overflows", 0)
             for pair in device["queue_pairs"]:
                 totals["retransmits"] += pair["counts"]["retransmits"]

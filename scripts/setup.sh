@@ -2,7 +2,7 @@
 # Prepares a Debian machine for a target of the Makefile: checks the Rust toolchain, and installs missing packages with
 # apt-get. Prints nothing if nothing is missing.
 #
-#   scripts/setup.sh build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|sanitize|fuzz|docs|lint|all-but-fuzz|all
+#   scripts/setup.sh build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|sanitize|pytest|fuzz|docs|lint|all-but-fuzz|all
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -77,6 +77,17 @@ install_python_tool() {
     python3 -c 'import ensurepip, venv' 2>/dev/null || install_packages python3-venv
     echo "setup: installing $1 $2 below build/"
     python3 -m venv "$root/build/tools" && "$root/build/tools/bin/pip" install --quiet "$1==$2" || fail "pip could not install $1"
+}
+
+# pytest and its plugins, in the same environment: the tests of all targets run by it.
+install_pytest() {
+    wanted="pytest==8.4.2 pytest-timeout==2.4.0 pytest-xdist==3.8.0 pytest-subtests==0.14.2"
+    [ "$(cat "$root/build/tools/pytest" 2>/dev/null)" = "$wanted" ] && return 0
+    python3 -c 'import ensurepip, venv' 2>/dev/null || install_packages python3-venv
+    echo "setup: installing pytest below build/"
+    # shellcheck disable=SC2086 # the list is meant to be split
+    python3 -m venv "$root/build/tools" && "$root/build/tools/bin/pip" install --quiet $wanted || fail "pip could not install pytest"
+    echo "$wanted" >"$root/build/tools/pytest"
 }
 
 # Programs from PyPI and crates.io that `make conformance-programs` runs. The wheels' own requirements are left out:
@@ -156,21 +167,26 @@ packages)
     # ssh-keygen signs the checksums.
     install_packages $compiler $verbs dpkg-dev util-linux openssh-client perftest
     install_python_tool maturin 1.16.0
+    install_pytest
+    # For roots of other releases; without it, their tests are skipped.
+    install_if_possible debootstrap
     ;;
 demo) check_rust; install_packages $compiler $verbs perftest ;;
 # strace counts system calls; without it, one test is skipped.
-test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils librdmacm-dev iproute2; install_if_possible strace ;;
-conformance) check_rust; install_packages $compiler $verbs $programs ;;
+test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils librdmacm-dev iproute2; install_pytest; install_if_possible strace ;;
+conformance) check_rust; install_packages $compiler $verbs $programs; install_pytest ;;
 # The crates' build scripts need cmake and libclang.
 conformance-programs)
     check_rust
     install_packages $compiler $verbs cmake g++ libclang-dev python3-venv
+    install_pytest
     install_published
     ;;
 interop)
     [ "$(dpkg --print-architecture 2>/dev/null)" = amd64 ] || fail "the guest consists of Debian packages for amd64"
     check_rust
     install_packages $compiler $verbs $guest
+    install_pytest
     fetch_kernel
     ;;
 # fio measures the limit of the disk; without it, the tables say so.
@@ -178,6 +194,7 @@ bench) check_rust; install_packages $compiler $verbs $plots perftest linux-perf;
 bench-peers) check_rust; install_packages $compiler $verbs $plots; install_if_possible $peers ;;
 bench-filemr) check_rust; install_packages $compiler $verbs strace redis-server redis-tools ;;
 sanitize) check_rust; install_packages $compiler $verbs valgrind ;;
+pytest) install_packages python3; install_pytest ;;
 docs)
     check_rust
     install_packages $compiler python3
@@ -197,5 +214,5 @@ all-but-fuzz)
     "$0" profile || echo "setup: continues without profiles" >&2
     ;;
 all) "$0" all-but-fuzz && "$0" packages && "$0" docs && "$0" fuzz ;;
-*) fail "usage: $0 build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|sanitize|fuzz|docs|lint|all-but-fuzz|all" ;;
+*) fail "usage: $0 build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|sanitize|pytest|fuzz|docs|lint|all-but-fuzz|all" ;;
 esac

@@ -131,7 +131,7 @@ def rows_of(outcome, name):
 def counters(pid):
     """The counters of the server's region, if it is paged."""
     shown = subprocess.run([procs.terrace_binary(), "stat", str(pid), "--json"], capture_output=True, text=True, timeout=10)
-    regions = [region for device in json.loads(shown.stdout) for region in (device.get("memory") or {}).get("regions", ())]
+    regions = [region for device in json.loads(shown.stdout)["devices"] for region in (device.get("memory") or {}).get("regions", ())]
     names = ("hits", "misses", "pages_read", "evictions", "resident_bytes")
     return {name: sum(region[name] for region in regions) for name in names} if regions else {}
 

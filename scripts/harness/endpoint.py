@@ -35,7 +35,7 @@ def stat(pid):
     output = subprocess.run([TERRACE, "stat", str(pid), "--json"], capture_output=True, text=True, timeout=10)
     if output.returncode != 0:
         raise AssertionError(output.stderr)
-    return json.loads(output.stdout)[0]
+    return json.loads(output.stdout)["devices"][0]
 
 
 class Commands:

@@ -49,7 +49,7 @@ def figures(pid):
         status = dict(line.split(":", 1) for line in lines)
         command = [str(procs.terrace_binary()), "stat", str(pid), "--json"]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-        device = json.loads(shown.stdout)[0]
+        device = json.loads(shown.stdout)["devices"][0]
         return {
             "anonymous_kib": int(status["RssAnon"].split()[0]),
             "resident_kib": int(status["VmRSS"].split()[0]),

@@ -7,6 +7,7 @@ import subprocess
 import time
 from typing import Callable, Optional
 
+import pytest
 from harness import perftest, procs
 
 ZERO = "a result of zero"
@@ -39,6 +40,15 @@ class Result:
 
     def as_dict(self):
         return dataclasses.asdict(self)
+
+    def conclude(self, record_property, run_dir):
+        """Ends a test of pytest with this result; `run_dir` has the output of all cases."""
+        if self.is_flaky:
+            record_property("flaky", self.reason)
+        if self.status == SKIPPED:
+            pytest.skip(self.reason)
+        if self.status == FAILED:
+            pytest.fail(f"{self.reason}\noutput: {run_dir / self.name}", pytrace=False)
 
 
 @dataclasses.dataclass(frozen=True)

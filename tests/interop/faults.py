@@ -110,7 +110,7 @@ def statistics(log_dir):
         deadline = time.monotonic() + 3
         while time.monotonic() < deadline:
             shown = procs.run_one([*command, "--json"], log_dir, "stat", timeout_s=10)
-            if shown.status == 0 and json.loads(shown.out)[0].get("injected", {}).get("packets_duplicated", 0) > 0:
+            if shown.status == 0 and json.loads(shown.out)["devices"][0].get("injected", {}).get("packets_duplicated", 0) > 0:
                 text = procs.run_one(command, log_dir, "stat-text", timeout_s=10).out
                 return None if "injected by the fault plan" in text else "`terrace stat PID` does not show the faults"
             time.sleep(0.1)

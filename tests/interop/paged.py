@@ -70,7 +70,7 @@ class TieredPair:
         with contextlib.suppress(OSError, ValueError, LookupError, subprocess.SubprocessError):
             command = [str(procs.terrace_binary()), "stat", str(self.server.process.pid), "--json"]
             answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-            memory = json.loads(answer.stdout)[0]["memory"]
+            memory = json.loads(answer.stdout)["devices"][0]["memory"]
             if memory["regions"]:
                 self.memory = memory
 

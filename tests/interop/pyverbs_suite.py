@@ -145,7 +145,7 @@ def update_list(outcomes):
     names = sorted(name for name, (outcome, *_) in outcomes.items() if outcome == "passed")
     header = (
         "# Tests of rdma-core's pyverbs suite (Debian 12: 44.0) that pass. `make conformance` fails when one of these does not.\n"
-        "# Written by: tests/interop/conformance.py --update-pyverbs-list 'pyverbs/*'\n"
+        "# Written by: build/tools/bin/pytest tests/interop/test_conformance.py -k pyverbs/ --update-pyverbs-list\n"
     )
     PASSING_LIST.write_text(header + "".join(name + "\n" for name in names))
 

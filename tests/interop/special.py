@@ -142,7 +142,7 @@ def statistics(log_dir):
                 return f"`terrace stat` does not list process {pid}: {last_output(listing)}"
             time.sleep(0.1)
         one = procs.run_one([str(procs.terrace_binary()), "stat", pid, "--json"], log_dir, "stat-one", timeout_s=10)
-        if one.status != 0 or "tx_packets" not in json.loads(one.out)[0]["port"]:
+        if one.status != 0 or "tx_packets" not in json.loads(one.out)["devices"][0]["port"]:
             return f"`terrace stat {pid} --json`: {last_output(one)}"
         return None
     finally:

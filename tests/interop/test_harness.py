@@ -1,8 +1,10 @@
 """Tests of the harness: `python3 -m unittest discover -s tests/interop`. They need no RDMA."""
 
+import collections
 import contextlib
 import io
 import json
+import os
 import pathlib
 import socket
 import struct
@@ -11,13 +13,15 @@ import tempfile
 import unittest
 from unittest import mock
 
+import pytest
+
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "scripts"), str(HERE / "kernel"), str(HERE.parent / "negative")]
 
 import cases  # noqa: E402
-import conformance  # noqa: E402
 import faults  # noqa: E402
 import capture  # noqa: E402
+import guests  # noqa: E402
 import matrix  # noqa: E402
 import peers  # noqa: E402
 import pyverbs_suite  # noqa: E402
@@ -150,12 +154,18 @@ class Verdicts(unittest.TestCase):
         self.assertEqual(self.judge(None, "waiting\n")[0], cases.FAILED)
         self.assertIn("remove it from that list", self.judge(0, "fine\n")[1])
 
-    def test_names_are_unique_and_patterns_choose(self):
+    def test_names_are_unique(self):
         names = [case.name for case in matrix.all_cases()]
         self.assertEqual(len(names), len(set(names)))
-        self.assertTrue(conformance.is_chosen("qperf/rc/rc_bw", ["qperf/*"]))
-        self.assertTrue(conformance.is_chosen("qperf/rc/rc_bw", ["rc_b"]))
-        self.assertFalse(conformance.is_chosen("qperf/rc/rc_bw", ["ud"]))
+
+    def test_a_result_ends_a_test_of_pytest(self):
+        recorded = mock.Mock()
+        cases.Result("a", cases.PASSED).conclude(recorded, pathlib.Path("out"))
+        with self.assertRaisesRegex(pytest.skip.Exception, "no fork"):
+            cases.Result("a", cases.SKIPPED, "no fork").conclude(recorded, pathlib.Path("out"))
+        with self.assertRaisesRegex(pytest.fail.Exception, "wrong\noutput: out/a"):
+            cases.Result("a", cases.FAILED, "wrong").conclude(recorded, pathlib.Path("out"))
+        recorded.assert_not_called()
 
 
 class Repetitions(unittest.TestCase):
@@ -183,12 +193,9 @@ class Repetitions(unittest.TestCase):
         result, tries = self.run_case(self.ends(None, has_overflowed=True), self.ends(0, BANDWIDTH))
         self.assertEqual((result.status, tries), (cases.PASSED, 2))
         self.assertIn("flaky", result.reason)
-        said = io.StringIO()
-        with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(said):
-            report = conformance.Report(False, pathlib.Path(directory))
-            report.add(result)
-            self.assertEqual(report.close(), 0)
-        self.assertIn("1 passed (1 flaky), 0 failed, 0 skipped", said.getvalue())
+        recorded = mock.Mock()
+        result.conclude(recorded, pathlib.Path())
+        recorded.assert_called_once_with("flaky", result.reason)
 
     def test_repetitions_are_limited(self):
         result, tries = self.run_case(*[self.ends(None, has_overflowed=True)] * 4)
@@ -216,6 +223,9 @@ class FakeGuest:
     def death(self):
         return "it is dead" if self.is_dead else None
 
+    def close(self):
+        pass
+
     def last_output(self):
         return "BUG: unable to handle page fault"
 
@@ -224,25 +234,38 @@ class KernelRuns(unittest.TestCase):
     """Runs against the kernel with tests that fail, are skipped, or kill the guest."""
 
     def run_tests(self, *bodies, **environment):
-        """Runs tests with these bodies. Returns the exit status, the last line, all output, and the number of guests
-        started."""
-        guests, said = [], io.StringIO()
+        """Runs pytest with tests of these bodies. Returns its exit status, its results by name, what the plugin says, and the number of
+        guests started."""
+        started, outcomes = [], collections.Counter()
         with contextlib.ExitStack() as stack:
-            directory = stack.enter_context(tempfile.TemporaryDirectory())
-            stack.enter_context(mock.patch.dict("os.environ", {kernel_run.MUST_RUN: "", **environment}))
+            directory = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            stack.enter_context(mock.patch.dict("os.environ", {guests.MUST_RUN: "", **environment}))
             stack.enter_context(mock.patch.object(peers, "repetitions", {}))
+            stack.callback(setattr, peers, "guest", None)
+            peers.guest = None
 
             def start_guest():
-                guests.append(FakeGuest(directory))
-                peers.guest = guests[-1]
+                started.append(FakeGuest(directory))
+                peers.guest = started[-1]
 
-            stack.callback(setattr, peers, "guest", None)
-            stack.enter_context(contextlib.redirect_stdout(said))
-            suite = unittest.TestSuite([unittest.TestSuite([unittest.FunctionTestCase(body) for body in bodies])])
-            tests = kernel_run.Tests(suite, start_guest)
-            result = unittest.TextTestRunner(stream=said, resultclass=kernel_run.Result).run(tests)
-            status = kernel_run.print_summary(result, tests.deaths)
-        return status, said.getvalue().splitlines()[-1], said.getvalue(), len(guests)
+            class Count:
+                def pytest_runtest_logreport(self, report):
+                    if report.when == "call" or report.outcome == "skipped":
+                        outcomes[report.outcome] += 1
+
+            (directory / "test_fake.py").write_text("import pytest\n\nBODIES = []\n\n\n@pytest.mark.parametrize('n', range(99))\n"
+                                                    "def test_fake(n):\n    BODIES[n]()\n".replace("99", str(len(bodies))))
+            plugin = guests.Guests(start_guest)
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            stack.enter_context(mock.patch.dict(sys.modules))
+
+            class Bodies:
+                def pytest_collection_finish(self, session):
+                    session.items[0].module.BODIES.extend(bodies)
+
+            options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", directory, "-c", os.devnull, directory]
+            status = pytest.main([str(option) for option in options], plugins=[plugin, Count(), Bodies()])
+        return status, dict(outcomes), "\n".join(plugin.lines), len(started), plugin.deaths
 
     @staticmethod
     def kills(times):
@@ -265,32 +288,30 @@ class KernelRuns(unittest.TestCase):
         raise unittest.SkipTest("no such module")
 
     def test_a_guest_that_dies_is_started_again(self):
-        status, summary, said, guests = self.run_tests(self.kills(1), lambda: None)
-        self.assertEqual((status, summary, guests), (0, "2 passed, 0 failed, 0 skipped; the guest died 1 times", 2))
+        status, outcomes, said, started, deaths = self.run_tests(self.kills(1), lambda: None)
+        self.assertEqual((status, outcomes, started, deaths), (0, {"passed": 2}, 2, 1))
         self.assertIn("BUG: unable", said)
 
     def test_a_guest_that_dies_twice_fails_the_test(self):
-        status, summary, _, guests = self.run_tests(self.kills(2), lambda: None)
-        self.assertEqual((status, summary, guests), (1, "1 passed, 1 failed, 0 skipped; the guest died 2 times", 3))
+        status, outcomes, _, started, deaths = self.run_tests(self.kills(2), lambda: None)
+        self.assertEqual((status, outcomes, started, deaths), (1, {"passed": 1, "failed": 1}, 3, 2))
 
     def test_guest_deaths_are_limited(self):
-        status, summary, _, _ = self.run_tests(*(self.kills(1) for _ in range(kernel_run.DEATHS_MAX + 1)))
-        self.assertEqual((status, summary), (1, "3 passed, 1 failed, 0 skipped; the guest died 4 times"))
+        status, outcomes, _, _, deaths = self.run_tests(*(self.kills(1) for _ in range(guests.DEATHS_MAX + 1)))
+        self.assertEqual((status, outcomes, deaths), (1, {"passed": 3, "failed": 1}, 4))
 
     def test_a_failure_is_not_repeated(self):
-        status, summary, _, guests = self.run_tests(self.fails, lambda: None)
-        self.assertEqual((status, summary, guests), (1, "1 passed, 1 failed, 0 skipped; the guest died 0 times", 1))
+        status, outcomes, _, started, deaths = self.run_tests(self.fails, lambda: None)
+        self.assertEqual((status, outcomes, started, deaths), (1, {"passed": 1, "failed": 1}, 1, 0))
 
     def test_skipped_is_not_passed(self):
-        self.assertEqual(self.run_tests(self.skips, lambda: None, TERRACE_MUST_RUN="1")[:2],
-                         (0, "1 passed, 0 failed, 1 skipped; the guest died 0 times"))
+        self.assertEqual(self.run_tests(self.skips, lambda: None, TERRACE_MUST_RUN="1")[:2], (0, {"skipped": 1, "passed": 1}))
         self.assertEqual(self.run_tests(self.skips)[0], 0)
-        self.assertEqual(self.run_tests(self.skips, TERRACE_MUST_RUN="1")[:2],
-                         (1, "0 passed, 0 failed, 1 skipped; the guest died 0 times"))
+        self.assertEqual(self.run_tests(self.skips, TERRACE_MUST_RUN="1")[:2], (1, {"skipped": 1}))
 
     def test_a_machine_without_support_fails_if_it_must_run(self):
         for must_run, status in (("", 0), ("1", 1)):
-            with mock.patch.dict("os.environ", {kernel_run.MUST_RUN: must_run}), mock.patch.object(kernel_run, "reason_to_skip", return_value="no tun"), \
+            with mock.patch.dict("os.environ", {guests.MUST_RUN: must_run}), mock.patch.object(kernel_run, "reason_to_skip", return_value="no tun"), \
                     contextlib.redirect_stdout(io.StringIO()) as said:
                 self.assertEqual(kernel_run.main(), status)
             self.assertIn("all skipped", said.getvalue())

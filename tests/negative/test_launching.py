@@ -108,7 +108,7 @@ class DeviceName(Launching):
         self.assertIn("hca_id:\tmlx5_0\n", found.stdout)
         self.assertEqual(self.terrace("ls", "/sys/class/infiniband/terrace0", options=("--device-name", "mlx5_0")).returncode, 2)
         devices = run(TERRACE, "devices", "--addr", "127.0.0.1", "--device-name", "mlx5_0", "--json")
-        self.assertEqual([device["name"] for device in json.loads(devices.stdout)], ["mlx5_0"])
+        self.assertEqual([device["name"] for device in json.loads(devices.stdout)["devices"]], ["mlx5_0"])
 
     def test_names_that_no_device_can_have(self):
         for name in ("", ".", "a/b", "_0", "a b", "m" * 64):

@@ -80,7 +80,7 @@ class Transports(NegativeTest):
         for end, wrapper in zip(ends, inside):
             # The status socket is in the namespace, so `terrace stat` must run there.
             shown = subprocess.run([*wrapper, TERRACE, "stat", str(end.pid), "--json"], capture_output=True, text=True, check=True)
-            peers, packets = self.transport_of(json.loads(shown.stdout)[0])
+            peers, packets = self.transport_of(json.loads(shown.stdout)["devices"][0])
             self.assertEqual(peers, 0)
             self.assertGreaterEqual(packets, ROUNDS)
 

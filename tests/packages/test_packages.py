@@ -102,7 +102,7 @@ class Packages(PackageTest):
                 terrace = prefix / "bin/terrace"
                 self.assertEqual(self.succeed(*NOBODY, terrace, "--version", cwd="/"), f"terrace {build.version()}\n")
                 devices = json.loads(self.succeed(*NOBODY, terrace, "devices", "--addr", "127.0.0.1", "--json", cwd="/"))
-                self.assertEqual([device["name"] for device in devices], ["terrace0"])
+                self.assertEqual([device["name"] for device in devices["devices"]], ["terrace0"])
 
     @unittest.skipUnless(shutil.which("ibv_devinfo"), "needs ibv_devinfo")
     def test_a_program_runs_for_an_ordinary_user_from_a_path_with_a_space(self):

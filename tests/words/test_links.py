@@ -1,4 +1,4 @@
-"""The pages' links lead to files and headings that exist, the book has every page, and README's commands exist."""
+"""The pages' links lead to files and headings that exist, the book has every page, and the pages' commands exist."""
 
 import glob
 import pathlib
@@ -15,8 +15,8 @@ import docs  # noqa: E402  (scripts/docs.py, which builds the book)
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*/README.md")])
 # Programs of the system. `terrace` commands are parsed by crates/cli/tests/documents.rs.
-FOREIGN = {"apt-get", "curl", "install", "kill", "man", "mount", "printf", "python3", "rustup", "sha256sum", "ssh-keygen", "sysctl", "systemctl", "tar",
-           "tshark", "environment/bin/pip"}
+FOREIGN = {"apt-get", "curl", "install", "kill", "man", "mount", "podman", "printf", "python3", "rustup", "sha256sum", "ssh-keygen", "sysctl", "systemctl", "tar",
+           "tshark", "build/tools/bin/pytest", "environment/bin/pip", "$HOME/terrace/bin/pip"}
 
 
 def links_of(text):
@@ -63,19 +63,28 @@ def commands_of(text):
 
 
 def problem_of_command(words):
-    """Why a command of README cannot be executed here."""
+    """Why a command of a page cannot be executed here."""
     name = words[0]
     if name == "make":
         targets = [word for word in words[1:] if "=" not in word and "/" not in word]
         makefile = (ROOT / "Makefile").read_text()
         missing = [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)]
-        return f"no target {missing}" if missing else None
+        pattern = next((word for word in words if word.startswith("ONLY=") and "*" in word), None)
+        return f"no target {missing}" if missing else f"{pattern}: -k of pytest has no patterns" if pattern else None
     if name == "cargo":
+        if words[1] == "test":
+            (package,) = [words[index + 1] for index, word in enumerate(words) if word == "-p"]
+            return None if (ROOT / "crates" / package.removeprefix("terrace-")).is_dir() else f"no package {package}"
         example = words[words.index("--example") + 1]
         return None if list(ROOT.glob(f"crates/*/examples/{example}.rs")) else f"no example {example}"
     if pathlib.Path(name).name == "terrace":
         return None
     return None if name in FOREIGN else "an unknown program"
+
+
+def make_commands_of(text):
+    """The commands of make that stand in a line of prose or a table, each as its words."""
+    return [shlex.split(code) for code in re.findall(r"`(make [^`\n]+)`", text)]
 
 
 def missing_paths(words):
@@ -103,10 +112,11 @@ class Links(unittest.TestCase):
                         for target in links_of(page.read_text()) if (problem := problem_of(page, target))]
         self.assertEqual(problems, [])
 
-    def test_commands_of_readme_exist(self):
-        commands = list(commands_of((ROOT / "README.md").read_text()))
-        self.assertGreater(len(commands), 15)
-        problems = [f"{shlex.join(words)}: {problem}" for words in commands
+    def test_commands_of_the_pages_exist(self):
+        found = {page: [*commands_of(page.read_text()), *make_commands_of(page.read_text())] for page in PAGES}
+        self.assertGreater(len(found[ROOT / "README.md"]), 15)
+        self.assertGreater(sum(map(len, found.values())), 150)
+        problems = [f"{page.relative_to(ROOT)}: {shlex.join(words)}: {problem}" for page, commands in found.items() for words in commands
                     if (problem := problem_of_command(words) or missing_paths(words))]
         self.assertEqual(problems, [])
 

@@ -1,7 +1,7 @@
 //! `terrace bench`: runs plans of measurements of regions larger than memory, and the demo.
 
 use crate::log::LogOption;
-use crate::{table, values};
+use crate::{json, table, values};
 use clap::{Args, Subcommand};
 use std::io::Write;
 use std::path::PathBuf;
@@ -185,7 +185,7 @@ fn run_plans(options: &Options) -> Result<(), BenchError> {
     };
     let summary = session::run(inputs?, &mut *test_harness(&options.common)?, &choices)?;
     match options.common.json {
-        true => print(&summary.document.to_json())?,
+        true => print(&json::document(&summary.document))?,
         false => print(&text(&summary))?,
     }
     match (summary.failed, summary.missed) {
@@ -199,7 +199,7 @@ fn show_demo(common: &Common) -> Result<(), BenchError> {
     let rows = demo::run(&mut *test_harness(common)?, common.rehearse);
     let cells: Vec<Vec<String>> = rows.iter().map(demo::DemoRow::cells).collect();
     print(&match common.json {
-        true => serde_json::to_string_pretty(&rows).expect("strings and numbers always serialize") + "\n",
+        true => json::list("rows", &rows),
         false => {
             let table = table::render(&demo::HEADER, &cells);
             format!("{}\n\n{table}{}", demo::TITLE, demo::failures(&rows))
@@ -214,7 +214,7 @@ fn show_demo(common: &Common) -> Result<(), BenchError> {
 fn show_flush(common: &Common) -> Result<(), BenchError> {
     let result = flush::run(&mut *test_harness(common)?, common.rehearse).map_err(BenchError::Flush)?;
     print(&match common.json {
-        true => serde_json::to_string_pretty(&result).expect("strings and numbers always serialize") + "\n",
+        true => json::document(&result),
         false => {
             let table = table::render(&flush::HEADER, &[result.alone.cells(), result.beside.cells()]);
             format!("{}\n\n{table}{}", flush::TITLE, result.verdict())

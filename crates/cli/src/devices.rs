@@ -1,7 +1,7 @@
 //! `terrace devices`: the device that a program would get, without starting a program.
 
 use crate::run::{RunError, parse_port};
-use crate::table;
+use crate::{json, table};
 use clap::Args;
 use serde::Serialize;
 use std::net::Ipv6Addr;
@@ -60,10 +60,7 @@ pub fn show(options: &Options) -> Result<(), RunError> {
     let port = UdpPort::open(&parse_port(options.addr.as_deref(), options.mtu.as_deref())?)?;
     let device = view(&port, &options.device_name);
     match options.json {
-        true => println!(
-            "{}",
-            serde_json::to_string_pretty(&[device]).expect("strings and numbers always serialize")
-        ),
+        true => print!("{}", json::list("devices", &[device])),
         false => print!("{}", render(&device)),
     }
     Ok(())

@@ -11,6 +11,7 @@ mod bench;
 mod clients;
 mod devices;
 mod doctor;
+mod json;
 mod library;
 mod log;
 mod program;

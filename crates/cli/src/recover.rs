@@ -8,6 +8,7 @@ use serde::Serialize;
 use terrace_bench::progress::ByteProgress;
 use terrace_pages::{PagesError, RecoverProgress, Recovered};
 
+use crate::json;
 use crate::log::LogOption;
 
 const AFTER_HELP: &str = "\
@@ -102,8 +103,7 @@ pub fn recover(options: &Options) -> Result<(), RecoverError> {
         }
     }
     if options.json {
-        let json = serde_json::to_string_pretty(&views).expect("strings and numbers always serialize");
-        print(&format!("{json}\n"))?;
+        print(&json::list("files", &views))?;
     }
     if errors.is_empty() { Ok(()) } else { Err(RecoverError::Files(errors)) }
 }

@@ -1,6 +1,6 @@
 //! `terrace stat`: the counters of the NICs of running processes, as reported by the processes.
 
-use crate::{clients, regions, table};
+use crate::{clients, json, regions, table};
 use clap::Args;
 use serde::Deserialize;
 use std::io::{self, IsTerminal, Write};
@@ -15,7 +15,7 @@ Examples:
   terrace stat 4242              # counters of one process: its port, its queue pairs
   terrace stat --watch 4242      # repeatedly, each second, with rates
   terrace stat --watch=10 4242   # every ten seconds
-  terrace stat 4242 --json | jq '.[0].port'
+  terrace stat 4242 --json | jq '.devices[0].port'
 
 Counters that explain low performance: retransmits, timeouts, bad_icrc, and rx_overflows (packets
 that the kernel dropped because the receive buffer was full).
@@ -107,21 +107,16 @@ fn snapshots(pid: u32) -> Result<Vec<DeviceSnapshot>, StatError> {
     }
 }
 
-fn to_json(value: &impl serde::Serialize, pretty: bool) -> String {
-    let text = if pretty { serde_json::to_string_pretty(value) } else { serde_json::to_string(value) };
-    text.expect("strings and numbers always serialize") + "\n"
-}
-
 // ---- all processes -----------------------------------------------------------------------------------------------------
 
-fn list(json: bool) -> Result<String, StatError> {
+fn list(as_json: bool) -> Result<String, StatError> {
     let pids = processes().map_err(StatError::List)?;
     // A process may end between the listing and the query, which is not an error. One of another user gets a line, too.
     let answers: Vec<(u32, io::Result<Vec<DeviceSnapshot>>)> =
         pids.into_iter().map(|pid| (pid, fetch(pid))).collect();
-    if json {
+    if as_json {
         let devices: Vec<_> = answers.into_iter().filter_map(|(_, answer)| answer.ok()).flatten().collect();
-        return Ok(to_json(&devices, true));
+        return Ok(json::list("devices", &devices));
     }
     let rows: Vec<Vec<String>> =
         answers.iter().flat_map(|(pid, answer)| process_rows(*pid, answer)).collect();
@@ -172,7 +167,8 @@ fn count(counts: &Counts, name: &str) -> u64 {
 
 fn details(now: &[DeviceSnapshot], before: Option<&[DeviceSnapshot]>, options: &Options) -> String {
     if options.json {
-        return to_json(&now, options.watch.is_none());
+        let document = if options.watch.is_none() { json::list } else { json::list_line };
+        return document("devices", now);
     }
     let seconds = options.watch.unwrap_or(1);
     let earlier = |index: usize| before.and_then(|devices| devices.get(index));

@@ -54,6 +54,7 @@ fn servers_are_started_measured_and_stopped() {
     let log = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{log}");
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["version"], 1);
     let rows = document["figures"][0]["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 6);
     for row in rows {

@@ -73,11 +73,8 @@ fn refusal(words: &[String]) -> Option<String> {
 
 #[test]
 fn commands_of_the_pages_are_accepted() {
-    let mut pages = vec![root().join("README.md")];
-    let entries = std::fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
-    pages.extend(entries.filter(|path| path.extension().is_some_and(|end| end == "md")));
     let mut count = 0;
-    for page in pages {
+    for page in pages() {
         for line in shell_lines(&std::fs::read_to_string(&page).unwrap()) {
             for words in commands(&line) {
                 assert_eq!(refusal(&words), None, "{}: {line}", page.display());
@@ -86,6 +83,47 @@ fn commands_of_the_pages_are_accepted() {
         }
     }
     assert!(count > 40, "{count} commands");
+}
+
+/// The pages, README among them.
+fn pages() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let pages = entries.filter(|path| path.extension().is_some_and(|end| end == "md"));
+    pages.chain([root().join("README.md")]).collect()
+}
+
+/// What a `terrace` command in a line of prose or a table names that does not exist: its command, or an option.
+fn unknown_name(code: &str) -> Option<String> {
+    let mut words = code.split([' ', '=', '[', ']']).filter(|word| !word.is_empty());
+    let name = words.nth(1)?;
+    let definition = terrace_cli::definition();
+    if name == "COMMAND" || name.starts_with('-') {
+        return None;
+    }
+    let Some(command) = definition.find_subcommand(name) else { return Some(name.to_owned()) };
+    let options = words.take_while(|word| *word != "--").filter_map(|word| word.strip_prefix("--"));
+    let is_known = |option: &str| {
+        option == "help"
+            || [command].into_iter().chain(command.get_subcommands()).any(|command| {
+                command.get_arguments().any(|argument| argument.get_long() == Some(option))
+            })
+    };
+    options.filter(|option| !is_known(option)).map(str::to_owned).next()
+}
+
+#[test]
+fn commands_in_prose_name_what_exists() {
+    let mut count = 0;
+    for page in pages() {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for code in text.split('`').filter(|code| code.starts_with("terrace ") && !code.contains('\n')) {
+            assert_eq!(unknown_name(code), None, "{}: {code}", page.display());
+            count += 1;
+        }
+    }
+    assert!(count > 60, "{count} commands");
+    assert_eq!(unknown_name("terrace serve --none"), Some("none".to_owned()));
+    assert_eq!(unknown_name("terrace nothing"), Some("nothing".to_owned()));
 }
 
 #[test]

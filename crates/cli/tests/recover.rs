@@ -164,7 +164,9 @@ fn a_pool_is_recovered_with_all_of_its_files() {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.contains("100 pages of") && error.contains("there is no such file any more"), "{error}");
-    let files: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["version"], 1);
+    let files = &document["files"];
     for (index, name) in ["a", "b"].into_iter().enumerate() {
         assert_eq!(files[index]["path"], holder.file(name).to_str().unwrap(), "{files}");
         assert_eq!(files[index]["pages_written"], WRITTEN_PAGES, "{files}");

@@ -13,7 +13,7 @@ from harness.endpoint import ALL, SUCCESS, Commands, Endpoint, connect
 
 RawPeer = roce.Peer
 
-# Set by run.py: one guest for all tests.
+# One guest for all tests; guests.py starts it.
 guest = None
 # Number of repetitions of programs, by cause.
 repetitions = collections.Counter()

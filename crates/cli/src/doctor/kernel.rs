@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, IoSliceMut};
+use std::path::Path;
 use std::process::Command;
 
 use io_uring::IoUring;
@@ -14,6 +15,9 @@ use terrace_vm::Refusal;
 use super::check::Check;
 use super::limits::read_number;
 
+const PROC: &str = "/proc/self";
+/// What to do where processes do not find out about themselves.
+pub const MOUNT_PROC: &str = "mount -t proc proc /proc";
 const URING_SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
 const FAULTS_SYSCTL: &str = "/proc/sys/vm/unprivileged_userfaultfd";
 const PTRACE_SYSCTL: &str = "/proc/sys/kernel/yama/ptrace_scope";
@@ -87,6 +91,7 @@ fn copies(failure: Option<String>, sysctl: Option<u64>, has_filter: bool) -> Che
         );
     };
     let advice = match sysctl {
+        _ if !Path::new(PROC).exists() => MOUNT_PROC.to_owned(),
         Some(value @ 1..) => {
             format!("kernel.yama.ptrace_scope is {value}: sysctl -w kernel.yama.ptrace_scope=0")
         }

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::check::Check;
-use crate::library::{self, Preload};
+use super::kernel::MOUNT_PROC;
+use crate::library::{self, LibraryError, Preload};
 
 const RDMACM: &str = "librdmacm.so.1";
 
@@ -21,7 +22,10 @@ pub fn checks() -> Vec<Check> {
         Err(error) => Check::missing(
             "libibverbs",
             format!("{error}; no program gets a device"),
-            "install the whole of Terrace",
+            match error {
+                LibraryError::NoExecutable(_) => MOUNT_PROC,
+                _ => "install the whole of Terrace",
+            },
         ),
     };
     vec![dropin.necessary(), check_rdmacm(preload.ok().as_ref())]

@@ -80,13 +80,20 @@ fn memory_limit(limit: Option<(u64, PathBuf)>) -> Check {
     }
 }
 
+/// The type of file systems in memory (TMPFS_MAGIC of linux/magic.h).
+const TMPFS: i64 = 0x0102_1994;
+
 /// Pools of pages and rings between processes are files there, or files in memory without a name.
 fn shared_memory(directory: &Path) -> Check {
     let name = "/dev/shm";
     let advice = "mount -t tmpfs tmpfs /dev/shm (--shm-size= of a container)";
     let free = rustix::fs::statvfs(directory).map(|system| system.f_bavail * system.f_frsize).unwrap_or(0);
     let is_writable = rustix::fs::access(directory, rustix::fs::Access::WRITE_OK).is_ok();
+    let is_in_memory = rustix::fs::statfs(directory).is_ok_and(|system| system.f_type == TMPFS);
     match (is_writable, free >> 20) {
+        (true, _) if !is_in_memory => {
+            Check::missing(name, "is on a disk: pages of `terrace serve` end with the server", advice)
+        }
         (true, free @ 64..) => Check::ok(
             name,
             format!("{free} MiB are free for pages of `terrace serve`, which outlive it there"),
@@ -199,5 +206,7 @@ mod tests {
     #[test]
     fn shared_memory_may_be_missing() {
         assert_eq!(shared_memory(Path::new("/nonexistent")).state, State::Missing);
+        let on_disk = shared_memory(Path::new(env!("CARGO_MANIFEST_DIR")));
+        assert!(on_disk.state == State::Missing && on_disk.meaning.contains("on a disk"));
     }
 }

@@ -21,6 +21,8 @@ use serde::Serialize;
 
 use check::Check;
 
+use crate::json;
+
 const AFTER_HELP: &str = "\
 Examples:
   terrace doctor
@@ -37,9 +39,6 @@ The checks apply to this user in this environment: run the command where the pro
 its container and as its user. Firewalls between hosts are not checked.
 
 The exit status is 0 if everything that is necessary works, and 1 otherwise.";
-
-/// The version of the JSON document. It changes when a field changes its meaning or goes.
-const JSON_VERSION: u32 = 1;
 
 /// Options of `terrace doctor`.
 #[derive(Args)]
@@ -101,7 +100,6 @@ impl DoctorError {
 /// The JSON document.
 #[derive(Serialize)]
 struct Report {
-    version: u32,
     /// Whether everything that is necessary works.
     is_ready: bool,
     checks: Vec<Check>,
@@ -121,10 +119,7 @@ pub fn doctor(options: &Options) -> Result<(), DoctorError> {
         checks.iter().filter(|check| !check.permits_programs()).map(|check| check.name).collect();
     let refusal = (!missing.is_empty()).then(|| DoctorError::NotReady(missing.join(", ")));
     let text = match options.json {
-        true => {
-            let report = Report { version: JSON_VERSION, is_ready: refusal.is_none(), checks };
-            serde_json::to_string_pretty(&report).expect("strings and numbers always serialize") + "\n"
-        }
+        true => json::document(&Report { is_ready: refusal.is_none(), checks }),
         false => text(&checks),
     };
     print(&text)?;

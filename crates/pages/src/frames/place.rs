@@ -113,7 +113,7 @@ pub(super) fn has_pool_name(path: &Path) -> bool {
     path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PREFIX))
 }
 
-/// Mounts of hugetlbfs, then tmpfs.
+/// Mounts of hugetlbfs, then tmpfs. In a container without a mount there, the directory is on a disk.
 fn candidates() -> Vec<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let huge = mounts.lines().filter_map(|line| {
@@ -121,7 +121,7 @@ fn candidates() -> Vec<PathBuf> {
         let (place, kind) = (fields.next()?, fields.next()?);
         (kind == "hugetlbfs").then(|| PathBuf::from(place))
     });
-    huge.chain([PathBuf::from(TMPFS)]).collect()
+    huge.chain(is_tmpfs(Path::new(TMPFS)).then(|| PathBuf::from(TMPFS))).collect()
 }
 
 fn has_room(directory: &Path, bytes: u64) -> bool {
@@ -145,6 +145,12 @@ fn free_huge_bytes(page_bytes: u64) -> Option<u64> {
 
 fn is_huge(path: &Path) -> bool {
     File::open(path).is_ok_and(|file| kind_of(&file).is_ok_and(|kind| kind == HUGE))
+}
+
+fn is_tmpfs(path: &Path) -> bool {
+    File::open(path)
+        .and_then(|file| terrace_shm::file_system(file.as_fd()))
+        .is_ok_and(|system| system.kind == libc::TMPFS_MAGIC)
 }
 
 fn is_writable(directory: &Path) -> bool {

@@ -1,21 +1,16 @@
-"""Hostile peers against a live `terrace serve` and live verbs programs, while well-behaved peers continue to work.
+"""The processes of the chaos tests: a node, a program and a listener that are attacked, and bystanders that use them meanwhile.
 
-    python3 tests/chaos/run.py [ONLY]         (`make chaos` builds what it needs)
-
-The attacks of `attacks.py` run one by one, then all at once; then clients of the same host are stopped (`stops.py`).
-The bystanders (`bystanders.py`) must complete all operations that they begin, without an error and with the right data.
-No process may crash or complain. Memory, descriptors and threads must stay bounded, and come back down. The bystanders'
-rate, compared with before, is only reported: it depends on the machine.
+No process may crash or complain. Memory, descriptors and threads must stay bounded, and come back down. The bystanders must complete all
+operations that they begin, without an error and with the right data. Their rate, compared with before, is only reported: it depends on the
+machine.
 """
 
 import contextlib
-import fnmatch
 import multiprocessing
 import os
 import pathlib
 import queue
 import random
-import resource
 import sys
 import tempfile
 import threading
@@ -27,14 +22,13 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/negative")]
 import attacks  # noqa: E402
 import bystanders  # noqa: E402
 import roce  # noqa: E402
-import stops  # noqa: E402
 from harness import procs  # noqa: E402
-from harness.endpoint import PROGRAM, stat  # noqa: E402
+from harness.endpoint import stat  # noqa: E402
 
 MIB = 1 << 20
 REGION, REGION_BYTES, DRAM_BYTES = "table", 64 * MIB, 8 * MIB
 STREAM_SPAN, REQUESTS_SPAN = 24 * MIB, 16 * MIB
-QUIET_S, ATTACK_S, ALL_S = 3, 2.5, 8
+QUIET_S = 3
 # An attacker checks its time limit between exchanges. On a busy machine an exchange takes long, because it waits for
 # answers.
 ATTACK_END_S = 90
@@ -103,7 +97,6 @@ class Scene:
 
     def __init__(self, stack, fresh, log_dir):
         self.log_dir, self.failures = log_dir, []
-        self.fail = failing(self.failures)
         # Real attackers do not share processors with their victims. In this test they do, and must not get more time
         # than the engines.
         self.niceness = 0 if may_raise_priority() else ATTACKERS_NICENESS
@@ -135,6 +128,21 @@ class Scene:
                                        REGION, [next(fresh) for _ in range(9)])
         self.victims = [Victim("node", self.node.process), Victim("program", self.program.process),
                         Victim("listener", self.listener.process, LISTENER_DESCRIPTORS_MAX)]
+        self.baseline_rates = self.work(QUIET_S)
+        for victim in self.victims:
+            victim.set_baseline()
+        self.objects_before = stat(self.node.process.pid)["objects"]
+        self.watch = Watch(self.victims)
+        self.watch.start()
+
+    def fail(self, why):
+        """Records a failure for the test under way."""
+        self.failures.append(why)
+
+    def new_failures(self):
+        """The failures since the last call."""
+        failures, self.failures = self.failures, []
+        return failures
 
     def endpoint(self, stack, address):
         end = bystanders.endpoint(address)
@@ -227,14 +235,14 @@ def attack(scene, chosen, seconds):
     return rates, reports
 
 
-def expect_resources_freed(scene, objects_before):
+def expect_resources_freed(scene):
     """The resources that attackers used are freed after the attackers have ended."""
     limits = (MEMORY_MIB_LEFT_MAX, DESCRIPTORS_MAX, THREADS_MAX)
     deadline = time.monotonic() + BACK_DOWN_S
     while True:
         # Traffic of working clients makes the node check for vanished clients.
         scene.work(0.2)
-        pairs = stat(scene.node.process.pid)["objects"]["queue_pairs"] - objects_before["queue_pairs"]
+        pairs = stat(scene.node.process.pid)["objects"]["queue_pairs"] - scene.objects_before["queue_pairs"]
         left = [line for victim in scene.victims for line in victim.excess(victim.use(), limits)]
         left += [f"node: {pairs} more queue pairs than before"] if pairs > QUEUE_PAIRS_LEFT_MAX else []
         if not left:
@@ -246,83 +254,13 @@ def expect_resources_freed(scene, objects_before):
         time.sleep(1)
 
 
-def line(name, rates, baseline_rates, reports):
-    ratios = "".join(f"{rates[other] / baseline_rates[other] if baseline_rates[other] else 0:>13.2f}" for other in baseline_rates)
-    return f"{name:<15}{ratios}   {', '.join(str(one) for one in reports)}"
+def shares(scene, rates):
+    """The bystanders' rates, each as a share of its rate without attacks."""
+    return {name: f"{rate / scene.baseline_rates[name]:.2f}" if scene.baseline_rates[name] else "0" for name, rate in rates.items()}
 
 
-def main(only):
-    procs.exit_on_signals()
-    for needed in (procs.terrace_binary(), PROGRAM):
-        if not needed.exists():
-            sys.exit(f"{needed} is missing: run `make chaos`")
-    # The attacks are on the network side: same-host streams would put no packets on the wire to replay. Programs that
-    # connect by address choose their path by themselves; their connections' datagrams are on the network anyway.
-    os.environ["TERRACE_PATH"] = "udp"
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
-    chosen = [one for one in attacks.ATTACKS if fnmatch.fnmatch(one.__name__, only)]
-    stopping = fnmatch.fnmatch(stops.__name__, only)
-    if not chosen and not stopping:
-        sys.exit(f"no attack has the name {only!r}: {', '.join(one.__name__ for one in [*attacks.ATTACKS, stops])}")
-    log_dir = procs.new_run_dir("chaos")
-    fresh = addresses()
-    failures = run_attacks(chosen, fresh, log_dir) if chosen else []
-    if stopping:
-        print(f"{stops.__name__:<15}{stops.run(fresh, log_dir, failing(failures))}", flush=True)
-    print(f"{len(chosen) + stopping} attacks, {len(failures)} failures")
-    return 1 if failures else 0
-
-
-def failing(failures):
-    """A function that records a failure and prints it."""
-
-    def fail(why):
-        print(f"FAILED: {why}", flush=True)
-        failures.append(why)
-
-    return fail
-
-
-def run_attacks(chosen, fresh, log_dir):
-    """Runs the chosen attacks one by one, then all at once. Returns the failures."""
-    with contextlib.ExitStack() as stack:
-        scene = Scene(stack, fresh, log_dir)
-        baseline_rates = scene.work(QUIET_S)
-        for victim in scene.victims:
-            victim.set_baseline()
-        objects_before = stat(scene.node.process.pid)["objects"]
-        watch = Watch(scene.victims)
-        watch.start()
-        if scene.niceness:
-            print(f"no CAP_SYS_NICE: engines cannot raise their priority, so attackers run with nice {scene.niceness}")
-        print("without attacks, per second: " + ", ".join(f"{name} {rate:.0f}" for name, rate in baseline_rates.items()))
-        print(f"{'under attack by':<15}" + "".join(f"{name.split()[0] + ' ' + name.split()[-1]:>13}" for name in baseline_rates)
-              + "   of that; packets sent by attackers", flush=True)
-        for one in chosen:
-            print(line(one.__name__, *attack_and_baseline(scene, [one], ATTACK_S, baseline_rates)), flush=True)
-        if len(chosen) > 1:
-            print(line("all attacks", *attack_and_baseline(scene, chosen, ALL_S, baseline_rates)), flush=True)
-        started = time.monotonic()
-        expect_resources_freed(scene, objects_before)
-        watch.over.set()
-        print(f"resources freed after {time.monotonic() - started:.0f} s; anonymous MiB, descriptors, threads:")
-        for victim in scene.victims:
-            uses = [f"{use[0]:.0f}, {use[1]}, {use[2]}" for use in (victim.before, victim.peak, victim.use())]
-            print(f"  {victim.name}: {uses[0]} before; at most {uses[1]}; {uses[2]} after")
-        errors = scene.node.paths[1].read_text()
-        if errors:
-            scene.fail(f"the node printed: {errors[:2000]}")
-    for worker in scene.workers:
-        for what, count in worker.counts.items():
-            print(f"{worker.name}: {count} {what}")
-    return scene.failures
-
-
-def attack_and_baseline(scene, chosen, seconds, baseline_rates):
-    rates, reports = attack(scene, chosen, seconds)
-    return rates, baseline_rates, reports
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "*"))
+def resource_use(scene):
+    """A line for each victim: anonymous MiB, descriptors and threads before the attacks, at most, and now."""
+    for victim in scene.victims:
+        uses = [f"{use[0]:.0f}, {use[1]}, {use[2]}" for use in (victim.before, victim.peak, victim.use())]
+        yield f"{victim.name}: {uses[0]} before; at most {uses[1]}; {uses[2]} after"

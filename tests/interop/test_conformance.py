@@ -1,0 +1,54 @@
+"""Real RDMA programs on Terrace. `make conformance` runs this; ONLY, an expression of pytest's -k, chooses cases by parts of their names.
+
+Every case keeps its programs' output in results/conformance/RUN/CASE/.
+"""
+
+import matrix
+import pytest
+import pyverbs_suite
+import special
+
+CASES = {case.name: case for case in matrix.all_cases()}
+# A case limits its programs itself, and repeats some of them.
+CASE_LIMIT_S = 900
+# The suite is one process, which runs for the first of its tests.
+SUITE_LIMIT_S = 1800
+
+
+@pytest.mark.timeout(CASE_LIMIT_S)
+@pytest.mark.parametrize("name", CASES)
+def test_program(name, run_dir, conclude):
+    conclude(CASES[name].run(run_dir / name))
+
+
+@pytest.mark.timeout(CASE_LIMIT_S)
+@pytest.mark.parametrize("name", special.SPECIAL)
+def test_special(name, run_dir, conclude):
+    conclude(special.run(name, special.SPECIAL[name], run_dir / name))
+
+
+@pytest.fixture(scope="module")
+def pyverbs(run_dir, request):
+    """The results of rdma-core's own tests, by name: those that must pass, and all others."""
+    outcomes = pyverbs_suite.run(run_dir / "pyverbs")
+    if request.config.getoption("update_pyverbs_list"):
+        pyverbs_suite.update_list(outcomes)
+    return {result.name: result for result in pyverbs_suite.evaluate(outcomes, pyverbs_suite.passing_names())}
+
+
+@pytest.mark.timeout(SUITE_LIMIT_S)
+@pytest.mark.parametrize("name", [pyverbs_suite.PREFIX + name for name in pyverbs_suite.passing_names()])
+def test_suite(name, pyverbs, conclude):
+    conclude(pyverbs[name])
+
+
+@pytest.mark.timeout(SUITE_LIMIT_S)
+@pytest.mark.parametrize("name", [pyverbs_suite.PREFIX + "others"])
+def test_suite_beyond_the_list(name, pyverbs, record_property):
+    """Tests that are not in the list of those that pass: none fails, and each that is skipped has a reason in the list of those."""
+    listed = {pyverbs_suite.PREFIX + listed for listed in pyverbs_suite.passing_names()}
+    others = [result for other, result in pyverbs.items() if other not in listed]
+    for status in ("passed", "skipped"):
+        record_property(status, str(sum(result.status == status for result in others)))
+    failed = [f"{result.name}: {result.reason}" for result in others if result.status == pyverbs_suite.FAILED]
+    assert not failed, "\n".join(failed)

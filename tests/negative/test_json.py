@@ -1,0 +1,89 @@
+"""Documents of `--json`: versioned, and with the fields that docs/json.md lists."""
+
+import json
+import pathlib
+import re
+import signal
+import subprocess
+import tempfile
+
+from support import ROOT, TERRACE, NegativeTest, fresh_address, procs
+
+# Objects whose fields are counters, and reports whose fields the page leaves to the text output.
+OPEN = {"devices." + name for name in ("port", "dropped", "same_host", "objects", "injected", "queue_pairs.counts", "clients")}
+
+
+def listed(section):
+    """The fields in the tables of a section of the page."""
+    text = (ROOT / "docs/json.md").read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+
+
+def fields(value, prefix=""):
+    """The paths of a document's fields."""
+    if isinstance(value, list):
+        return set().union(*(fields(element, prefix) for element in value))
+    if not isinstance(value, dict) or prefix.removesuffix(".") in OPEN:
+        return set()
+    return set().union(*({prefix + name} | fields(field, f"{prefix}{name}.") for name, field in value.items()))
+
+
+class Documents(NegativeTest):
+    def document(self, *arguments):
+        shown = subprocess.run([TERRACE, *map(str, arguments), "--json"], capture_output=True, text=True, timeout=60)
+        self.assertEqual(shown.returncode, 0, shown.stderr)
+        return self.checked(shown.stdout)
+
+    def checked(self, text):
+        document = json.loads(text)
+        self.assertEqual(document.pop("version"), 1)
+        return document
+
+    def serve(self, folder, *options):
+        address = fresh_address()
+        region = f"table={folder}/table.bin:1M"
+        node = procs.Program([TERRACE, "serve", "--region", region, "--dram", "8M", "--listen", address, "--frames", folder, *options],
+                             folder, "node")
+        self.addCleanup(node.stop)
+        procs.wait_until(lambda: "serving at" in node.paths[0].read_text(), "the node serves")
+        return node
+
+    def test_doctor_and_devices(self):
+        address = fresh_address()
+        self.assertEqual(fields(self.document("doctor", "--addr", address)), listed("terrace doctor"))
+        self.assertEqual(fields(self.document("devices", "--addr", address)), listed("terrace devices"))
+
+    def test_stat(self):
+        left, _, *_ = self.pair()
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        node = self.serve(folder)
+        found = fields(self.document("stat", left.pid)) | fields(self.document("stat", node.process.pid))
+        # No client and no fault plan here.
+        self.assertEqual(found, listed("terrace stat") - {"devices.clients", "devices.injected"})
+        self.assertLessEqual({left.pid, node.process.pid}, {device["pid"] for device in self.document("stat")["devices"]})
+
+    def test_watch_prints_a_document_a_line(self):
+        end = self.start()
+        watch = subprocess.Popen([TERRACE, "stat", "--json", "--watch", str(end.pid)], stdout=subprocess.PIPE, text=True)
+        self.addCleanup(watch.stdout.close)
+        self.addCleanup(watch.wait)
+        self.addCleanup(watch.kill)
+        for _ in range(2):
+            (device,) = self.checked(watch.stdout.readline())["devices"]
+            self.assertEqual(device["pid"], end.pid)
+
+    def test_recover(self):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        node = self.serve(folder)
+        node.process.send_signal(signal.SIGKILL)
+        node.process.wait()
+        node.outcome()
+        document = self.document("recover", pathlib.Path(folder, "table.bin"), "--frames", folder)
+        self.assertEqual(fields(document) | {"files.pools.path", "files.pools.is_removed"}, listed("terrace recover"))
+
+    def test_bench(self):
+        page = (ROOT / "docs/json.md").read_text()
+        for command, names in (("demo-term", {"rows"}), ("flush", {"alone", "beside", "ratio"})):
+            self.assertEqual(set(self.document("bench", command, "--rehearse")), names)
+            self.assertTrue(all(f"`{name}`" in page for name in names))
