@@ -45,7 +45,8 @@ profile: ## PGO build, eight minutes: runs an instrumented build; later release 
 	@scripts/setup.sh profile
 	$(PYTHON) scripts/profile.py
 
-install: build ## Install below PREFIX (default /usr/local)
+# `sudo make install` must not build: root has no cargo, and its files in target/ would be in the user's way.
+install: $(if $(wildcard build/bin/terrace),,build) ## Install what is built below PREFIX (default /usr/local)
 	install -D build/bin/terrace $(DESTDIR)$(PREFIX)/bin/terrace
 	mkdir -p $(DESTDIR)$(PREFIX)/lib/terrace
 	install build/lib/terrace/* $(DESTDIR)$(PREFIX)/lib/terrace/
@@ -152,6 +153,7 @@ test: build ## Run the tests, including 2,000 seeds of the simulation
 	@scripts/setup.sh test
 	cargo test --workspace --locked
 	$(call pytest,words) -q tests/words
+	$(call pytest,setup) -q tests/setup
 	$(call pytest,sim) -q tests/sim
 	$(call pytest,wireshark) -q tests/wireshark
 	$(call pytest,models) -q tests/models

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prepares a Debian machine for a target of the Makefile: checks the Rust toolchain, and installs missing packages with
-# apt-get. Prints nothing if nothing is missing.
+# Prepares a machine for a target of the Makefile: checks the Rust toolchain, and installs missing packages with apt-get (Debian,
+# Ubuntu) or dnf (Fedora). Prints nothing if nothing is missing.
 #
 #   scripts/setup.sh build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|sanitize|pytest|fuzz|docs|lint|all-but-fuzz|all
 set -eu
@@ -23,35 +23,93 @@ check_rust() {
     [ "$oldest" = "$wanted" ] || fail "Rust $version is too old, $wanted or newer is needed: run 'rustup update stable'"
 }
 
-is_installed() {
-    [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+# The lists below have Debian's names.
+name_here() {
+    case $manager:$1 in
+    apt-get:linux-perf) is_ubuntu && echo linux-tools-generic || echo "$1" ;;
+    apt-get:*) echo "$1" ;;
+    dnf:libc6-dev) echo glibc-devel ;;
+    dnf:g++) echo gcc-c++ ;;
+    dnf:libibverbs-dev | dnf:librdmacm-dev) echo rdma-core-devel ;;
+    dnf:ibverbs-utils) echo libibverbs-utils ;;
+    dnf:ibverbs-providers) echo libibverbs ;;
+    dnf:rdmacm-utils) echo librdmacm-utils ;;
+    dnf:ucx-utils | dnf:libucx-dev) echo ucx-devel ;;
+    dnf:libfabric-bin | dnf:libfabric-dev) echo libfabric-devel ;;
+    dnf:openmpi-bin | dnf:libopenmpi-dev) echo openmpi-devel ;;
+    dnf:iproute2) echo iproute ;;
+    dnf:tshark) echo wireshark-cli ;;
+    dnf:busybox-static) echo busybox ;;
+    dnf:fonts-dejavu-core) echo dejavu-sans-fonts ;;
+    dnf:linux-perf) echo perf ;;
+    dnf:libclang-dev) echo clang-devel ;;
+    dnf:libnbd-dev) echo libnbd-devel ;;
+    dnf:redis-server | dnf:redis-tools) echo valkey ;;
+    dnf:openssh-client) echo openssh-clients ;;
+    # Python brings venv there.
+    dnf:python3-venv) echo python3 ;;
+    dnf:*) echo "$1" ;;
+    esac
 }
 
+is_ubuntu() {
+    grep -q '^ID=ubuntu$' /etc/os-release 2>/dev/null
+}
+
+is_installed() {
+    case $manager in
+    apt-get) [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ] ;;
+    dnf) rpm --query --quiet --whatprovides "$1" 2>/dev/null ;;
+    esac
+}
+
+# The package manager of this system, or nothing.
+manager=
+for candidate in apt-get dnf; do
+    [ -n "$manager" ] || ! command -v $candidate >/dev/null 2>&1 || manager=$candidate
+done
+
 install_packages() {
-    command -v apt-get >/dev/null 2>&1 || fail "this is not Debian (no apt-get): install by hand: $*"
+    [ -n "$manager" ] || fail "this system has neither apt-get nor dnf: install by hand, by Debian's names: $*"
     missing=
     for package in "$@"; do
+        package=$(name_here "$package")
+        case " $missing " in *" $package "*) continue ;; esac
         is_installed "$package" || missing="$missing $package"
     done
     [ -n "$missing" ] || return 0
     as_root=
     if [ "$(id -u)" != 0 ]; then
-        command -v sudo >/dev/null 2>&1 || fail "must be root to install:$missing"
+        command -v sudo >/dev/null 2>&1 || fail "only root can install packages: as root, run: $manager install$missing"
         as_root=sudo
     fi
     echo "setup: installing$missing"
     log=$(mktemp)
-    # The package list may be older than the archive: it is updated after a failed attempt. shellcheck disable=SC2086 #
-    # the list is meant to be split
+    # The list of packages may be older than the archive: it is updated after a failed attempt.
     for attempt in now after-update; do
-        [ "$attempt" = now ] || $as_root apt-get update >>"$log" 2>&1 || true
-        if $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing >>"$log" 2>&1; then
+        [ "$attempt" = now ] || update_list >>"$log" 2>&1 || true
+        # shellcheck disable=SC2086 # the list is meant to be split
+        if install_missing $missing >>"$log" 2>&1; then
             rm -f "$log"
             return 0
         fi
     done
     tail -n 5 "$log" >&2
-    fail "apt-get could not install$missing (all of its output: $log)"
+    fail "$manager could not install$missing (all of its output: $log)"
+}
+
+update_list() {
+    case $manager in
+    apt-get) $as_root apt-get update ;;
+    dnf) $as_root dnf makecache ;;
+    esac
+}
+
+install_missing() {
+    case $manager in
+    apt-get) $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@" ;;
+    dnf) $as_root dnf install -y --setopt=install_weak_deps=False "$@" ;;
+    esac
 }
 
 # Installs optional packages, one by one.
@@ -183,7 +241,7 @@ conformance-programs)
     install_published
     ;;
 interop)
-    [ "$(dpkg --print-architecture 2>/dev/null)" = amd64 ] || fail "the guest consists of Debian packages for amd64"
+    [ "$(dpkg --print-architecture 2>/dev/null)" = amd64 ] && ! is_ubuntu || fail "the guest consists of Debian's packages for amd64"
     check_rust
     install_packages $compiler $verbs $guest
     install_pytest

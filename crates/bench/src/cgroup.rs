@@ -38,13 +38,24 @@ pub struct Throttle {
 /// A control group with limits. Dropping it removes the group, whose processes must have ended.
 #[derive(Debug)]
 pub struct Group {
-    memory: PathBuf,
+    /// `None` without a limit.
+    memory: Option<PathBuf>,
     peak_file: &'static str,
     /// The group's directory in the separate hierarchy for I/O of version 1.
     io: Option<PathBuf>,
 }
 
 impl Group {
+    /// No group: processes stay in this process's.
+    pub fn unlimited() -> Group {
+        Group { memory: None, peak_file: "", io: None }
+    }
+
+    /// Whether this user may limit memory here; otherwise the reason.
+    pub fn check() -> Result<(), GroupError> {
+        Group::new(&leftovers::name("check"), 1 << 20, None).map(drop)
+    }
+
     /// Creates a group.
     pub fn new(name: &str, limit_bytes: u64, throttle: Option<Throttle>) -> Result<Group, GroupError> {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -73,25 +84,27 @@ impl Group {
 
     /// The files to which a joining process writes its process ID.
     pub fn process_lists(&self) -> impl Iterator<Item = PathBuf> {
-        [Some(&self.memory), self.io.as_ref()].into_iter().flatten().map(|path| path.join("cgroup.procs"))
+        [&self.memory, &self.io].into_iter().flatten().map(|path| path.join("cgroup.procs"))
     }
 
     /// The peak memory use of the group, including page cache; `None` if this kernel does not record it.
     pub fn peak_bytes(&self) -> Option<u64> {
-        fs::read_to_string(self.memory.join(self.peak_file)).ok()?.trim().parse().ok()
+        fs::read_to_string(self.memory.as_ref()?.join(self.peak_file)).ok()?.trim().parse().ok()
     }
 
     fn throttled_2(self, throttle: Option<Throttle>) -> Result<Group, GroupError> {
-        let Some(Throttle { device: (major, minor), iops, bytes_per_s }) = throttle else {
+        let (Some(memory), Some(Throttle { device: (major, minor), iops, bytes_per_s })) =
+            (&self.memory, throttle)
+        else {
             return Ok(self);
         };
         let line = format!("{major}:{minor} rbps={bytes_per_s} wbps={bytes_per_s} riops={iops} wiops={iops}");
-        let parent = self.memory.parent().expect("a group is in the mount");
+        let parent = memory.parent().expect("a group is in the mount");
         if !words(&parent.join("cgroup.subtree_control")).any(|word| word == "io") {
             // If the controller cannot be delegated, the file below does not exist, and its error is reported.
             let _ = fs::write(parent.join("cgroup.subtree_control"), "+io");
         }
-        fs::write(self.memory.join("io.max"), line).map_err(|error| no_io_controller("cgroup v2", &error))?;
+        fs::write(memory.join("io.max"), line).map_err(|error| no_io_controller("cgroup v2", &error))?;
         Ok(self)
     }
 
@@ -121,7 +134,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        for path in [Some(&self.memory), self.io.as_ref()].into_iter().flatten() {
+        for path in [&self.memory, &self.io].into_iter().flatten() {
             // The kernel may need some milliseconds to release a process that has just ended.
             for _ in 0..50 {
                 match fs::remove_dir(path) {
@@ -163,8 +176,9 @@ fn make_dir(path: &Path) -> io::Result<()> {
 
 fn create_group(path: PathBuf, limit: (&str, u64), peak_file: &'static str) -> io::Result<Group> {
     make_dir(&path)?;
-    let group = Group { memory: path, peak_file, io: None };
-    fs::write(group.memory.join(limit.0), limit.1.to_string())?;
+    let limit_file = path.join(limit.0);
+    let group = Group { memory: Some(path), peak_file, io: None };
+    fs::write(limit_file, limit.1.to_string())?;
     Ok(group)
 }
 

@@ -45,6 +45,7 @@ pub struct Servers {
     processors: Processors,
     files: Vec<(FileKey, RegionFile)>,
     started: u32,
+    is_limited: bool,
 }
 
 impl Servers {
@@ -63,7 +64,13 @@ impl Servers {
             logs,
             files: Vec::new(),
             started: 0,
+            is_limited: true,
         })
+    }
+
+    /// The same servers without limits on their memory, where this user may not limit it.
+    pub fn unlimited(self) -> Servers {
+        Servers { is_limited: false, ..self }
     }
 
     /// The region's file, which is created if necessary and dropped from the page cache.
@@ -107,6 +114,7 @@ impl TestHarness for Servers {
         let name = leftovers::name(&self.started.to_string());
         let log = self.logs.path().join(format!("{}.log", self.started));
         let (program, path, processors) = (self.program.clone(), self.path, self.processors.clone());
+        let is_limited = self.is_limited;
         let file = self.region_file(spec)?;
         let budget = if spec.mode == Mode::Pin { spec.region } else { spec.dram };
         let throttle = match spec.storage {
@@ -114,7 +122,10 @@ impl TestHarness for Servers {
             _ => None,
         };
         let limit = budget + kernel_bytes(budget) + HEADROOM_BYTES;
-        let group = Group::new(&name, limit, throttle).map_err(to_harness_error)?;
+        let group = match is_limited {
+            true => Group::new(&name, limit, throttle).map_err(to_harness_error)?,
+            false => Group::unlimited(),
+        };
         let process = Process::start(&program, &arguments(spec, file.path()), group, &processors, &log)
             .map_err(|error| TestHarnessError(format!("cannot start {}: {error}", program.display())))?;
         let finds_files = spec.application == Application::FileSystem;

@@ -5,7 +5,11 @@ use crate::{json, table, values};
 use clap::{Args, Subcommand};
 use std::io::Write;
 use std::path::PathBuf;
+
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::{CapabilitySet, capabilities};
 use terrace_bench::application::Application;
+use terrace_bench::cgroup::Group;
 use terrace_bench::demo;
 use terrace_bench::flush;
 use terrace_bench::plan::{Length, Mode, PlanError};
@@ -28,6 +32,7 @@ Examples:
   terrace bench --rehearse bench/term/*.toml          # no server: checks the plans, writes sample files
 
 This command starts each server, in a control group that limits its memory, which requires root.
+Without that right, the demo's servers are not limited, and the demo says so.
 Results are CSV, SVG and PNG files and results.json in a new directory below results/term. The exit
 status is 0 if every point was measured and, with --full, every promised ratio meets its threshold.
 A short run shows the ratios, but is too short to judge them.";
@@ -171,6 +176,34 @@ fn test_harness(common: &Common) -> Result<Box<dyn TestHarness>, BenchError> {
     Ok(Box::new(Servers::new(&program, &common.data, common.path)?))
 }
 
+/// The demo's servers and modes. Where this user may not limit memory, the servers are not limited; where it may not lock memory, there is no
+/// `pin`. A line on standard error says so.
+fn demo_test_harness(common: &Common) -> Result<(Box<dyn TestHarness>, Vec<Mode>), BenchError> {
+    if common.rehearse {
+        return Ok((test_harness(common)?, demo::modes(true)));
+    }
+    common.log.install();
+    let program = std::env::current_exe().map_err(BenchError::Program)?;
+    let mut servers = Servers::new(&program, &common.data, common.path)?;
+    if let Err(error) = Group::check() {
+        servers = servers.unlimited();
+        eprintln!(
+            "not limited: {error}. The page cache then has the whole region, so that odp and rpc miss nothing"
+        );
+    }
+    let may_pin = may_lock(demo::pinned_bytes());
+    if !may_pin {
+        eprintln!("pin not measured: it locks 2 GiB, and this user may not (ulimit -l, or CAP_IPC_LOCK)");
+    }
+    Ok((Box::new(servers), demo::modes(may_pin)))
+}
+
+/// Whether this process may lock so much memory.
+fn may_lock(bytes: u64) -> bool {
+    let is_privileged = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
+    is_privileged || getrlimit(Resource::Memlock).current.is_none_or(|limit| limit >= bytes)
+}
+
 fn run_plans(options: &Options) -> Result<(), BenchError> {
     if options.plans.is_empty() {
         return Err(BenchError::NoPlan);
@@ -196,7 +229,8 @@ fn run_plans(options: &Options) -> Result<(), BenchError> {
 }
 
 fn show_demo(common: &Common) -> Result<(), BenchError> {
-    let rows = demo::run(&mut *test_harness(common)?, common.rehearse);
+    let (mut harness, modes) = demo_test_harness(common)?;
+    let rows = demo::run(&mut *harness, &modes, common.rehearse);
     let cells: Vec<Vec<String>> = rows.iter().map(demo::DemoRow::cells).collect();
     print(&match common.json {
         true => json::list("rows", &rows),

@@ -24,7 +24,8 @@ pub fn document(content: &impl Serialize) -> String {
 
 /// The same in one line, for documents that follow each other.
 fn line(content: &impl Serialize) -> String {
-    serde_json::to_string(&Document { version: VERSION, content }).expect("strings and numbers always serialize")
+    serde_json::to_string(&Document { version: VERSION, content })
+        .expect("strings and numbers always serialize")
         + "\n"
 }
 

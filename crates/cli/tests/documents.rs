@@ -104,9 +104,10 @@ fn unknown_name(code: &str) -> Option<String> {
     let options = words.take_while(|word| *word != "--").filter_map(|word| word.strip_prefix("--"));
     let is_known = |option: &str| {
         option == "help"
-            || [command].into_iter().chain(command.get_subcommands()).any(|command| {
-                command.get_arguments().any(|argument| argument.get_long() == Some(option))
-            })
+            || [command]
+                .into_iter()
+                .chain(command.get_subcommands())
+                .any(|command| command.get_arguments().any(|argument| argument.get_long() == Some(option)))
     };
     options.filter(|option| !is_known(option)).map(str::to_owned).next()
 }
