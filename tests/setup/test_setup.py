@@ -1,4 +1,4 @@
-"""scripts/setup.sh on systems with apt-get, with dnf and with neither, as root and as another user. Package managers are stand-ins that
+"""scripts/setup.sh on systems with apt-get, with dnf and with neither, as root and as another user. Package managers are fakes that
 write down what they are asked for."""
 
 import os
@@ -28,18 +28,18 @@ class Setup(unittest.TestCase):
         self.addCleanup(context.__exit__, None, None, None)
         return value
 
-    def stand_in(self, name, script):
+    def fake_program(self, name, script):
         path = self.folder / name
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
 
     def manager(self, name, installed=(), uid=0, status=0):
         """A package manager, and its list of what is installed."""
-        self.stand_in(name, f'echo "{name} $*" >> {self.log}; exit {status}')
+        self.fake_program(name, f'echo "{name} $*" >> {self.log}; exit {status}')
         cases = "|".join(installed) or "nothing"
-        self.stand_in("dpkg-query", f'for last; do :; done; case $last in {cases}) printf installed ;; *) exit 1 ;; esac')
-        self.stand_in("rpm", f'for last; do :; done; case $last in {cases}) exit 0 ;; *) exit 1 ;; esac')
-        self.stand_in("id", f"echo {uid}")
+        self.fake_program("dpkg-query", f'for last; do :; done; case $last in {cases}) printf installed ;; *) exit 1 ;; esac')
+        self.fake_program("rpm", f'for last; do :; done; case $last in {cases}) exit 0 ;; *) exit 1 ;; esac')
+        self.fake_program("id", f"echo {uid}")
 
     def run_setup(self):
         variables = {"PATH": str(self.folder), "HOME": str(self.folder), "TMPDIR": str(self.folder)}
@@ -76,7 +76,7 @@ class Setup(unittest.TestCase):
 
     def test_another_user_with_sudo(self):
         self.manager("apt-get", installed=("python3", "strace", "redis-tools"), uid=1000)
-        self.stand_in("sudo", f'echo "sudo $*" >> {self.log}; exec "$@"')
+        self.fake_program("sudo", f'echo "sudo $*" >> {self.log}; exec "$@"')
         outcome, asked = self.run_setup()
         self.assertEqual(outcome.returncode, 0, outcome.stderr)
         self.assertTrue(asked[0].startswith("sudo ") and asked[0].endswith(" redis-server"), asked)
@@ -89,7 +89,7 @@ class Setup(unittest.TestCase):
         self.assertEqual([line.split()[1] for line in asked], ["install", "update", "install"])
 
     def test_another_system(self):
-        self.stand_in("id", "echo 0")
+        self.fake_program("id", "echo 0")
         outcome, _ = self.run_setup()
         self.assertEqual(outcome.returncode, 1)
         self.assertIn("neither apt-get nor dnf: install by hand, by Debian's names: python3 strace", outcome.stderr)

@@ -376,7 +376,7 @@ impl Peer {
         };
         let source = match path {
             RegionPath::Packets => Ok(Source::Packets),
-            RegionPath::Process => Ok(Source::process(self.pid)),
+            RegionPath::Process => Ok(private_memory(self.pid)),
             RegionPath::Mapped { offset, addr, len } => {
                 Mapped::new(&backed(offset, addr, len)?).map(Source::Mapped)
             }
@@ -406,4 +406,17 @@ impl Peer {
             Source::Packets
         }))
     }
+}
+
+/// How private memory of a peer is accessed.
+fn private_memory(pid: i32) -> Source {
+    let source = Source::process(pid);
+    if matches!(source, Source::Packets) {
+        tracing::info!(
+            pid,
+            "the kernel forbids copies from and to this process (kernel.yama.ptrace_scope, or a container's seccomp \
+             filter): its private memory is accessed through a ring, slower"
+        );
+    }
+    source
 }
