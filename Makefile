@@ -170,7 +170,7 @@ conformance: build ## Run real RDMA programs on Terrace: perftest, pingpongs, qp
 	@scripts/setup.sh conformance
 	@$(MAKE) --no-print-directory build/examples/file_region build/examples/resilient_send build/interop/programs/append_stress build/interop/programs/paged_stress \
 	    build/interop/programs/mpi_check
-	$(call pytest,conformance) -v tests/interop/test_conformance.py
+	$(call pytest,conformance) -v tests/interop/test_conformance.py tests/interop/test_readme.py
 
 conformance-programs: build ## Run programs from PyPI and crates.io on Terrace: NIXL, Mooncake, crates (installs 500 MB below build/)
 	@scripts/setup.sh conformance-programs

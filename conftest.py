@@ -1,11 +1,31 @@
 """What pytest does in all suites: it ends their programs when it is signalled, and lists results that took several tries."""
 
 import signal
+import sys
+import unittest
 
 import pytest
 
 # The property of a test that passed only when it was repeated: the reason.
 FLAKY = "flaky"
+
+
+def enter_context(test, context):
+    """What unittest has since Python 3.11."""
+    value = context.__enter__()
+    test.addCleanup(context.__exit__, None, None, None)
+    return value
+
+
+def enter_class_context(case, context):
+    value = context.__enter__()
+    case.addClassCleanup(context.__exit__, None, None, None)
+    return value
+
+
+if sys.version_info < (3, 11):
+    unittest.TestCase.enterContext = enter_context
+    unittest.TestCase.enterClassContext = classmethod(enter_class_context)
 
 
 def pytest_configure():

@@ -122,7 +122,7 @@ class Endpoint(Commands):
         program = [*inner_wrapper, *map(str, program)]
         self.process = subprocess.Popen(
             [*wrapper, *procs.under_terrace(program, *options, addr=address)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0, process_group=0)
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0, **procs.OWN_GROUP)
         self.pid = self.process.pid  # `terrace run` becomes the program
         self._is_killed = False
         super().__init__(address, self.process.stdout.fileno(), self.process.stdin.fileno())

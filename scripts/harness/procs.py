@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
 STOP_GRACE_S = 3.0
+# Arguments of Popen for a process group of its own. A new session would get a separate processor share (autogroup), independent of its
+# priority. Python before 3.11 has no argument for it.
+OWN_GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
 
 
 def new_run_dir(kind):
@@ -164,8 +167,7 @@ class Program:
                 stdout=stdout or out,
                 stderr=err,
                 env={**os.environ, **(env or {})},
-                # A new session would get a separate processor share (autogroup), independent of its priority.
-                process_group=0,
+                **OWN_GROUP,
             )
         self._has_overflowed = False  # before the program was stopped
         self._is_reported = False  # whether an outcome has given the caller its exit status

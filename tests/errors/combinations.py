@@ -10,6 +10,7 @@ import itertools
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Optional
 
 from harness.endpoint import LOC_ACCESS_ERR, LOC_PROT_ERR, REM_ACCESS_ERR, REM_OP_ERR, RETRY_EXC_ERR, SUCCESS, WR_FLUSH_ERR
 
@@ -53,9 +54,9 @@ class Control:
     # The requests succeed all the same.
     spares: tuple = ()
     # The status of the first other request. Those behind it are flushed. `None`: nobody sees completions.
-    fails: int | None = SUCCESS
+    fails: Optional[int] = SUCCESS
     # The same for a SEND: its responder does not find the memory of the receive.
-    send_fails: int | None = None
+    send_fails: Optional[int] = None
     # The end has no memory, or no process, whose bytes could be compared.
     ends_memory: bool = False
     changes_bytes: bool = False

@@ -4,6 +4,7 @@ import itertools
 import os
 import time
 from dataclasses import dataclass
+from typing import Optional
 
 from combinations import RECEIVING
 from harness.endpoint import ALL, LOCAL_WRITE, SUCCESS, Endpoint, connect
@@ -47,8 +48,8 @@ class Outcome:
     posted: tuple  # the errno of each request that was posted
     control: object  # the result of the control operation: a word, a status, or an errno as a negative number
     is_control_refused: bool
-    completions: tuple | None  # (id, status) at the client; None without a queue pair
-    receives: tuple | None  # the same at the server
+    completions: Optional[tuple]  # (id, status) at the client; None without a queue pair
+    receives: Optional[tuple]  # the same at the server
     states: tuple  # of both queue pairs, client first
     events: tuple  # asynchronous events of both, client first
     # Of each request, its bytes: "old", "new", "zero", "torn"; "none" if they are not there.

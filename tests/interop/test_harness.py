@@ -1,4 +1,4 @@
-"""Tests of the harness: `python3 -m unittest discover -s tests/interop`. They need no RDMA."""
+"""Tests of the harness: `build/tools/bin/pytest tests/interop/test_harness.py`. They need no RDMA."""
 
 import collections
 import contextlib

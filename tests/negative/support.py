@@ -1,6 +1,6 @@
 """Shared parts of the negative tests: the command under test, fresh addresses, and endpoints.
 
-`make test` runs them; after `make build negative-programs`, `python3 -m unittest discover -s tests/negative` does.
+`make test` runs them; after `make build negative-programs`, `build/tools/bin/pytest tests/negative` does.
 """
 
 import itertools

@@ -43,13 +43,6 @@ class PackageTest(unittest.TestCase):
         cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="terrace packages ")))
         cls.folder.chmod(0o755)
 
-    @classmethod
-    def enterClassContext(cls, context):
-        """unittest's own, which Python 3.9 lacks."""
-        value = context.__enter__()
-        cls.addClassCleanup(context.__exit__, None, None, None)
-        return value
-
     def succeed(self, *command, **keywords):
         outcome = run(*command, **keywords)
         self.assertEqual(outcome.returncode, 0, outcome.stderr)

@@ -22,12 +22,6 @@ class Setup(unittest.TestCase):
         self.log = self.folder / "log"
         self.log.touch()
 
-    def enterContext(self, context):
-        """unittest's own, which Python 3.9 lacks."""
-        value = context.__enter__()
-        self.addCleanup(context.__exit__, None, None, None)
-        return value
-
     def fake_program(self, name, script):
         path = self.folder / name
         path.write_text(f"#!/bin/sh\n{script}\n")
