@@ -3,11 +3,12 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import tempfile
 import unittest
 
-from support import PROGRAMS, TERRACE, USAGE, NegativeTest, fresh_address, procs
+from support import PROGRAMS, TERRACE, USAGE, NegativeTest, assert_refused, fresh_address, procs
 
 PROGRAM_SOURCES = pathlib.Path(__file__).with_name("programs")
 FOLDER = TERRACE.parents[1] / "lib/terrace"
@@ -89,6 +90,24 @@ class Static(Launching):
         outcome = self.terrace(launcher, PROGRAMS / "loader", "libibverbs.so")
         warning = f"terrace: {launcher} is statically linked, so it sees no RDMA device; programs that it starts do\n"
         self.assertEqual((outcome.returncode, outcome.stdout, outcome.stderr), (0, "terrace0\n", warning))
+
+    @unittest.skipUnless(os.geteuid() == 0, "only root makes files of other users")
+    def test_rights_of_a_file(self):
+        program = pathlib.Path(shutil.copy("/bin/true", self.directory))
+        os.chown(program, 65534, 65534)
+        program.chmod(0o4755)
+        outcome = self.terrace(program)
+        self.assertEqual((outcome.returncode, outcome.stdout, outcome.stderr.count("\n")), (0, "", 1))
+        self.assertIn("gets rights from its file", outcome.stderr)
+
+    def test_musl(self):
+        """A loader of musl's name is enough: the program is not executed."""
+        program = self.directory / "musl"
+        source = self.directory / "main.c"
+        source.write_text("int main(void) { return 0; }\n")
+        built = run("gcc", "-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1", "-o", program, source)
+        self.assertEqual(built.returncode, 0, built.stderr)
+        assert_refused(self, self.terrace(program), 126, "is linked with musl")
 
 
 class DeviceName(Launching):

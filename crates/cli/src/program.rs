@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// An error of finding the program.
@@ -62,27 +62,104 @@ fn classify(path: &Path) -> Candidate {
     }
 }
 
-/// Whether the file is a 64-bit ELF executable without a program interpreter (`PT_INTERP`), into which no library can be
-/// preloaded. Unreadable files, other formats and scripts count as loadable; the kernel decides about them.
-pub fn is_static(path: &Path) -> bool {
-    const PROGRAM_HEADER_LEN: usize = 56;
-    const PT_INTERP: u32 = 3;
-    let Some(head) = read_head(path, 64) else { return false };
-    if !head.starts_with(b"\x7fELF\x02\x01") || head.len() < 64 {
-        return false;
-    }
-    let u16_at = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
-    let table_offset = u64::from_le_bytes(head[32..40].try_into().expect("eight bytes"));
-    let (entry_len, entry_count) = (usize::from(u16_at(54)), usize::from(u16_at(56)));
-    if entry_len != PROGRAM_HEADER_LEN {
-        return false;
-    }
-    let Some(table) = read_at(path, table_offset, entry_len * entry_count) else { return false };
-    !table.chunks_exact(entry_len).any(|entry| entry[..4] == PT_INTERP.to_le_bytes())
+/// Why a library cannot be preloaded into a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unloadable {
+    /// It has no dynamic loader.
+    Static,
+    /// Its loader is musl's, which ends a program whose preloaded library needs glibc.
+    Musl,
+    /// It is of another architecture than the library, or of 32 bits.
+    Foreign,
+    /// It gets rights from its file, and the loader ignores and removes what the user wants preloaded.
+    Privileged,
 }
 
-fn read_head(path: &Path, len: usize) -> Option<Vec<u8>> {
-    read_at(path, 0, len)
+impl Unloadable {
+    /// The reason, and what follows for the program and for those that it starts.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Unloadable::Static => {
+                "is statically linked, so it sees no RDMA device; programs that it starts do"
+            }
+            Unloadable::Musl => {
+                "is linked with musl, whose loader ends programs with a library that needs glibc: run it where glibc's \
+                 build of it is installed"
+            }
+            Unloadable::Foreign => {
+                "is of another architecture than the library, so it sees no RDMA device; programs of the library's that it \
+                 starts do"
+            }
+            Unloadable::Privileged => {
+                "gets rights from its file (set-user-ID, set-group-ID or capabilities), so the loader ignores the library: \
+                 it sees no RDMA device, nor do programs that it starts"
+            }
+        }
+    }
+}
+
+/// Why no library can be preloaded into the program. `None` if one can, and for unreadable files, other formats and scripts: the kernel
+/// decides about them.
+pub fn unloadable(path: &Path) -> Option<Unloadable> {
+    if gets_rights(path) {
+        return Some(Unloadable::Privileged);
+    }
+    let header = read_at(path, 0, HEADER_LEN)?;
+    if !header.starts_with(b"\x7fELF") {
+        return None;
+    }
+    let own = read_at(&std::env::current_exe().ok()?, 0, HEADER_LEN)?;
+    // Class and byte order, then the machine.
+    if (&header[4..6], &header[18..20]) != (&own[4..6], &own[18..20]) {
+        return Some(Unloadable::Foreign);
+    }
+    match interpreter(path, &header)? {
+        None => Some(Unloadable::Static),
+        Some(name) => contains(&name, b"ld-musl").then_some(Unloadable::Musl),
+    }
+}
+
+/// The length of a 64-bit ELF file's header.
+const HEADER_LEN: usize = 64;
+
+/// The program interpreter (`PT_INTERP`) of a 64-bit ELF file, which is its dynamic loader; `None` for a file that cannot be read.
+fn interpreter(path: &Path, header: &[u8]) -> Option<Option<Vec<u8>>> {
+    const PROGRAM_HEADER_LEN: usize = 56;
+    const PT_INTERP: u32 = 3;
+    /// As long as paths may be.
+    const NAME_LEN_MAX: usize = 4096;
+    let u16_at = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+    let u64_at = |bytes: &[u8], at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+    let (entry_len, entry_count) = (usize::from(u16_at(54)), usize::from(u16_at(56)));
+    if entry_len != PROGRAM_HEADER_LEN {
+        return None;
+    }
+    let table = read_at(path, u64_at(header, 32)?, entry_len * entry_count)?;
+    let Some(entry) = table.chunks_exact(entry_len).find(|entry| entry[..4] == PT_INTERP.to_le_bytes())
+    else {
+        return Some(None);
+    };
+    let len = usize::try_from(u64_at(entry, 32)?).ok()?.min(NAME_LEN_MAX);
+    Some(Some(read_at(path, u64_at(entry, 8)?, len)?))
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|window| window == part)
+}
+
+/// Whether the kernel would give a program of this user rights that the user does not have.
+fn gets_rights(path: &Path) -> bool {
+    const SET_USER_ID: u32 = 0o4000;
+    const SET_GROUP_ID: u32 = 0o2000;
+    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let Ok(metadata) = std::fs::metadata(path) else { return false };
+    let mode = metadata.permissions().mode();
+    let changes_user = mode & SET_USER_ID != 0 && metadata.uid() != user;
+    let changes_group = mode & SET_GROUP_ID != 0 && metadata.gid() != group;
+    // Root has the capabilities anyway.
+    let has_capabilities = user != 0
+        && rustix::fs::getxattr(path, "security.capability", &mut [0u8; 64][..]).is_ok_and(|len| len > 0);
+    changes_user || changes_group || has_capabilities
 }
 
 fn read_at(path: &Path, offset: u64, len: usize) -> Option<Vec<u8>> {
@@ -99,7 +176,8 @@ mod tests {
     #[test]
     fn a_program_in_the_path_is_found() {
         assert!(find_in(OsStr::new("sh"), OsStr::new("/nonexistent:/bin:/usr/bin")).is_ok());
-        assert!(!is_static(Path::new("/bin/sh")));
+        assert_eq!(unloadable(Path::new("/bin/sh")), None);
+        assert_eq!(unloadable(Path::new("/etc/passwd")), None);
     }
 
     #[test]
@@ -114,5 +192,50 @@ mod tests {
         ));
         assert!(matches!(find_in(OsStr::new("/etc"), path), Err(ProgramError::NotExecutable(_))));
         assert!(matches!(find_in(OsStr::new(""), path), Err(ProgramError::NotFound(..))));
+    }
+
+    /// A file with the header of this test's executable, one program header, and the name of an interpreter.
+    fn executable(directory: &Path, change: impl FnOnce(&mut Vec<u8>), interpreter: &[u8]) -> PathBuf {
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let mut file = own[..HEADER_LEN].to_vec();
+        file[32..40].copy_from_slice(&(HEADER_LEN as u64).to_le_bytes());
+        file[56..58].copy_from_slice(&1u16.to_le_bytes());
+        const ENTRY_LEN: usize = 56;
+        let mut entry = [0u8; ENTRY_LEN];
+        entry[0] = if interpreter.is_empty() { 1 } else { 3 };
+        entry[8..16].copy_from_slice(&((HEADER_LEN + ENTRY_LEN) as u64).to_le_bytes());
+        entry[32..40].copy_from_slice(&(interpreter.len() as u64).to_le_bytes());
+        file.extend_from_slice(&entry);
+        file.extend_from_slice(interpreter);
+        change(&mut file);
+        let path = directory.join("program");
+        std::fs::write(&path, file).unwrap();
+        path
+    }
+
+    #[test]
+    fn programs_without_the_library_have_a_reason() {
+        let directory = tempfile::tempdir().unwrap();
+        let of = |change: fn(&mut Vec<u8>), interpreter: &[u8]| {
+            unloadable(&executable(directory.path(), change, interpreter))
+        };
+        assert_eq!(of(|_| (), b"/lib64/ld-linux-x86-64.so.2\0"), None);
+        assert_eq!(of(|_| (), b""), Some(Unloadable::Static));
+        assert_eq!(of(|_| (), b"/lib/ld-musl-x86_64.so.1\0"), Some(Unloadable::Musl));
+        assert_eq!(of(|file| file[4] = 1, b"/lib/ld-linux.so.2\0"), Some(Unloadable::Foreign));
+        assert_eq!(of(|file| file[18] ^= 1, b"/lib/ld.so\0"), Some(Unloadable::Foreign));
+        assert_eq!(of(|file| file.truncate(70), b"/lib/ld.so\0"), None, "cut off");
+        assert_eq!(of(|file| file[96..104].fill(0xff), b"/lib/ld.so\0"), None, "a name that is not there");
+    }
+
+    #[test]
+    fn rights_of_a_file_have_a_reason() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(!gets_rights(&executable(directory.path(), |_| (), b"/lib/ld.so\0")));
+        let passwd = Path::new("/usr/bin/passwd");
+        let is_root = rustix::process::geteuid().is_root();
+        if passwd.exists() {
+            assert_eq!(unloadable(passwd), (!is_root).then_some(Unloadable::Privileged));
+        }
     }
 }

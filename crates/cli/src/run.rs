@@ -1,6 +1,7 @@
 //! `terrace run`: checks the options, then executes the program with the NIC preloaded.
 
 use crate::log::LogLevel;
+use crate::program::Unloadable;
 use crate::{USAGE, library, program, values};
 use clap::{Args, ValueEnum};
 use std::ffi::{OsStr, OsString};
@@ -159,6 +160,9 @@ pub enum RunError {
     /// The program exists, but its interpreter does not.
     #[error("{0}: its interpreter does not exist (the `#!` line of a script, the loader of an executable)")]
     Interpreter(String),
+    /// The loader would end the program.
+    #[error("{0} {meaning}", meaning = .1.meaning())]
+    Unloadable(String, Unloadable),
     /// The kernel refused to execute the program.
     #[error("{program}: {error}")]
     Exec { program: String, error: std::io::Error },
@@ -180,7 +184,10 @@ impl RunError {
     pub fn exit_code(&self) -> u8 {
         match self {
             RunError::Program(program::ProgramError::NotFound(..)) => 127,
-            RunError::Program(_) | RunError::Interpreter(_) | RunError::Exec { .. } => 126,
+            RunError::Program(_)
+            | RunError::Interpreter(_)
+            | RunError::Unloadable(..)
+            | RunError::Exec { .. } => 126,
             _ if self.is_usage() => USAGE,
             _ => 125,
         }
@@ -198,11 +205,12 @@ pub fn run(options: &Options) -> Result<(), RunError> {
     let name = &options.program[0];
     let path = program::find(name)?;
     let variables = environment(options)?;
-    if program::is_static(&path) {
-        let name = name.to_string_lossy();
-        eprintln!(
-            "terrace: {name} is statically linked, so it sees no RDMA device; programs that it starts do"
-        );
+    match program::unloadable(&path) {
+        None => {}
+        Some(Unloadable::Musl) => {
+            return Err(RunError::Unloadable(name.to_string_lossy().into_owned(), Unloadable::Musl));
+        }
+        Some(reason) => eprintln!("terrace: {} {}", name.to_string_lossy(), reason.meaning()),
     }
     let mut command = Command::new(&path);
     command.arg0(name).args(&options.program[1..]).envs(variables);

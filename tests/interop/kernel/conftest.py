@@ -17,6 +17,8 @@ import peers  # noqa: E402
 import run  # noqa: E402
 from harness import procs  # noqa: E402
 
+TEST_LIMIT_S = 900
+
 
 def pytest_configure(config):
     if config.option.collectonly:
@@ -38,3 +40,9 @@ def pytest_configure(config):
 
     plugin = guests.Guests(start_guest)
     config.pluginmanager.register(plugin)
+
+
+def pytest_collection_modifyitems(items):
+    """A test is many programs, in a guest without KVM. The programs have limits of their own."""
+    for item in items:
+        item.add_marker(pytest.mark.timeout(TEST_LIMIT_S))
