@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use terrace_access::proto::{Endpoint, MESSAGE_BYTES_MAX, Message};
 use terrace_nic::{
-    Buffer, Cq, Error, Path, Payload, Pd, Provided, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType,
-    QueuePair, RecvWr, SendFlags, SendOp, SendWr, SgeList, Wc,
+    Buffer, Cq, Error, Path, Payload, Pd, Provided, QpCap, QueuePair, RecvWr, SendFlags, SendOp, SendWr,
+    SgeList, Wc,
 };
+
+use crate::rc::{RNR_RETRIES, connect, initialize, new_pair};
 
 /// The posted receives of each end, and so the most requests of a client in flight.
 pub(crate) const RECEIVE_COUNT: u16 = 64;
@@ -16,21 +18,12 @@ const SEND_COUNT: u32 = 1024;
 /// The most work requests in the backlog. A client that drains its responses never has as many: it has 64 requests in
 /// flight, and the bytes read for all clients of its address are limited.
 const BACKLOG_MAX: usize = 2048;
-/// The most READs of each end in flight.
-pub(crate) const READ_COUNT: u8 = 64;
 /// `ibv_access_flags` of a receive buffer, and of the queue pair towards its peer.
 const LOCAL_WRITE: u32 = 1;
 const REMOTE_WRITE_AND_READ: u32 = 1 << 1 | 1 << 2;
-/// The exponent of the local ACK timeout: 67 ms.
-const TIMEOUT: u8 = 14;
-/// The most retries that the verbs allow. For RNR retries 7 means no limit.
-const RETRIES: u8 = 7;
-pub(crate) const RNR_RETRIES: u8 = 7;
 /// The RNR retries of a server. A client has a receive for every answer, and its memory is present. With unlimited
 /// retries, a client that sends RNR NAKs would make the server retain its answers.
 const RNR_RETRIES_OF_SERVER: u8 = 6;
-/// The index into the RNR timer table: 0.01 ms.
-const MIN_RNR_TIMER: u8 = 1;
 /// One in this many work requests is signaled, so that the backlog is posted when the send queue has space again.
 const SIGNAL_EVERY: u32 = 64;
 /// The `wr_id` of work requests whose completion is ignored.
@@ -194,78 +187,6 @@ impl Control {
         // This fails only if the queue pair is destroyed already, which happens nowhere else.
         let _ = self.qp.destroy();
     }
-}
-
-/// Creates the passive end of a reliable connection to a known peer. This end posts no work requests.
-pub(crate) fn passive_pair(
-    pd: &Arc<Pd>,
-    cq: &Arc<Cq>,
-    remote: Path,
-    peer: Endpoint,
-    access: u32,
-) -> Result<(Arc<QueuePair>, Endpoint), Error> {
-    let (qp, own) = new_pair(pd, cq, QpCap::default())?;
-    let connected = initialize(&qp, access).and_then(|()| connect(&qp, own, remote, peer, RNR_RETRIES));
-    if let Err(error) = connected {
-        // No other thread has a reference yet.
-        let _ = qp.destroy();
-        return Err(error);
-    }
-    Ok((qp, own))
-}
-
-/// Creates a queue pair for a reliable connection, in RESET, and chooses the parameters for its peer.
-pub(crate) fn new_pair(pd: &Arc<Pd>, cq: &Arc<Cq>, cap: QpCap) -> Result<(Arc<QueuePair>, Endpoint), Error> {
-    let qp = pd.create_qp(QpInit {
-        qp_type: QpType::Rc,
-        send_cq: cq.clone(),
-        recv_cq: cq.clone(),
-        srq: None,
-        cap,
-        sq_sig_all: false,
-        blocks_own_multicast: false,
-        cookie: 0,
-    })?;
-    let mtu_bytes = pd.device().port_attributes().active_mtu as u16;
-    let endpoint = Endpoint { qpn: qp.qpn(), psn: rand::random::<u32>() & 0xff_ffff, mtu_bytes };
-    Ok((qp, endpoint))
-}
-
-/// Moves a queue pair to INIT, with access rights for the peer.
-pub(crate) fn initialize(qp: &Arc<QueuePair>, access: u32) -> Result<(), Error> {
-    let attr = QpAttr { state: QpState::Init, port_num: 1, access, ..QpAttr::default() };
-    let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
-    qp.modify(&attr, mask)
-}
-
-/// Moves a queue pair from INIT to RTS, connected to a peer's. The path MTU is the smaller of the two.
-pub(crate) fn connect(
-    qp: &Arc<QueuePair>,
-    own: Endpoint,
-    remote: Path,
-    peer: Endpoint,
-    rnr_retries: u8,
-) -> Result<(), Error> {
-    let mut attr = QpAttr {
-        state: QpState::Rtr,
-        path: Some(remote),
-        dest_qpn: peer.qpn,
-        rq_psn: peer.psn,
-        path_mtu: u32::from(own.mtu_bytes.min(peer.mtu_bytes)),
-        max_dest_rd_atomic: READ_COUNT,
-        min_rnr_timer: MIN_RNR_TIMER,
-        ..QpAttr::default()
-    };
-    let path = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
-    let responder = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
-    qp.modify(&attr, QpAttrMask::STATE | path | responder)?;
-    attr.state = QpState::Rts;
-    attr.sq_psn = own.psn;
-    (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (TIMEOUT, RETRIES, rnr_retries);
-    attr.max_rd_atomic = READ_COUNT;
-    let retries = QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY;
-    let requester = QpAttrMask::SQ_PSN | QpAttrMask::MAX_QP_RD_ATOMIC;
-    qp.modify(&attr, QpAttrMask::STATE | retries | requester)
 }
 
 /// Whether the completion is to be ignored.

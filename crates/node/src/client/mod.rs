@@ -34,15 +34,13 @@ use std::time::{Duration, Instant};
 
 use terrace_access::proto::{Body, Found, Magic, Mode, NAME_BYTES_MAX, Open, Status};
 use terrace_access::region::{Knowledge, Region as Extended};
-use terrace_nic::{
-    AddressVector, Buffer, Cq, CqInit, Device, Path, PortConfig, QpCap, QueuePair, SendWr, WcStatus,
-};
+use terrace_nic::{Buffer, Cq, CqInit, Device, Path, PortConfig, QpCap, QueuePair, SendWr, WcStatus};
 use terrace_sync::Mutex;
 
 use crate::agent::Agent;
 use crate::connections::{Connection, Role};
-use crate::control;
 use crate::link::{Answer, LinkState};
+use crate::rc;
 
 use address::AddressRequests;
 pub use address::{ADDRESS_REQUESTS_MAX, RegionAddress};
@@ -329,10 +327,10 @@ impl Connected<'_> {
             max_inline_data: 0,
         };
         // In the agent's protection domain, so that the server can access buffers over the control queue pair.
-        let (qp, own) = control::new_pair(self.agent.pd(), cq, cap)?;
+        let (qp, own) = rc::new_pair(self.agent.pd(), cq, cap)?;
         let Answer::Paired(peer) = self.call(Body::Pair(own))? else { return Err(ClientError::Protocol) };
-        control::initialize(&qp, 0)?;
-        control::connect(&qp, own, remote, peer, control::RNR_RETRIES)?;
+        rc::initialize(&qp, 0)?;
+        rc::connect(&qp, own, remote, peer, rc::RNR_RETRIES)?;
         Ok((qp, (own.qpn, peer.qpn)))
     }
 
@@ -391,18 +389,6 @@ impl Drop for Client {
 
 /// The path to the server.
 fn path_to(device: &Device, config: &ClientConfig) -> Result<Path, ClientError> {
-    let dgid = match config.server {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    };
-    let family = |gid: &terrace_nic::Gid| gid.addr.is_ipv4() == config.server.is_ipv4();
-    let sgid_index = device.gids().iter().position(family).ok_or(ClientError::Family(config.server))?;
-    let av = AddressVector {
-        is_global: true,
-        dgid,
-        sgid_index: sgid_index as u8,
-        port_num: 1,
-        ..AddressVector::default()
-    };
-    Ok(device.resolve(&av, u32::from(config.instance) << terrace_nic::QPN_INSTANCE_SHIFT)?)
+    let qpn = u32::from(config.instance) << terrace_nic::QPN_INSTANCE_SHIFT;
+    rc::path_to(device, config.server, qpn)?.ok_or(ClientError::Family(config.server))
 }

@@ -21,9 +21,10 @@ use terrace_access::proto::{
 use terrace_memory::Waker;
 use terrace_nic::{Absence, Cq, Device, Error, Path, Pd, QpState, QueuePair, Time, port_of};
 
-use crate::control::{self, BatchPlace, Control, RECEIVE_COUNT};
+use crate::control::{BatchPlace, Control, RECEIVE_COUNT};
 use crate::exports::{Export, Exports};
 use crate::quota::{QuotaUnit, Quotas};
+use crate::rc;
 use answers::{Answers, Report};
 use read::ReadJob;
 pub use usage::{ClientRegionStats, ClientStats};
@@ -246,7 +247,7 @@ impl Serving {
         }
         let counted = self.quotas.count_pair().ok_or(Status::Busy)?;
         let path = Path { remote: SocketAddr::new(self.path.remote.ip(), port_of(peer.qpn)), ..self.path };
-        let created = control::passive_pair(&pd, context.cq, path, peer, PAIR_ACCESS);
+        let created = rc::passive_pair(&pd, context.cq, path, peer, PAIR_ACCESS);
         let (qp, endpoint) = created.map_err(|error| match error {
             Error::NoMemory(_) | Error::System(_) => Status::Busy,
             _ => Status::Invalid,

@@ -1,0 +1,194 @@
+//! The client's end of a chain.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use terrace_access::proto::Endpoint;
+use terrace_nic::{
+    Buffer, Cq, Error, Path, Payload, Pd, QpCap, QueuePair, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList,
+    Wc,
+};
+use terrace_node::rc;
+
+use crate::protocol::{ARGS_BYTES_MAX, Args, ENTRY_BYTES, Function, Rounds};
+
+/// `ibv_access_flags`.
+const LOCAL_WRITE: u32 = 1;
+const REMOTE_WRITE: u32 = 1 << 1;
+/// Bytes of memory for each slot: arguments, and what an unmapped store returns.
+const SLOT_BYTES: usize = 64;
+const RETURNED: usize = SLOT_BYTES - 8;
+const _: () = assert!(ARGS_BYTES_MAX <= RETURNED);
+
+/// What a round is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call {
+    /// The operation, by its key.
+    pub operation: usize,
+    /// Index in the node's table.
+    pub index: u64,
+    /// The page here: where a load goes, or what a store sends.
+    pub page: Option<Sge>,
+}
+
+/// A round that waits for its reply.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sent {
+    pub call: Call,
+    pub since: Instant,
+}
+
+/// What a finished round has returned.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Finished {
+    pub call: Call,
+    /// The page's address, of an unmapped store.
+    pub returned: u64,
+}
+
+/// The client's end of a chain.
+pub(super) struct ChainClient {
+    rounds: Rounds,
+    qp: Arc<QueuePair>,
+    endpoint: Endpoint,
+    /// Address of the table's first entry.
+    table: u64,
+    /// The next round.
+    round: u32,
+    sent: VecDeque<Sent>,
+    waiting: VecDeque<Call>,
+    /// Messages to be posted.
+    batch: Vec<SendWr>,
+    slots: Buffer,
+}
+
+impl ChainClient {
+    /// Makes an end, whose endpoint the node connects to.
+    pub fn new(pd: &Arc<Pd>, cq: &Arc<Cq>, rounds: Rounds) -> Result<ChainClient, Error> {
+        let cap = QpCap {
+            max_send_wr: rounds.slots(),
+            max_recv_wr: rounds.slots(),
+            max_send_sge: 2,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        };
+        let slots = Buffer::new(pd, rounds.slots() as usize * SLOT_BYTES, LOCAL_WRITE | REMOTE_WRITE)?;
+        let (qp, endpoint) = rc::new_pair(pd, cq, cap)?;
+        let chain = ChainClient {
+            rounds,
+            qp,
+            endpoint,
+            table: 0,
+            round: 0,
+            sent: VecDeque::new(),
+            waiting: VecDeque::new(),
+            batch: Vec::new(),
+            slots,
+        };
+        rc::initialize(&chain.qp, REMOTE_WRITE)?;
+        (0..rounds.slots()).try_for_each(|_| chain.post_receive())?;
+        Ok(chain)
+    }
+
+    pub fn endpoint(&self) -> Endpoint {
+        self.endpoint
+    }
+
+    pub fn qpn(&self) -> u32 {
+        self.qp.qpn()
+    }
+
+    pub fn function(&self) -> Function {
+        self.rounds.function
+    }
+
+    /// Connects to the node's end.
+    pub fn connect(&mut self, path: Path, peer: Endpoint, table: u64) -> Result<(), Error> {
+        self.table = table;
+        rc::connect(&self.qp, self.endpoint, path, peer, rc::RNR_RETRIES)
+    }
+
+    /// A receive for the immediate of a reply.
+    fn post_receive(&self) -> Result<(), Error> {
+        let receive = RecvWr { wr_id: 0, sges: SgeList::new() };
+        self.qp.post_recv([Ok(receive)]).map_err(|(_, error)| error)
+    }
+
+    /// Begins a round, or queues it until one of those in flight has ended. [`ChainClient::post`] sends what has begun.
+    pub fn begin(&mut self, call: Call, now: Instant) -> Result<(), Error> {
+        if self.sent.len() >= self.rounds.depth as usize {
+            self.waiting.push_back(call);
+            return Ok(());
+        }
+        let (round, rounds) = (self.round, self.rounds);
+        let at = rounds.slot(round) as usize * SLOT_BYTES;
+        let (reply_addr, reply_rkey) = match (rounds.function, call.page) {
+            (Function::Load, Some(page)) => (page.addr, page.lkey),
+            _ => (self.slots.addr() + (at + RETURNED) as u64, self.slots.mr().rkey()),
+        };
+        let args = Args {
+            entry: self.table.wrapping_add(call.index.wrapping_mul(ENTRY_BYTES)),
+            reply_addr,
+            reply_rkey,
+            cookie: round.to_be(),
+            wait: rounds.wait(round.wrapping_add(rounds.depth)),
+            enable: rounds.enable(round),
+            reply: rounds.reply(round),
+            doorbell: rounds.doorbell(round),
+        };
+        self.slots.write(at, &args.emit())?;
+        let mut sges = SgeList::from_slice(&[self.slots.sge(at, rounds.function.args_bytes() as u32)]);
+        sges.extend(call.page.filter(|_| rounds.function.takes_page()));
+        self.batch.push(SendWr {
+            wr_id: 0,
+            op: SendOp::Send,
+            payload: Payload::Sges(sges),
+            flags: SendFlags::empty(),
+            target: None,
+        });
+        self.sent.push_back(Sent { call, since: now });
+        self.round = round.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Sends the messages of rounds that have begun.
+    pub fn post(&mut self) -> Result<(), Error> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        let posted = self.qp.post_send(self.batch.drain(..).map(Ok));
+        posted.map_err(|(_, error)| error)
+    }
+
+    /// Takes a reply: the oldest round has ended. `None` if the reply is of another round, or comes unasked.
+    pub fn finish(&mut self, wc: &Wc, now: Instant) -> Option<Finished> {
+        let oldest = self.round.wrapping_sub(self.sent.len() as u32);
+        if u32::from_be(wc.imm) != oldest {
+            return None;
+        }
+        let Sent { call, .. } = self.sent.pop_front()?;
+        let mut returned = [0; 8];
+        if self.rounds.function == Function::UnmappedStore {
+            self.slots.read(self.rounds.slot(oldest) as usize * SLOT_BYTES + RETURNED, &mut returned).ok()?;
+        }
+        self.post_receive().ok()?;
+        if let Some(next) = self.waiting.pop_front() {
+            self.begin(next, now).ok()?;
+        }
+        Some(Finished { call, returned: u64::from_be_bytes(returned) })
+    }
+
+    /// Since when the oldest round is in flight.
+    pub fn oldest(&self) -> Option<Instant> {
+        self.sent.front().map(|sent| sent.since)
+    }
+
+    /// Takes all rounds back, because the node is lost.
+    pub fn abandon(&mut self) -> Vec<Call> {
+        self.batch.clear();
+        // It fails only if it was destroyed before.
+        let _ = self.qp.destroy();
+        self.sent.drain(..).map(|sent| sent.call).chain(self.waiting.drain(..)).collect()
+    }
+}

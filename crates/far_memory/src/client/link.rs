@@ -1,0 +1,191 @@
+//! A client's connection to one memory node.
+
+use std::io::{ErrorKind, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Socket, Type};
+use terrace_nic::{Cq, Device, Pd};
+use terrace_node::rc;
+
+use super::ConnectError;
+use super::chain::ChainClient;
+use crate::protocol::{
+    ANSWER_BYTES_MAX, Answer, ChainEnd, Connect, Connected, Function, Request, Rounds, VERSION,
+};
+use crate::status::NodeStatus;
+use crate::tcp;
+
+/// How long a node may take to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often the TCP connection is looked at while a reply is late.
+const LOOK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// A connected node.
+pub(super) struct Link {
+    pub address: SocketAddr,
+    stream: TcpStream,
+    /// What has come of the node's next line.
+    line: Vec<u8>,
+    looked_at: Instant,
+    pub chains: Vec<ChainClient>,
+    pub budget_pages: u64,
+    /// What an unmapped store returns if the pool is empty.
+    pub empty: u64,
+    /// Which entries of the table have a page.
+    mapped: Vec<u64>,
+    /// How many have, or are being given one.
+    pub mapped_pages: u64,
+    /// Why the node is lost.
+    pub lost: Option<String>,
+}
+
+/// What a client asks of each node.
+pub(super) struct Asked<'a> {
+    pub device: &'a Arc<Device>,
+    pub pd: &'a Arc<Pd>,
+    pub cq: &'a Arc<Cq>,
+    pub name: &'a str,
+    pub entries: u64,
+    pub depth: u32,
+}
+
+impl Link {
+    /// Connects to a node.
+    pub fn connect(address: SocketAddr, asked: &Asked<'_>) -> Result<Link, ConnectError> {
+        let own = own_address(asked.device, address)?;
+        let mut stream = dial(address, Some(own))?;
+        let mut chains = Vec::with_capacity(Function::ALL.len());
+        for function in Function::ALL {
+            chains.push(ChainClient::new(asked.pd, asked.cq, Rounds { function, depth: asked.depth })?);
+        }
+        let mtu_bytes = asked.device.port_attributes().active_mtu as u16;
+        let connect = Connect {
+            version: VERSION,
+            name: asked.name.into(),
+            page_count: asked.entries,
+            depth: asked.depth,
+            address: own,
+            mtu_bytes,
+            chains: std::array::from_fn(|place| ChainEnd::of(chains[place].endpoint())),
+        };
+        let mut line = Vec::new();
+        let answer = ask(&mut stream, address, &Request::Connect(Box::new(connect)), &mut line)?;
+        let connected = match answer {
+            Answer::Connected(connected) => *connected,
+            Answer::Refused(reason) => return Err(ConnectError::Refused(address, reason)),
+            Answer::Ended(_) | Answer::Status(_) => return Err(ConnectError::Protocol(address)),
+        };
+        let Connected { address: nic, mtu_bytes, chains: ends, table, budget_pages, empty } = connected;
+        for (chain, end) in chains.iter_mut().zip(ends) {
+            let path = rc::path_to(asked.device, nic, end.qpn)?.ok_or(ConnectError::Family(address))?;
+            chain.connect(path, end.endpoint(mtu_bytes), table)?;
+        }
+        Ok(Link {
+            address,
+            stream,
+            line,
+            looked_at: Instant::now(),
+            chains,
+            budget_pages,
+            empty,
+            mapped: vec![0; asked.entries.div_ceil(64) as usize],
+            mapped_pages: 0,
+            lost: None,
+        })
+    }
+
+    /// Whether the node has a page for this entry.
+    pub fn is_mapped(&self, index: u64) -> bool {
+        self.mapped[(index / 64) as usize] & 1 << (index % 64) != 0
+    }
+
+    pub fn set_mapped(&mut self, index: u64, is_mapped: bool) {
+        let word = &mut self.mapped[(index / 64) as usize];
+        let bit = 1 << (index % 64);
+        *word = if is_mapped { *word | bit } else { *word & !bit };
+    }
+
+    pub fn chain(&mut self, function: Function) -> &mut ChainClient {
+        &mut self.chains[function.index()]
+    }
+
+    /// Why the node has to be given up, if so: a reply is late, and the node has closed the connection or takes too long.
+    pub fn failure(&mut self, now: Instant, timeout: Duration) -> Option<String> {
+        let oldest = self.chains.iter().filter_map(ChainClient::oldest).min()?;
+        let late = now.saturating_duration_since(oldest);
+        if late > timeout {
+            return Some(format!("it has not answered for {} ms", late.as_millis()));
+        }
+        if late < LOOK_INTERVAL || now.saturating_duration_since(self.looked_at) < LOOK_INTERVAL {
+            return None;
+        }
+        self.looked_at = now;
+        match tcp::read_line(&mut self.stream, &mut self.line, ANSWER_BYTES_MAX) {
+            Ok(None) => None,
+            Ok(Some(line)) => Some(match serde_json::from_slice(&line) {
+                Ok(Answer::Ended(reason)) => reason,
+                _ => "it says something that is none of the protocol".into(),
+            }),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => Some("it has ended".into()),
+            Err(error) => Some(error.to_string()),
+        }
+    }
+}
+
+/// The address of the device that reaches a node.
+fn own_address(device: &Device, node: SocketAddr) -> Result<IpAddr, ConnectError> {
+    let family = |gid: &&terrace_nic::Gid| gid.addr.is_ipv4() == node.is_ipv4();
+    device.gids().iter().find(family).map(|gid| gid.addr).ok_or(ConnectError::Family(node))
+}
+
+/// Opens a TCP connection from this address.
+fn dial(to: SocketAddr, from: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
+    let unreachable = |error| ConnectError::Unreachable(to, error);
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).map_err(unreachable)?;
+    if let Some(from) = from {
+        socket.bind(&SocketAddr::new(from, 0).into()).map_err(unreachable)?;
+    }
+    socket.connect_timeout(&to.into(), ANSWER_TIMEOUT).map_err(unreachable)?;
+    let stream = TcpStream::from(socket);
+    tcp::configure(&stream).map_err(unreachable)?;
+    Ok(stream)
+}
+
+/// Sends a request, and waits for the answer.
+fn ask(
+    stream: &mut TcpStream,
+    address: SocketAddr,
+    request: &Request,
+    line: &mut Vec<u8>,
+) -> Result<Answer, ConnectError> {
+    let unreachable = |error| ConnectError::Unreachable(address, error);
+    let mut bytes = serde_json::to_vec(request).map_err(|_| ConnectError::Protocol(address))?;
+    bytes.push(b'\n');
+    // A request fits into any socket's buffer.
+    stream.write_all(&bytes).map_err(unreachable)?;
+    let started = Instant::now();
+    loop {
+        match tcp::read_line(stream, line, ANSWER_BYTES_MAX) {
+            Ok(Some(answer)) => {
+                return serde_json::from_slice(&answer).map_err(|_| ConnectError::Protocol(address));
+            }
+            Ok(None) if started.elapsed() < ANSWER_TIMEOUT => std::thread::sleep(LOOK_INTERVAL),
+            Ok(None) => return Err(unreachable(ErrorKind::TimedOut.into())),
+            Err(error) => return Err(unreachable(error)),
+        }
+    }
+}
+
+/// Asks a memory node how its pages are used.
+///
+/// # Errors
+/// `Unreachable` if it does not answer, `Protocol` if it is none.
+pub fn node_status(address: SocketAddr) -> Result<NodeStatus, ConnectError> {
+    let mut stream = dial(address, None)?;
+    match ask(&mut stream, address, &Request::Status, &mut Vec::new())? {
+        Answer::Status(status) => Ok(status),
+        _ => Err(ConnectError::Protocol(address)),
+    }
+}

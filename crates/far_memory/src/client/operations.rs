@@ -1,0 +1,344 @@
+//! Operations in flight: their copies, their order on a page, and what becomes of them when a node is lost.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use slab::Slab;
+use terrace_nic::{Cq, Error, Sge, Wc, WcOpcode, WcStatus};
+use terrace_sync::Mutex;
+
+use super::chain::{Call, Finished};
+use super::link::Link;
+use super::space::{Place, Space};
+use super::{Completion, PageBuffer};
+use crate::page_store::PageError;
+use crate::protocol::Function;
+
+/// Completions that are taken at a time.
+const COMPLETIONS_PER_POLL: usize = 64;
+
+/// What to do with a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Load,
+    Store,
+    Invalidate,
+}
+
+/// Whom the end of an operation is reported to.
+pub(super) enum Sink {
+    /// [`Client::poll`](super::Client::poll), under this tag.
+    Tag(u64),
+    Waiter(Arc<Waiter>),
+}
+
+/// A thread that waits for one operation.
+#[derive(Default)]
+pub(super) struct Waiter {
+    is_done: AtomicBool,
+    result: Mutex<Option<Result<(), PageError>>>,
+}
+
+impl Waiter {
+    pub fn take(&self) -> Option<Result<(), PageError>> {
+        if self.is_done.load(Ordering::Acquire) { self.result.lock().take() } else { None }
+    }
+
+    fn put(&self, result: Result<(), PageError>) {
+        *self.result.lock() = Some(result);
+        self.is_done.store(true, Ordering::Release);
+    }
+}
+
+/// An operation on a page.
+pub(super) struct Operation {
+    pub kind: Kind,
+    pub page: u64,
+    /// The page here, and what keeps it registered.
+    pub buffer: Option<(Arc<PageBuffer>, Sge)>,
+    pub sink: Sink,
+}
+
+struct InFlight {
+    operation: Operation,
+    /// Copies that have not ended.
+    pending: usize,
+    succeeded: usize,
+    error: Option<PageError>,
+}
+
+/// The state of a client, under its lock.
+pub(super) struct Operations {
+    pub space: Space,
+    pub links: Vec<Link>,
+    timeout: Duration,
+    depth: usize,
+    in_flight: Slab<InFlight>,
+    /// Pages with an operation in flight, and the later ones that wait for it.
+    pages: HashMap<u64, VecDeque<Operation>>,
+    /// Operations in flight or waiting.
+    count: usize,
+    /// Which pages are stored.
+    stored: Vec<u64>,
+    completed: Vec<Completion>,
+    taken: Vec<Wc>,
+}
+
+impl Operations {
+    pub fn new(space: Space, links: Vec<Link>, timeout: Duration, depth: usize) -> Operations {
+        Operations {
+            space,
+            links,
+            timeout,
+            depth,
+            in_flight: Slab::new(),
+            pages: HashMap::new(),
+            count: 0,
+            stored: vec![0; space.page_count.div_ceil(64) as usize],
+            completed: Vec::new(),
+            taken: Vec::new(),
+        }
+    }
+
+    pub fn is_stored(&self, page: u64) -> bool {
+        page < self.space.page_count && self.stored[(page / 64) as usize] & 1 << (page % 64) != 0
+    }
+
+    fn set_stored(&mut self, page: u64, is_stored: bool) {
+        let (word, bit) = (&mut self.stored[(page / 64) as usize], 1 << (page % 64));
+        *word = if is_stored { *word | bit } else { *word & !bit };
+    }
+
+    /// Pages that are stored.
+    pub fn stored_pages(&self) -> u64 {
+        self.stored.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    pub fn take_completed(&mut self, into: &mut Vec<Completion>) -> usize {
+        let count = self.completed.len();
+        into.append(&mut self.completed);
+        count
+    }
+
+    /// Whether another operation can begin.
+    pub fn has_room(&self) -> bool {
+        self.count < self.depth
+    }
+
+    /// Begins an operation. [`Operations::post`] sends its messages.
+    pub fn begin(&mut self, operation: Operation, now: Instant) -> Result<(), PageError> {
+        let (page, page_count) = (operation.page, self.space.page_count);
+        if page >= page_count {
+            return Err(PageError::OutOfRange { page, page_count });
+        }
+        if !self.has_room() {
+            return Err(PageError::Full);
+        }
+        self.count += 1;
+        match self.pages.get_mut(&page) {
+            Some(waiting) => waiting.push_back(operation),
+            None => {
+                self.pages.insert(page, VecDeque::new());
+                self.start(operation, now);
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, operation: Operation, now: Instant) {
+        let (kind, page) = (operation.kind, operation.page);
+        let key = self.in_flight.insert(InFlight { operation, pending: 0, succeeded: 0, error: None });
+        match kind {
+            Kind::Load if !self.is_stored(page) => self.note_error(key, PageError::NotStored(page)),
+            Kind::Load => self.start_load(key, now),
+            Kind::Store | Kind::Invalidate => {
+                let places: Vec<Place> = self.space.places(page).collect();
+                let is_left = |place: &&Place| self.links[place.node].lost.is_none();
+                if kind == Kind::Store && !places.iter().any(|place| is_left(&place)) {
+                    self.note_error(key, PageError::NodeLost(page));
+                }
+                for place in places {
+                    self.start_change(key, kind, place, now);
+                }
+            }
+        }
+        self.finish_if_done(key, now);
+    }
+
+    /// Loads from the first copy that is left.
+    fn start_load(&mut self, key: usize, now: Instant) {
+        let page = self.in_flight[key].operation.page;
+        let has_copy = |place: &Place| {
+            let link = &self.links[place.node];
+            link.lost.is_none() && link.is_mapped(place.index)
+        };
+        match self.space.places(page).find(has_copy) {
+            Some(place) => self.call(key, Function::Load, place, now),
+            None => self.note_error(key, PageError::NodeLost(page)),
+        }
+    }
+
+    /// Stores or invalidates one copy, if its node is left.
+    fn start_change(&mut self, key: usize, kind: Kind, place: Place, now: Instant) {
+        let link = &mut self.links[place.node];
+        if link.lost.is_some() {
+            return;
+        }
+        match (kind, link.is_mapped(place.index)) {
+            (Kind::Store, true) => self.call(key, Function::MappedStore, place, now),
+            (Kind::Store, false) if link.mapped_pages >= link.budget_pages => {
+                self.note_error(key, PageError::BudgetExhausted);
+            }
+            (Kind::Store, false) => {
+                link.mapped_pages += 1;
+                self.call(key, Function::UnmappedStore, place, now);
+            }
+            (_, true) => self.call(key, Function::Invalidate, place, now),
+            (_, false) => {}
+        }
+    }
+
+    fn call(&mut self, key: usize, function: Function, place: Place, now: Instant) {
+        let in_flight = &mut self.in_flight[key];
+        in_flight.pending += 1;
+        let page = in_flight.operation.buffer.as_ref().map(|(_, sge)| *sge);
+        let call = Call { operation: key, index: place.index, page };
+        if let Err(error) = self.links[place.node].chain(function).begin(call, now) {
+            // The client's own memory is gone: only while it closes.
+            tracing::debug!(%error, "a message cannot be made");
+            self.in_flight[key].pending -= 1;
+            self.note_error(key, PageError::NodeLost(self.in_flight[key].operation.page));
+        }
+    }
+
+    fn note_error(&mut self, key: usize, error: PageError) {
+        self.in_flight[key].error.get_or_insert(error);
+    }
+
+    /// Reports an operation none of whose copies is pending, and starts the next one of its page.
+    fn finish_if_done(&mut self, key: usize, now: Instant) {
+        if self.in_flight[key].pending > 0 {
+            return;
+        }
+        let InFlight { operation, succeeded, error, .. } = self.in_flight.remove(key);
+        let page = operation.page;
+        let result = match error {
+            // A copy that is left is enough.
+            Some(PageError::NodeLost(_)) if succeeded > 0 => Ok(()),
+            Some(error) => Err(error),
+            None => Ok(()),
+        };
+        match (operation.kind, result) {
+            (Kind::Store, Ok(())) => self.set_stored(page, true),
+            (Kind::Invalidate, _) => self.set_stored(page, false),
+            _ => {}
+        }
+        self.count -= 1;
+        match operation.sink {
+            Sink::Tag(tag) => self.completed.push(Completion { tag, page, result }),
+            Sink::Waiter(waiter) => waiter.put(result),
+        }
+        match self.pages.get_mut(&page).and_then(VecDeque::pop_front) {
+            Some(next) => self.start(next, now),
+            None => drop(self.pages.remove(&page)),
+        }
+    }
+
+    /// Sends all messages of rounds that have begun.
+    pub fn post(&mut self, now: Instant) {
+        for node in 0..self.links.len() {
+            if self.links[node].lost.is_some() {
+                continue;
+            }
+            let posted = self.links[node].chains.iter_mut().try_for_each(|chain| chain.post());
+            if let Err(error) = posted {
+                self.lose(node, &error.to_string(), now);
+            }
+        }
+    }
+
+    /// Takes replies, and gives nodes up that do not answer.
+    pub fn advance(&mut self, cq: &Cq, now: Instant) -> Result<(), Error> {
+        let mut taken = std::mem::take(&mut self.taken);
+        let polled = cq.poll(COMPLETIONS_PER_POLL, &mut |wc| taken.push(*wc));
+        taken.drain(..).for_each(|wc| self.handle(&wc, now));
+        self.taken = taken;
+        for node in 0..self.links.len() {
+            let link = &mut self.links[node];
+            if link.lost.is_none()
+                && let Some(reason) = link.failure(now, self.timeout)
+            {
+                self.lose(node, &reason, now);
+            }
+        }
+        self.post(now);
+        polled.map(drop)
+    }
+
+    fn handle(&mut self, wc: &Wc, now: Instant) {
+        let mut ends = self.links.iter_mut().enumerate().filter(|(_, link)| link.lost.is_none());
+        let found = ends.find_map(|(node, link)| {
+            let chain = link.chains.iter_mut().find(|chain| chain.qpn() == wc.qpn)?;
+            Some((node, chain))
+        });
+        let Some((node, chain)) = found else { return };
+        if wc.status != WcStatus::Success {
+            return self.lose(node, &format!("the connection has failed: {:?}", wc.status), now);
+        }
+        if wc.opcode != WcOpcode::RecvRdmaWithImm {
+            return;
+        }
+        let function = chain.function();
+        match chain.finish(wc, now) {
+            Some(finished) => self.end_call(node, function, finished, now),
+            None => self.lose(node, "its reply is of another request", now),
+        }
+    }
+
+    fn end_call(&mut self, node: usize, function: Function, finished: Finished, now: Instant) {
+        let Finished { call: Call { operation: key, index, .. }, returned } = finished;
+        let link = &mut self.links[node];
+        let is_empty = function == Function::UnmappedStore && returned == link.empty;
+        match function {
+            Function::UnmappedStore if is_empty => link.mapped_pages -= 1,
+            Function::UnmappedStore => link.set_mapped(index, true),
+            Function::Invalidate => {
+                link.set_mapped(index, false);
+                link.mapped_pages -= 1;
+            }
+            Function::Load | Function::MappedStore => {}
+        }
+        let in_flight = &mut self.in_flight[key];
+        in_flight.pending -= 1;
+        match is_empty {
+            true => self.note_error(key, PageError::PoolEmpty),
+            false => in_flight.succeeded += 1,
+        }
+        self.finish_if_done(key, now);
+    }
+
+    /// Gives a node up. Operations that it alone could have served fail, others go on with the copies that are left.
+    fn lose(&mut self, node: usize, reason: &str, now: Instant) {
+        let link = &mut self.links[node];
+        if link.lost.is_some() {
+            return;
+        }
+        tracing::warn!(node = %link.address, reason, "a memory node is lost");
+        link.lost = Some(reason.into());
+        let calls: Vec<Call> = link.chains.iter_mut().flat_map(|chain| chain.abandon()).collect();
+        for Call { operation: key, .. } in calls {
+            let in_flight = &mut self.in_flight[key];
+            in_flight.pending -= 1;
+            let page = in_flight.operation.page;
+            match in_flight.operation.kind {
+                Kind::Load => self.start_load(key, now),
+                // An invalidation has nothing left to do there.
+                Kind::Invalidate => {}
+                Kind::Store => self.note_error(key, PageError::NodeLost(page)),
+            }
+            self.finish_if_done(key, now);
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! One chain of a client: its queue pairs, its queues in memory, and their connection to the client.
+//!
+//! ```text
+//!   client --SEND--> reply   (receive queue: scatters arguments into the entries below)
+//!                    control (send queue in memory, to the node's own memory)   WAIT, look up, copy, ENABLE reply
+//!   client <--WRITE with immediate-- reply (send queue in memory)
+//! ```
+//!
+//! Both queue pairs execute managed queues without a processor. The far end of `control` is `echo`, which only answers.
+
+use std::sync::Arc;
+
+use terrace_access::proto::Endpoint;
+use terrace_nic::{
+    Buffer, Cq, CqInit, Device, Error, Path, Pd, QpCap, QpInit, QpState, QpType, QueuePair, RecvWr,
+    WorkQueueInit, WorkQueuesInit,
+};
+use terrace_node::rc;
+
+use super::access;
+use super::pool::{Pool, PoolKeys};
+use super::program::{self, Places};
+use crate::page_store::PAGE_BYTES;
+use crate::protocol::{Function, Rounds};
+
+/// Bytes of an entry of the receive queue: 16 elements.
+const RECV_STRIDE: u64 = 256;
+/// Entries of completion queues, which nobody polls: their completions are counted.
+const CQ_DEPTH: u32 = 64;
+/// Requests of a control queue in the transport.
+const CONTROL_DEPTH: u32 = 64;
+const SGES_MAX: u32 = 16;
+
+/// What all chains of a client share.
+pub(crate) struct Shared<'a> {
+    pub device: &'a Arc<Device>,
+    pub pd: &'a Arc<Pd>,
+    /// Where completions go that only failures have.
+    pub cq: &'a Arc<Cq>,
+    pub pool: &'a Pool,
+    pub keys: &'a PoolKeys,
+    /// Key of the translation table.
+    pub table_rkey: u32,
+}
+
+/// A chain.
+pub(crate) struct Chain {
+    pub rounds: Rounds,
+    reply: Arc<QueuePair>,
+    control: Arc<QueuePair>,
+    echo: Arc<QueuePair>,
+    messages: Arc<Cq>,
+    endpoint: Endpoint,
+    /// Freed after the queue pairs.
+    _queues: Buffer,
+}
+
+impl Chain {
+    /// Makes a chain and connects it to the client's end. It serves messages from now on.
+    pub fn new(shared: &Shared<'_>, rounds: Rounds, path: Path, peer: Endpoint) -> Result<Chain, Error> {
+        let size = Regions::new(rounds, 0);
+        let queues = Buffer::new(shared.pd, size.end as usize, access::LOCAL_WRITE | access::REMOTE_READ)?;
+        let regions = Regions::new(rounds, queues.addr());
+        let messages = shared.device.create_cq(CqInit { depth: CQ_DEPTH, channel: None, cookie: 0 })?;
+        messages.ignore_overrun();
+        let lkey = queues.mr().lkey();
+        let control = new_qp(shared, &messages, regions.control_init(lkey, rounds), CONTROL_DEPTH)?;
+        let reply = new_qp(shared, &messages, regions.reply_init(lkey, rounds), rounds.slots())?;
+        let (echo, echo_end) = rc::new_pair(shared.pd, shared.cq, QpCap::default())?;
+        let endpoint = rc::endpoint_of(&reply);
+        let chain = Chain { rounds, reply, control, echo, messages, endpoint, _queues: queues };
+        // Dropping the chain destroys the queue pairs if one of the calls below fails.
+        chain.connect_control(shared, echo_end)?;
+        rc::initialize(&chain.reply, 0)?;
+        chain.post(shared, &regions.places(lkey, rounds))?;
+        rc::connect(&chain.reply, endpoint, path, peer, rc::RNR_RETRIES)?;
+        // The first rounds wait for messages; each enables the round that the message has made ready.
+        chain.control.enable_send(rounds.depth * rounds.function.blocks())?;
+        Ok(chain)
+    }
+
+    /// Connects the control queue pair to the node itself.
+    fn connect_control(&self, shared: &Shared<'_>, echo_end: Endpoint) -> Result<(), Error> {
+        let own = rc::endpoint_of(&self.control);
+        let address = shared.device.gids().first().ok_or(Error::Invalid("the device has no address"))?.addr;
+        let path_to = |qpn| {
+            rc::path_to(shared.device, address, qpn)?.ok_or(Error::Invalid("no path to the device itself"))
+        };
+        rc::initialize(&self.control, 0)?;
+        rc::initialize(&self.echo, access::REMOTE_ALL)?;
+        rc::connect(&self.echo, echo_end, path_to(own.qpn)?, own, rc::RNR_RETRIES)?;
+        rc::connect(&self.control, own, path_to(echo_end.qpn)?, echo_end, rc::RNR_RETRIES)
+    }
+
+    /// Writes the entries of all rounds.
+    fn post(&self, shared: &Shared<'_>, places: &Places) -> Result<(), Error> {
+        let objects = program::Objects {
+            messages: self.messages.number(),
+            control: self.control.qpn(),
+            reply: self.reply.qpn(),
+        };
+        for slot in 0..self.rounds.slots() {
+            let control = program::control(shared, self.rounds, places, objects, slot);
+            let posted = control.into_iter().map(|(entry, flags)| Ok((entry, flags, 0)));
+            self.control.post_entries(posted).map_err(|(_, error)| error)?;
+            let (entry, flags) = program::reply(self.rounds.function, places, slot);
+            self.reply.post_entries([Ok((entry, flags, 0))]).map_err(|(_, error)| error)?;
+        }
+        let receives = (0..self.rounds.slots())
+            .map(|slot| Ok(RecvWr { wr_id: 0, sges: program::receive(self.rounds, places, slot) }));
+        self.reply.post_receive_entries(receives).map_err(|(_, error)| error)?;
+        Ok(())
+    }
+
+    /// What the client's end connects to.
+    pub fn endpoint(&self) -> Endpoint {
+        self.endpoint
+    }
+
+    /// Blocks of the control queue that were executed, modulo 2^32.
+    pub fn executed(&self) -> u32 {
+        self.control.send_indexes().map_or(0, |(_, _, executed)| executed)
+    }
+
+    /// Whether it waits for a message, so that no round is half done.
+    pub fn is_at_rest(&self) -> bool {
+        self.executed() % self.rounds.function.blocks() <= program::wait_block(self.rounds.function)
+    }
+
+    /// Why it serves no messages any more, if so.
+    pub fn failure(&self) -> Option<&'static str> {
+        let is_failed = |qp: &Arc<QueuePair>| qp.state() != QpState::Rts;
+        match () {
+            () if is_failed(&self.control) || is_failed(&self.echo) => Some(match self.rounds.function {
+                Function::Load => "a load of a page that is not stored, or out of range",
+                Function::MappedStore => "a mapped store to a page that is not stored, or out of range",
+                Function::UnmappedStore => "an unmapped store out of range, or misaligned",
+                Function::Invalidate => {
+                    "an invalidation of a page that is not stored, out of range, or misaligned"
+                }
+            }),
+            () if is_failed(&self.reply) => {
+                Some("a request that is not permitted, or the client does not answer")
+            }
+            () => None,
+        }
+    }
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        for qp in [&self.reply, &self.control, &self.echo] {
+            // It fails only if the queue pair was destroyed with the device.
+            let _ = qp.destroy();
+        }
+        let _ = self.messages.destroy();
+    }
+}
+
+fn new_qp(
+    shared: &Shared<'_>,
+    messages: &Arc<Cq>,
+    queues: WorkQueuesInit,
+    depth: u32,
+) -> Result<Arc<QueuePair>, Error> {
+    let cap = QpCap {
+        max_send_wr: depth,
+        max_recv_wr: depth,
+        max_send_sge: SGES_MAX,
+        max_recv_sge: SGES_MAX,
+        max_inline_data: 0,
+    };
+    let init = QpInit {
+        qp_type: QpType::Rc,
+        send_cq: shared.cq.clone(),
+        recv_cq: messages.clone(),
+        srq: None,
+        cap,
+        sq_sig_all: false,
+        blocks_own_multicast: false,
+        cookie: 0,
+    };
+    shared.pd.create_qp_in_memory(init, queues)
+}
+
+/// Where the parts of a chain's memory are.
+struct Regions {
+    control: u64,
+    reply: u64,
+    recv: u64,
+    /// The receive queue of the control queue pair, which gets no messages.
+    unused: u64,
+    doorbell: u64,
+    scratch: u64,
+    pages: u64,
+    end: u64,
+}
+
+impl Regions {
+    fn new(rounds: Rounds, base: u64) -> Regions {
+        let slots = u64::from(rounds.slots());
+        let mut end = base;
+        let mut take = |bytes| {
+            let start = end;
+            end += bytes;
+            start
+        };
+        let control = take(slots * u64::from(rounds.function.blocks()) * 64);
+        let reply = take(slots * 64);
+        let recv = take(slots * RECV_STRIDE);
+        let unused = take(RECV_STRIDE);
+        let doorbell = take(2 * 64);
+        let scratch = take(slots * 64);
+        let has_pages = rounds.function != Function::Invalidate;
+        let pages = take(if has_pages { slots * PAGE_BYTES as u64 } else { 0 });
+        Regions { control, reply, recv, unused, doorbell, scratch, pages, end }
+    }
+
+    fn control_init(&self, lkey: u32, rounds: Rounds) -> WorkQueuesInit {
+        WorkQueuesInit {
+            send: queue(self.control, lkey, rounds.slots() * rounds.function.blocks(), 64, true),
+            recv: Some(queue(self.unused, lkey, 1, RECV_STRIDE as u32, false)),
+            doorbell_record: self.doorbell + 64,
+            doorbell_lkey: lkey,
+        }
+    }
+
+    fn reply_init(&self, lkey: u32, rounds: Rounds) -> WorkQueuesInit {
+        WorkQueuesInit {
+            send: queue(self.reply, lkey, rounds.slots(), 64, true),
+            recv: Some(queue(self.recv, lkey, rounds.slots(), RECV_STRIDE as u32, false)),
+            doorbell_record: self.doorbell,
+            doorbell_lkey: lkey,
+        }
+    }
+
+    fn places(&self, key: u32, rounds: Rounds) -> Places {
+        let Regions { control, reply, doorbell, scratch, pages, .. } = *self;
+        Places { key, blocks: rounds.function.blocks(), control, reply, doorbell, scratch, pages }
+    }
+}
+
+fn queue(addr: u64, lkey: u32, len: u32, stride: u32, is_managed: bool) -> WorkQueueInit {
+    WorkQueueInit { addr, lkey, len, stride, is_managed, ignores_overflow: true }
+}

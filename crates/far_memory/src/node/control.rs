@@ -1,0 +1,243 @@
+//! The control thread: one TCP connection for each client, whose end ends the client. The kernel's keepalives tell a host
+//! that has gone from a client that has nothing to say, or is stopped.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::state::{State, Task};
+use crate::protocol::{Answer, Connect, Connected, DEPTH_MAX, REQUEST_BYTES_MAX, Request, VERSION};
+use crate::tcp;
+
+/// How often budgets and failures are looked at while there are clients.
+const MONITOR_INTERVAL: Duration = Duration::from_millis(20);
+/// How long a client may take for its request, and the engine for admitting it.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections at most that have not sent a request yet.
+const PENDING_MAX: usize = 64;
+/// Pages of a client's space at most, for each page of the pool.
+const SPACE_FACTOR: u64 = 64;
+/// Bytes of a client's name at most.
+const NAME_BYTES_MAX: usize = 64;
+
+/// A running control thread, which ends when this is dropped.
+pub(crate) struct ControlThread {
+    address: SocketAddr,
+    stop: Arc<rustix::fd::OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ControlThread {
+    pub fn start(listener: TcpListener, state: Arc<State>) -> io::Result<ControlThread> {
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let control = Control { listener, state, stop: stop.clone(), connections: Vec::new() };
+        let thread = std::thread::Builder::new().name("memory-node".into()).spawn(move || control.run())?;
+        Ok(ControlThread { address, stop, thread: Some(thread) })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for ControlThread {
+    fn drop(&mut self) {
+        // It fails only if the counter is full, and the thread ends then, too.
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A client's connection.
+struct Connection {
+    stream: TcpStream,
+    peer: SocketAddr,
+    phase: Phase,
+}
+
+enum Phase {
+    /// The request has not come yet.
+    Asked {
+        bytes: Vec<u8>,
+        since: Instant,
+    },
+    /// The engine makes the chains.
+    Admitted {
+        answer: Receiver<Result<(u64, Connected), String>>,
+        since: Instant,
+    },
+    Serving {
+        id: u64,
+    },
+    Closed,
+}
+
+struct Control {
+    listener: TcpListener,
+    state: Arc<State>,
+    stop: Arc<rustix::fd::OwnedFd>,
+    connections: Vec<Connection>,
+}
+
+impl Control {
+    fn run(mut self) {
+        loop {
+            let timeout = (!self.connections.is_empty())
+                .then(|| Timespec::try_from(MONITOR_INTERVAL))
+                .and_then(Result::ok);
+            let mut watched = vec![
+                PollFd::new(&*self.stop, PollFlags::IN),
+                PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
+            ];
+            watched.extend(
+                self.connections.iter().map(|connection| PollFd::new(&connection.stream, PollFlags::IN)),
+            );
+            // The only error is an interruption; then all are looked at.
+            let _ = poll(&mut watched, timeout.as_ref());
+            if watched[0].revents().contains(PollFlags::IN) {
+                return;
+            }
+            drop(watched);
+            self.accept();
+            self.connections.iter_mut().for_each(|connection| connection.advance(&self.state));
+            for expelled in self.state.monitor() {
+                let serves = |connection: &&mut Connection| matches!(connection.phase, Phase::Serving { id } if id == expelled.id);
+                if let Some(connection) = self.connections.iter_mut().find(serves) {
+                    tracing::warn!(client = %connection.peer, reason = expelled.reason, "a client is disconnected");
+                    connection.answer(&Answer::Ended(expelled.reason));
+                    connection.end(&self.state);
+                }
+            }
+            self.connections.retain(|connection| !matches!(connection.phase, Phase::Closed));
+        }
+    }
+
+    fn accept(&mut self) {
+        while let Ok((stream, peer)) = self.listener.accept() {
+            let pending = self.connections.iter().filter(|other| matches!(other.phase, Phase::Asked { .. }));
+            if pending.count() >= PENDING_MAX || tcp::configure(&stream).is_err() {
+                continue;
+            }
+            let phase = Phase::Asked { bytes: Vec::new(), since: Instant::now() };
+            self.connections.push(Connection { stream, peer, phase });
+        }
+    }
+}
+
+impl Connection {
+    fn advance(&mut self, state: &State) {
+        match &mut self.phase {
+            Phase::Asked { bytes, since } => {
+                let is_late = since.elapsed() > HANDSHAKE_TIMEOUT;
+                match tcp::read_line(&mut self.stream, bytes, REQUEST_BYTES_MAX) {
+                    Ok(Some(line)) => self.handle_request(state, &line),
+                    Ok(None) if !is_late => {}
+                    _ => self.end(state),
+                }
+            }
+            Phase::Admitted { answer, since } => {
+                let is_late = since.elapsed() > HANDSHAKE_TIMEOUT;
+                match answer.try_recv() {
+                    Ok(Ok((id, connected))) => {
+                        self.phase = Phase::Serving { id };
+                        tracing::info!(client = %self.peer, id, "a client has connected");
+                        self.answer(&Answer::Connected(Box::new(connected)));
+                    }
+                    Ok(Err(reason)) => self.refuse(state, reason),
+                    // The engine removes a client that nobody waits for.
+                    Err(_) if is_late => self.refuse(state, "the memory node is busy".into()),
+                    Err(_) => {}
+                }
+            }
+            Phase::Serving { .. } => {
+                let mut byte = [0; 64];
+                match self.stream.read(&mut byte) {
+                    Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                    // Clients say nothing more: the end, or something else that is none of the protocol.
+                    _ => {
+                        tracing::info!(client = %self.peer, "a client has gone");
+                        self.end(state);
+                    }
+                }
+            }
+            Phase::Closed => {}
+        }
+    }
+
+    fn handle_request(&mut self, state: &State, line: &[u8]) {
+        match serde_json::from_slice(line) {
+            Ok(Request::Status) => {
+                self.answer(&Answer::Status(state.status()));
+                self.phase = Phase::Closed;
+            }
+            Ok(Request::Connect(connect)) => match self.check(state, &connect) {
+                Ok(()) => {
+                    let (sender, answer) = channel();
+                    self.phase = Phase::Admitted { answer, since: Instant::now() };
+                    state.request(Task::Admit(connect, sender));
+                }
+                Err(reason) => self.refuse(state, reason),
+            },
+            Err(error) => self.refuse(state, format!("not a request: {error}")),
+        }
+    }
+
+    fn check(&self, state: &State, connect: &Connect) -> Result<(), String> {
+        let space_max = state.pool().page_count().saturating_mul(SPACE_FACTOR);
+        if connect.version != VERSION {
+            return Err(format!("the memory node speaks version {VERSION} of the protocol"));
+        }
+        if !(1..=space_max).contains(&connect.page_count) {
+            return Err(format!("a space has 1 to {space_max} pages"));
+        }
+        if !connect.depth.is_power_of_two() || connect.depth > DEPTH_MAX {
+            return Err(format!("the depth is a power of two up to {DEPTH_MAX}"));
+        }
+        if connect.name.len() > NAME_BYTES_MAX || connect.name.contains(char::is_control) {
+            return Err(format!("a name has at most {NAME_BYTES_MAX} bytes of text"));
+        }
+        // Otherwise a client could direct pages at somebody else.
+        if connect.address.to_canonical() != self.peer.ip().to_canonical() {
+            return Err(format!(
+                "the client's NIC has address {}, but it connects from {}",
+                connect.address,
+                self.peer.ip()
+            ));
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, state: &State, reason: String) {
+        tracing::info!(client = %self.peer, reason, "a client is refused");
+        self.answer(&Answer::Refused(reason));
+        self.end(state);
+    }
+
+    /// Sends an answer. A client that does not read its few answers is disconnected.
+    fn answer(&mut self, answer: &Answer) {
+        let mut line = serde_json::to_vec(answer).unwrap_or_default();
+        line.push(b'\n');
+        if self.stream.write_all(&line).is_err() {
+            // Its socket is found closed next.
+            let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    fn end(&mut self, state: &State) {
+        if let Phase::Serving { id } = self.phase {
+            state.request(Task::Remove(id));
+        }
+        self.phase = Phase::Closed;
+    }
+}

@@ -1,0 +1,156 @@
+//! Memory nodes.
+//!
+//! | module | contains |
+//! |---|---|
+//! | `pool` | the pages, and the queue of free ones |
+//! | `tenant` | a client: its translation table and its chains |
+//! | `chain`, `program` | a chain's queue pairs and queues; the entries in them |
+//! | `state` | what the engine does besides executing chains |
+//! | `control` | the control thread: connections of clients, budgets |
+
+mod chain;
+mod control;
+mod pool;
+mod program;
+mod state;
+mod tenant;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use terrace_nic::{Device, Error, OpenError, PortConfig};
+
+use crate::page_store::PAGE_BYTES;
+use crate::status::NodeStatus;
+use control::ControlThread;
+use pool::{POOL_PAGES_MAX, Pool};
+use state::State;
+
+/// `ibv_access_flags`.
+mod access {
+    pub const LOCAL_WRITE: u32 = 1;
+    pub const REMOTE_WRITE: u32 = 1 << 1;
+    pub const REMOTE_READ: u32 = 1 << 2;
+    const REMOTE_ATOMIC: u32 = 1 << 3;
+    /// The node's own chains, through their echo queue pair.
+    pub const REMOTE_ALL: u32 = REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
+    /// The free-page queue: elements are WRITten and exchanged, counters are added to.
+    pub const RING: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_ATOMIC;
+    /// A translation table: entries are READ and exchanged. A WRITE could be misaligned.
+    pub const TABLE: u32 = LOCAL_WRITE | REMOTE_READ | REMOTE_ATOMIC;
+}
+
+/// The configuration of a memory node.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// Memory to lend, in bytes: whole pages of it.
+    pub memory_bytes: u64,
+    /// Address and TCP port at which clients connect. The NIC's address is the same, unless `port` says otherwise.
+    pub listen: SocketAddr,
+    /// Clients at most.
+    pub clients_max: usize,
+    /// Pages that a client may have; `None` for all.
+    pub budget_pages: Option<u64>,
+    /// The configuration of the port.
+    pub port: PortConfig,
+}
+
+impl NodeConfig {
+    /// A node with this memory, for up to 64 clients without budgets.
+    pub fn new(memory_bytes: u64, listen: SocketAddr) -> NodeConfig {
+        let address = (!listen.ip().is_unspecified()).then_some(listen.ip());
+        NodeConfig {
+            memory_bytes,
+            listen,
+            clients_max: 64,
+            budget_pages: None,
+            port: PortConfig { address, ..PortConfig::default() },
+        }
+    }
+}
+
+/// Why a memory node cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// No port could be opened.
+    #[error(transparent)]
+    Port(OpenError),
+    /// The NIC refuses.
+    #[error("the NIC refuses: {0}")]
+    Nic(#[from] Error),
+    /// Less than a page, or more than a pool can have.
+    #[error("a memory node has from 4 KiB to 512 GiB of memory")]
+    Size,
+    /// Clients cannot connect.
+    #[error("cannot listen at {0}: {1}")]
+    Listen(SocketAddr, #[source] io::Error),
+}
+
+/// A memory node. It lends its pages until it is dropped.
+pub struct MemoryNode {
+    device: Arc<Device>,
+    state: Arc<State>,
+    control: Option<ControlThread>,
+}
+
+impl MemoryNode {
+    /// Opens the port, and starts to serve.
+    ///
+    /// # Errors
+    /// See [`NodeError`].
+    pub fn open(config: &NodeConfig) -> Result<MemoryNode, NodeError> {
+        let page_count = config.memory_bytes / PAGE_BYTES as u64;
+        if !(1..=POOL_PAGES_MAX).contains(&page_count) {
+            return Err(NodeError::Size);
+        }
+        let listen_error = |error| NodeError::Listen(config.listen, error);
+        let listener = std::net::TcpListener::bind(config.listen).map_err(listen_error)?;
+        let device = Device::open(config.port.device().map_err(NodeError::Port)?)?;
+        device.join_colocated();
+        let opened = MemoryNode::on_device(&device, config, page_count, listener);
+        if opened.is_err() {
+            device.close();
+        }
+        opened
+    }
+
+    fn on_device(
+        device: &Arc<Device>,
+        config: &NodeConfig,
+        page_count: u64,
+        listener: std::net::TcpListener,
+    ) -> Result<MemoryNode, NodeError> {
+        let pd = device.alloc_pd()?;
+        let pool = Pool::new(&pd, page_count)?;
+        let budget_pages = config.budget_pages.unwrap_or(page_count).min(page_count);
+        let state = Arc::new(State::new(device, pool, config.clients_max, budget_pages));
+        device.attach(state.clone());
+        let control = ControlThread::start(listener, state.clone());
+        let control = Some(control.map_err(|error| NodeError::Listen(config.listen, error))?);
+        Ok(MemoryNode { device: device.clone(), state, control })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Where clients connect: the configured address, with the port that the system chose if that was 0.
+    pub fn listens_at(&self) -> SocketAddr {
+        self.control.as_ref().map_or_else(|| ([0, 0, 0, 0], 0).into(), ControlThread::address)
+    }
+
+    /// Pages, and who has them.
+    pub fn status(&self) -> NodeStatus {
+        self.state.status()
+    }
+}
+
+impl Drop for MemoryNode {
+    fn drop(&mut self) {
+        // The control thread first: it may wait for the engine.
+        drop(self.control.take());
+        self.device.close();
+    }
+}
