@@ -16,6 +16,9 @@
 //! | `swapped` | a range of memory that is a mapping of a swap file, and its way back |
 //! | `moving` | private memory moves into a file, while other threads of the process use it |
 //! | `guard` | threads that touch a range wait: `userfaultfd` |
+//! | [`userfault`] | faults become messages, and pages are put there, moved away and protected |
+//! | `backing_store` | where pages are that are not in memory: [`BackingStore`] |
+//! | `eviction_area` | memory that a pager shares with a thread in the process that it pages |
 //! | `pagemap` | which pages of a range have bytes of their own |
 //! | `refusal` | why memory stays where it is |
 //!
@@ -24,7 +27,10 @@
 
 #![warn(missing_docs)]
 
+mod backing_store;
+mod eviction_area;
 mod guard;
+pub mod handshake;
 pub mod maps;
 mod moving;
 mod pagemap;
@@ -33,7 +39,10 @@ mod swap_file;
 mod swap_space;
 mod swapped;
 mod sys;
+pub mod userfault;
 
+pub use backing_store::{BackingStore, Completion, FileStore, PageBytes, Transfer, TransferError};
+pub use eviction_area::{BATCH_PAGES, EvictionArea, Task};
 pub use refusal::{Refusal, SwapError};
 pub use swap_space::{BACKED_MIN_BYTES, SwapSpace};
 pub use swapped::Swapped;

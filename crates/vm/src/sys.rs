@@ -51,6 +51,17 @@ pub(crate) unsafe fn map_file(
     check(result).map(|_| ())
 }
 
+/// Maps the first bytes of a file, shared, wherever the kernel has room.
+pub(crate) fn map_shared(file: BorrowedFd<'_>, len: u64) -> io::Result<u64> {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    // The whole register counts: a literal would have 32 bits.
+    let (anywhere, start) = (0u64, 0u64);
+    // SAFETY: a new mapping.
+    check(unsafe {
+        libc::syscall(libc::SYS_mmap, anywhere, len, rights, libc::MAP_SHARED, file.as_raw_fd(), start)
+    })
+}
+
 /// How the kernel lists a mapping of a file.
 pub(crate) fn list_mapping_of(file: BorrowedFd<'_>) -> io::Result<Mapping> {
     let (descriptor, kind) = (file.as_raw_fd(), libc::MAP_SHARED);

@@ -1,0 +1,134 @@
+//! Functions that give the program memory. Large memory is registered for faults before the program touches it. What comes
+//! by other calls (the heap of small allocations, raw system calls), the pager finds in the list of mappings.
+
+use std::ffi::{c_int, c_void};
+
+use libc::{off_t, off64_t, size_t};
+use terrace_hostmem::{HostRange, PAGE_BYTES};
+
+use crate::join;
+use crate::next::call_next;
+
+/// Smaller memory is not registered at once.
+const LARGE: usize = 256 << 10;
+
+/// Registers the whole pages of memory that was just given.
+fn register(addr: *mut c_void, len: usize) {
+    if len < LARGE || addr.is_null() {
+        return;
+    }
+    let start = (addr as u64).next_multiple_of(PAGE_BYTES);
+    let end = (addr as u64).saturating_add(len as u64) / PAGE_BYTES * PAGE_BYTES;
+    join::register(HostRange { addr: start, len: end.saturating_sub(start) });
+}
+
+/// `malloc(3)`.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc(size: size_t) -> *mut c_void {
+    let given = call_next!(malloc: fn(size_t) -> *mut c_void, size);
+    register(given, size);
+    given
+}
+
+/// `calloc(3)`.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn calloc(count: size_t, size: size_t) -> *mut c_void {
+    let given = call_next!(calloc: fn(size_t, size_t) -> *mut c_void, count, size);
+    register(given, count.saturating_mul(size));
+    given
+}
+
+/// `realloc(3)`.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn realloc(old: *mut c_void, size: size_t) -> *mut c_void {
+    let given = call_next!(realloc: fn(*mut c_void, size_t) -> *mut c_void, old, size);
+    register(given, size);
+    given
+}
+
+/// `memalign(3)`.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memalign(alignment: size_t, size: size_t) -> *mut c_void {
+    let given = call_next!(memalign: fn(size_t, size_t) -> *mut c_void, alignment, size);
+    register(given, size);
+    given
+}
+
+/// `aligned_alloc(3)`.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aligned_alloc(alignment: size_t, size: size_t) -> *mut c_void {
+    let given = call_next!(aligned_alloc: fn(size_t, size_t) -> *mut c_void, alignment, size);
+    register(given, size);
+    given
+}
+
+/// `posix_memalign(3)`.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_memalign(given: *mut *mut c_void, alignment: size_t, size: size_t) -> c_int {
+    let result =
+        call_next!(posix_memalign: fn(*mut *mut c_void, size_t, size_t) -> c_int, given, alignment, size);
+    if result == 0 {
+        // SAFETY: the function has succeeded, so it has stored a pointer there.
+        register(unsafe { *given }, size);
+    }
+    result
+}
+
+/// `mmap(2)`. Private memory without a file is registered. It is not populated then: the pager counts its pages.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    addr: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off64_t,
+) -> *mut c_void {
+    const EXCLUDED: c_int = libc::MAP_HUGETLB | libc::MAP_GROWSDOWN | libc::MAP_STACK | libc::MAP_LOCKED;
+    let is_private = flags & libc::MAP_ANONYMOUS != 0 && flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
+    let is_paged = is_private && flags & EXCLUDED == 0 && len >= LARGE && join::is_paged();
+    let flags = if is_paged { flags & !libc::MAP_POPULATE } else { flags };
+    let given = call_next!(mmap64: fn(*mut c_void, size_t, c_int, c_int, c_int, off64_t) -> *mut c_void, addr, len, protection, flags, fd, offset);
+    if is_paged && given != libc::MAP_FAILED {
+        join::register(HostRange { addr: given as u64, len: (len as u64).next_multiple_of(PAGE_BYTES) });
+    }
+    given
+}
+
+/// As `mmap64`; both have 64-bit offsets.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    addr: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    // SAFETY: the caller's.
+    unsafe { mmap64(addr, len, protection, flags, fd, offset) }
+}

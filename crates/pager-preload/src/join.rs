@@ -1,0 +1,157 @@
+//! Joining the pager: when the program starts, and in a child after a fork.
+
+use std::fmt::Display;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use terrace_hostmem::{HostRange, PAGE_BYTES};
+use terrace_vm::handshake::{self, FEATURES, Hello, SOCKET_VARIABLE};
+use terrace_vm::userfault::{Userfaultfd, modes};
+use terrace_vm::{BATCH_PAGES, EvictionArea};
+
+use crate::evictor::{self, Evictor};
+
+/// The pager answers within this time.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Programs that close descriptors by number close low ones.
+const DESCRIPTOR_MIN: libc::c_int = 500;
+
+/// The descriptor by which this process registers memory; negative if it is not paged.
+static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+/// The process that has it. A child has its parent's until it has joined, and must not use it.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+/// The identity page, and behind it the pages that the evictor moves pages to.
+static RESERVED: AtomicU64 = AtomicU64::new(0);
+
+/// The dynamic linker calls this when it has loaded the library.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ON_LOAD: extern "C" fn() = on_load;
+
+extern "C" fn on_load() {
+    if std::env::var_os(SOCKET_VARIABLE).is_none_or(|path| path.is_empty()) {
+        return;
+    }
+    if let Err(error) = join() {
+        report(format_args!("memory is not paged: {error}"));
+        return;
+    }
+    // SAFETY: a function without preconditions, in a library that is never unloaded.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+}
+
+/// Whether memory of this process is registered.
+pub(crate) fn is_paged() -> bool {
+    DESCRIPTOR.load(Ordering::Acquire) >= 0
+}
+
+/// Has faults in new memory go to the pager. After a failure the memory stays as it is: the pager looks for it later.
+pub(crate) fn register(range: HostRange) {
+    let descriptor = DESCRIPTOR.load(Ordering::Acquire);
+    // SAFETY: no preconditions.
+    if descriptor < 0 || range.len == 0 || OWNER.load(Ordering::Relaxed) != unsafe { libc::getpid() } {
+        return;
+    }
+    // SAFETY: the descriptor stays open. If the program has closed it, the request fails, or is not one of the file that has
+    // its number now.
+    let _ = with_descriptor(unsafe { BorrowedFd::borrow_raw(descriptor) }, |userfaultfd| {
+        userfaultfd.register(range, modes::MISSING | modes::WRITE_PROTECTED)
+    });
+}
+
+/// Uses a descriptor that somebody else closes.
+fn with_descriptor<T>(descriptor: BorrowedFd<'_>, action: impl FnOnce(&Userfaultfd) -> T) -> T {
+    // SAFETY: not dropped below.
+    let userfaultfd = unsafe { OwnedFd::from_raw_fd(descriptor.as_raw_fd()) };
+    let userfaultfd = std::mem::ManuallyDrop::new(Userfaultfd::from(userfaultfd));
+    action(&userfaultfd)
+}
+
+fn connect() -> io::Result<UnixStream> {
+    let path = std::env::var_os(SOCKET_VARIABLE).unwrap_or_default();
+    let socket = UnixStream::connect(path)?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
+    Ok(socket)
+}
+
+fn staging() -> HostRange {
+    let addr = RESERVED.load(Ordering::Relaxed) + PAGE_BYTES;
+    HostRange { addr, len: BATCH_PAGES as u64 * PAGE_BYTES }
+}
+
+/// Joins the pager with a new descriptor.
+fn join() -> io::Result<()> {
+    let userfaultfd = Userfaultfd::open(FEATURES)?;
+    let reserved = reserve(PAGE_BYTES + BATCH_PAGES as u64 * PAGE_BYTES)?;
+    RESERVED.store(reserved.addr, Ordering::Relaxed);
+    userfaultfd.register(reserved, modes::MISSING)?;
+    let socket = connect()?;
+    let (area, file) = EvictionArea::create()?;
+    let hello = Hello { identity_page: reserved.addr, identity: 0 };
+    handshake::send_hello(&socket, hello, file.as_fd(), Some(userfaultfd.as_fd()))?;
+    drop(handshake::receive_welcome(&socket)?);
+    begin(socket, area, userfaultfd)
+}
+
+/// Starts the evictor, and registers memory from now on.
+fn begin(socket: UnixStream, area: EvictionArea, userfaultfd: Userfaultfd) -> io::Result<()> {
+    socket.set_read_timeout(None)?;
+    let descriptor = rustix::io::fcntl_dupfd_cloexec(userfaultfd.as_fd(), DESCRIPTOR_MIN);
+    let kept = descriptor.or_else(|_| rustix::io::fcntl_dupfd_cloexec(userfaultfd.as_fd(), 0))?;
+    evictor::start(Evictor { socket, area, userfaultfd, staging: staging() })?;
+    // SAFETY: no preconditions.
+    OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+    DESCRIPTOR.store(kept.into_raw_fd(), Ordering::Release);
+    Ok(())
+}
+
+fn reserve(len: u64) -> io::Result<HostRange> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    let rights = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping, wherever the kernel has room.
+    let addr = unsafe { mmap_anonymous(std::ptr::null_mut(), len as usize, rights, MapFlags::PRIVATE) }?;
+    Ok(HostRange { addr: addr as u64, len })
+}
+
+/// A child has copies of its parent's pages, and the pager has a descriptor for them from the kernel. It also has a copy of
+/// its parent's descriptor, which handles the parent's memory.
+extern "C" fn in_child() {
+    let inherited = DESCRIPTOR.swap(-1, Ordering::AcqRel);
+    if inherited < 0 {
+        return;
+    }
+    // SAFETY: this process's copy of a descriptor that nobody uses any more.
+    drop(unsafe { OwnedFd::from_raw_fd(inherited) });
+    if let Err(error) = join_as_child() {
+        report(format_args!("memory of a child stays local: {error}"));
+    }
+}
+
+fn join_as_child() -> io::Result<()> {
+    let identity_page = RESERVED.load(Ordering::Relaxed);
+    let reserved = HostRange { addr: identity_page, len: PAGE_BYTES + staging().len };
+    // The pages are the parent's. Touched again, the first one is filled by the pager.
+    // SAFETY: memory of this library alone.
+    let identity = unsafe {
+        rustix::mm::madvise(
+            identity_page as *mut _,
+            reserved.len as usize,
+            rustix::mm::Advice::LinuxDontNeed,
+        )?;
+        std::ptr::read_volatile(identity_page as *const u64)
+    };
+    let socket = connect()?;
+    let (area, file) = EvictionArea::create()?;
+    handshake::send_hello(&socket, Hello { identity_page, identity }, file.as_fd(), None)?;
+    let userfaultfd = handshake::receive_welcome(&socket)?;
+    begin(socket, area, userfaultfd.into())
+}
+
+/// Writes a line for the user, in one system call.
+pub(crate) fn report(line: impl Display) {
+    let line = format!("terrace: {line}\n");
+    let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
+}

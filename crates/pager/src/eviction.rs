@@ -1,0 +1,165 @@
+//! Pages leave memory, in the order in which they came.
+
+use std::time::{Duration, Instant};
+
+use terrace_hostmem::PAGE_BYTES;
+use terrace_vm::{BATCH_PAGES, PageBytes, Task};
+
+use crate::memory::Memory;
+use crate::page_table::Page;
+use crate::process::{Process, Request, Victim};
+use crate::slots::Slot;
+
+/// Linux's numbers of errors that `UFFDIO_MOVE` gives.
+const ENOENT: i32 = 2;
+const EBUSY: i32 = 16;
+
+/// The longest time between two evictions that move nothing.
+const BACKOFF_MAX: Duration = Duration::from_millis(64);
+
+impl Process {
+    /// Whether the process can be asked to have pages leave.
+    pub(crate) fn can_evict(&self) -> bool {
+        let is_due = self.evict_after.is_none_or(|after| Instant::now() >= after);
+        self.link.is_some() && self.request.is_none() && !self.has_ended && is_due && self.frames > 0
+    }
+
+    /// Asks the process to have pages leave.
+    pub(crate) fn begin_eviction(&mut self, memory: &mut Memory, count: u64) {
+        if self.begin_unsharing() {
+            return;
+        }
+        let (mut victims, mut buffers) = (Vec::new(), memory.free_store_buffers());
+        for _ in 0..self.queue.len() {
+            if victims.len() >= BATCH_PAGES.min(count as usize) || buffers == 0 {
+                break;
+            }
+            let Some((page, entry)) = self.queue.pop_front() else { break };
+            match self.pages.get(page) {
+                Page::Resident { stamp, .. } if stamp != entry => {}
+                Page::Resident { is_hot: true, .. } => self.requeue(page),
+                Page::Resident { slot: Some(slot), is_clean: true, .. } => {
+                    victims.push(Victim { page, slot, is_clean: true });
+                }
+                Page::Resident { .. } => match self.reserve_slot(memory, page) {
+                    Some(slot) => {
+                        buffers -= 1;
+                        victims.push(Victim { page, slot, is_clean: false });
+                    }
+                    None => {
+                        self.requeue(page);
+                        break;
+                    }
+                },
+                _ => {}
+            }
+        }
+        // The kernel moves neighbours faster.
+        victims.sort_unstable_by_key(|victim| victim.page);
+        let pages: Vec<_> = victims.iter().map(|victim| (victim.page, !victim.is_clean)).collect();
+        match pages.is_empty() {
+            true => self.back_off(false),
+            false => self.publish(Task::Evict, &pages, Request::Evict(victims)),
+        }
+    }
+
+    /// Asks the process to make pages its own that other processes share. Returns whether there were some.
+    fn begin_unsharing(&mut self) -> bool {
+        let shared = self.shared.split_off(self.shared.len().saturating_sub(BATCH_PAGES));
+        let pages: Vec<_> = shared.iter().map(|&page| (page, false)).collect();
+        if !pages.is_empty() {
+            self.publish(Task::Unshare, &pages, Request::Unshare(shared));
+        }
+        !pages.is_empty()
+    }
+
+    fn publish(&mut self, task: Task, pages: &[(u64, bool)], request: Request) {
+        let Some(link) = &mut self.link else { return };
+        link.area.publish(task, pages);
+        self.request = Some(request);
+        // An error means that the process has ended, which its connection says, too.
+        let _ = link.ring();
+    }
+
+    /// Handles the end of the request, if it has ended. Returns whether it has.
+    pub(crate) fn end_request(&mut self, memory: &mut Memory) -> bool {
+        if !self.link.as_ref().is_some_and(|link| link.area.is_done()) {
+            return false;
+        }
+        match self.request.take() {
+            None => return false,
+            Some(Request::Unshare(pages)) => pages.into_iter().for_each(|page| self.requeue(page)),
+            Some(Request::Evict(victims)) => {
+                let before = self.frames;
+                for (index, victim) in victims.iter().enumerate() {
+                    self.end_victim(memory, index, victim);
+                }
+                self.back_off(self.frames < before);
+            }
+        }
+        true
+    }
+
+    fn end_victim(&mut self, memory: &mut Memory, index: usize, victim: &Victim) {
+        let Some(link) = &self.link else { return };
+        let Victim { page, slot, is_clean } = *victim;
+        match link.area.error(index) {
+            0 if is_clean => {
+                memory.statistics.drops += 1;
+                self.set_absent(memory, page, slot);
+            }
+            0 => {
+                let mut bytes: PageBytes = [0; PAGE_BYTES as usize];
+                link.area.copy_page(index, &mut bytes);
+                self.keep(memory, page, slot, &bytes);
+            }
+            // The process has given it up.
+            ENOENT => {
+                memory.slots.release(slot);
+                self.leave(memory);
+                self.pages.set(page, Page::Untouched);
+            }
+            EBUSY => self.shared.push(page),
+            _ => self.requeue(page),
+        }
+    }
+
+    /// A slot for a page whose bytes are not in the store: its own, or a new one if that is shared or being stored. Returns
+    /// `None` if the store has no more.
+    fn reserve_slot(&mut self, memory: &mut Memory, page: u64) -> Option<Slot> {
+        let Page::Resident { slot: old, is_hot, stamp, .. } = self.pages.get(page) else { return None };
+        let is_free = |slot| memory.slots.is_exclusive(slot) && memory.slots.stored_buffer(slot).is_none();
+        if let Some(old) = old.filter(|&old| is_free(old)) {
+            return Some(old);
+        }
+        let slot = memory.slots.allocate()?;
+        old.into_iter().for_each(|old| memory.slots.release(old));
+        self.pages.set(page, Page::Resident { slot: Some(slot), is_clean: false, is_hot, stamp });
+        Some(slot)
+    }
+
+    /// Stores the bytes of a page that has left.
+    fn keep(&mut self, memory: &mut Memory, page: u64, slot: Slot, bytes: &PageBytes) {
+        if bytes.iter().all(|&byte| byte == 0) {
+            memory.slots.release(slot);
+            memory.statistics.drops += 1;
+            self.leave(memory);
+            return self.pages.set(page, Page::Untouched);
+        }
+        memory.begin_store(slot, bytes);
+        self.set_absent(memory, page, slot);
+    }
+
+    fn set_absent(&mut self, memory: &mut Memory, page: u64, slot: Slot) {
+        memory.evictions = memory.evictions.wrapping_add(1);
+        self.leave(memory);
+        self.pages.set(page, Page::Absent { slot, evicted_at: memory.evictions });
+    }
+
+    /// Waits longer before each eviction after one that moved nothing.
+    fn back_off(&mut self, has_moved: bool) {
+        self.futile_evictions = if has_moved { 0 } else { self.futile_evictions + 1 };
+        let delay = Duration::from_micros(50 << self.futile_evictions.min(16)).min(BACKOFF_MAX);
+        self.evict_after = (!has_moved).then(|| Instant::now() + delay);
+    }
+}

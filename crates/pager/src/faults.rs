@@ -1,0 +1,247 @@
+//! Threads wait because they touched a page.
+
+use std::io::{self, ErrorKind};
+
+use terrace_hostmem::{HostRange, PAGE_BYTES};
+use terrace_vm::{Completion, PageBytes};
+
+use crate::memory::Memory;
+use crate::page_table::Page;
+use crate::process::{Fault, Process, one};
+use crate::slots::Slot;
+
+/// Pages of zeros that come at once, when a process touches new memory in the order of addresses.
+const ZEROS_MAX: u64 = 32;
+static ZEROS: [u8; (ZEROS_MAX * PAGE_BYTES) as usize] = [0; (ZEROS_MAX * PAGE_BYTES) as usize];
+
+impl Process {
+    /// Handles a fault, or has it wait.
+    pub(crate) fn handle_fault(&mut self, memory: &mut Memory, fault: Fault) {
+        let Fault { page, is_store, is_protected } = fault;
+        if page == self.identity_page {
+            return self.fill_identity_page();
+        }
+        match self.pages.get(page) {
+            Page::Resident { slot, is_clean, is_hot, stamp } if is_protected => {
+                if is_clean {
+                    self.pages.set(page, Page::Resident { slot, is_clean: false, is_hot, stamp });
+                }
+                self.permit_stores(fault);
+            }
+            Page::Inherited { slot } if is_protected => {
+                slot.into_iter().for_each(|slot| memory.slots.release(slot));
+                self.pages.set(page, Page::Inherited { slot: None });
+                self.permit_stores(fault);
+            }
+            // The page has left, or is about to come: the thread tries again.
+            _ if is_protected => self.wake(page),
+            Page::Untouched => self.put_zeros(memory, fault),
+            Page::Resident { slot, .. } => self.put_zeros_again(memory, fault, slot),
+            Page::Inherited { slot } => self.put_zeros_again(memory, fault, slot),
+            Page::Absent { slot, evicted_at } => {
+                let is_hot = u64::from(memory.evictions.wrapping_sub(evicted_at)) < memory.limit();
+                self.begin_load(memory, fault, slot, is_hot);
+            }
+            Page::Loading { slot, buffer, is_hot, is_store: was_store } => {
+                let is_store = is_store || was_store;
+                self.pages.set(page, Page::Loading { slot, buffer, is_store, is_hot });
+            }
+        }
+    }
+
+    fn fill_identity_page(&mut self) {
+        let mut bytes: PageBytes = [0; PAGE_BYTES as usize];
+        bytes[..8].copy_from_slice(&self.id.to_ne_bytes());
+        if let Err(error) = self.userfaultfd.copy(&bytes, self.identity_page, false) {
+            self.retry_or_wake(
+                Fault { page: self.identity_page, is_store: false, is_protected: false },
+                &error,
+            );
+        }
+    }
+
+    fn permit_stores(&mut self, fault: Fault) {
+        if let Err(error) = self.userfaultfd.protect(one(fault.page), false) {
+            self.retry_or_wake(fault, &error);
+        }
+    }
+
+    /// After a failure to resolve a fault: a change of mappings ends soon, and the fault is handled after it; or the thread
+    /// tries again, and finds the page, no mapping, or another fault.
+    fn retry_or_wake(&mut self, fault: Fault, error: &io::Error) {
+        match error.kind() {
+            ErrorKind::WouldBlock => self.waiting.push_back(fault),
+            _ => self.wake(fault.page),
+        }
+    }
+
+    /// New memory: the page, and those behind it if the process goes on in that direction.
+    fn put_zeros(&mut self, memory: &mut Memory, fault: Fault) {
+        if !memory.take_frame() {
+            return self.waiting.push_back(fault);
+        }
+        let page = fault.page;
+        let pages = self.count_new_pages(memory, page);
+        for _ in 1..pages {
+            memory.take_frame();
+        }
+        let put = self.zero_fill(fault, pages).or_else(|error| match error.kind() {
+            // The mapping ends before the last page.
+            ErrorKind::NotFound | ErrorKind::InvalidInput if pages > 1 => self.zero_fill(fault, 1),
+            _ => Err(error),
+        });
+        let count = *put.as_ref().unwrap_or(&0);
+        memory.release_frames(pages - count);
+        memory.statistics.zeros += count;
+        for index in 0..count {
+            self.enter(page + index * PAGE_BYTES, None, false, false);
+        }
+        self.zeros = (page + count * PAGE_BYTES, count);
+        if let Err(error) = put {
+            if error.kind() == ErrorKind::AlreadyExists {
+                // It was there before the range was registered.
+                memory.count_frames(1);
+                self.enter(page, None, false, false);
+            }
+            self.retry_or_wake(fault, &error);
+        }
+    }
+
+    /// Maps the page of zeros, or copies of it for a store. Returns the number of pages.
+    fn zero_fill(&self, fault: Fault, pages: u64) -> io::Result<u64> {
+        let range = HostRange { addr: fault.page, len: pages * PAGE_BYTES };
+        let len = match fault.is_store {
+            true => self.userfaultfd.copy(&ZEROS[..range.len as usize], range.addr, false),
+            false => self.userfaultfd.zero(range),
+        };
+        Ok(len? / PAGE_BYTES)
+    }
+
+    /// How many pages of new memory come at once: twice as many as last time, while the process goes on.
+    fn count_new_pages(&self, memory: &Memory, page: u64) -> u64 {
+        let (end, last) = self.zeros;
+        if page != end || memory.pages_to_evict() > 0 {
+            return 1;
+        }
+        let wanted = (2 * last).min(ZEROS_MAX).min(memory.free_frames() + 1);
+        (1..wanted)
+            .find(|index| self.pages.get(page + index * PAGE_BYTES) != Page::Untouched)
+            .unwrap_or(wanted)
+            .max(1)
+    }
+
+    /// A page that is in memory is absent: another thread was faster to report the same fault, or the process has given it
+    /// up since.
+    fn put_zeros_again(&mut self, memory: &mut Memory, fault: Fault, slot: Option<Slot>) {
+        match self.zero_fill(fault, 1) {
+            Ok(_) => {
+                slot.into_iter().for_each(|slot| memory.slots.release(slot));
+                match self.pages.get(fault.page) {
+                    Page::Resident { is_hot, stamp, .. } => {
+                        let page = Page::Resident { slot: None, is_clean: false, is_hot, stamp };
+                        self.pages.set(fault.page, page);
+                    }
+                    _ => {
+                        memory.count_frames(1);
+                        self.enter(fault.page, None, false, false);
+                    }
+                }
+            }
+            Err(error) => self.retry_or_wake(fault, &error),
+        }
+    }
+
+    fn begin_load(&mut self, memory: &mut Memory, fault: Fault, slot: Slot, is_hot: bool) {
+        let Fault { page, is_store, .. } = fault;
+        if !memory.take_frame() {
+            return self.waiting.push_back(fault);
+        }
+        if let Some(buffer) = memory.slots.stored_buffer(slot) {
+            // Its bytes are still here.
+            let copied = self.userfaultfd.copy(memory.store.buffer(buffer), page, !is_store);
+            return match copied {
+                Ok(_) => self.enter(page, Some(slot), !is_store, is_hot),
+                Err(error) => {
+                    memory.release_frames(1);
+                    self.retry_or_wake(fault, &error);
+                }
+            };
+        }
+        match memory.begin_load(self.id, page, slot) {
+            Some(buffer) => {
+                let buffer = buffer as u16;
+                self.pages.set(page, Page::Loading { slot, buffer, is_store, is_hot });
+                self.frames += 1;
+            }
+            None => {
+                memory.release_frames(1);
+                self.waiting.push_back(fault);
+            }
+        }
+    }
+
+    /// A page has been loaded, or cannot be.
+    pub(crate) fn end_load(&mut self, memory: &mut Memory, addr: u64, completion: Completion) {
+        let buffer = completion.buffer;
+        let Page::Loading { slot, buffer: expected, .. } = self.pages.get(addr) else {
+            return memory.release_buffer(buffer);
+        };
+        if usize::from(expected) != buffer {
+            return memory.release_buffer(buffer);
+        }
+        if completion.result.is_ok() {
+            return self.install(memory, addr, buffer);
+        }
+        memory.release_buffer(buffer);
+        memory.slots.release(slot);
+        self.leave(memory);
+        self.pages.set(addr, Page::Untouched);
+        memory.statistics.losses += 1;
+        if self.userfaultfd.poison(one(addr)).is_err() {
+            self.wake(addr);
+        }
+    }
+
+    /// Puts a loaded page in its place.
+    pub(crate) fn install(&mut self, memory: &mut Memory, addr: u64, buffer: usize) {
+        let Page::Loading { slot, is_store, is_hot, buffer: expected } = self.pages.get(addr) else {
+            return memory.release_buffer(buffer);
+        };
+        if usize::from(expected) != buffer {
+            return memory.release_buffer(buffer);
+        }
+        let copied = self.userfaultfd.copy(memory.store.buffer(buffer), addr, !is_store);
+        if let Err(error) = &copied
+            && error.kind() == ErrorKind::WouldBlock
+        {
+            return self.loaded.push((addr, buffer));
+        }
+        memory.release_buffer(buffer);
+        // `enter` counts the frame again.
+        self.frames -= 1;
+        match copied {
+            Ok(_) => self.enter(addr, Some(slot), !is_store, is_hot),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                self.enter(addr, Some(slot), false, is_hot);
+                self.wake(addr);
+            }
+            Err(_) => {
+                // No memory is mapped there any more, and the kernel's message of that follows.
+                memory.release_frames(1);
+                memory.slots.release(slot);
+                self.pages.set(addr, Page::Untouched);
+                self.wake(addr);
+            }
+        }
+    }
+
+    /// Handles the faults and loaded pages that had to wait.
+    pub(crate) fn resume(&mut self, memory: &mut Memory) {
+        for (addr, buffer) in std::mem::take(&mut self.loaded) {
+            self.install(memory, addr, buffer);
+        }
+        for fault in std::mem::take(&mut self.waiting) {
+            self.handle_fault(memory, fault);
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! What all processes of a run share: frames within the local budget, the backing store and its buffers.
+
+use std::time::{Duration, Instant};
+
+use terrace_hostmem::PAGE_BYTES;
+use terrace_vm::{BATCH_PAGES, BackingStore, Completion, PageBytes, Transfer};
+
+use crate::slots::{Slot, Slots};
+
+/// A failed store is submitted again after this time.
+const STORE_RETRY: Duration = Duration::from_millis(50);
+
+/// What a buffer of the store is used for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum BufferUse {
+    /// A page is loaded for a process.
+    Load { process: u64, addr: u64 },
+    /// A page is stored.
+    Store { slot: Slot },
+}
+
+/// Frames, slots and buffers.
+pub(crate) struct Memory {
+    pub(crate) store: Box<dyn BackingStore>,
+    pub(crate) slots: Slots,
+    /// By buffer; `None` if it is free.
+    uses: Vec<Option<BufferUse>>,
+    free_buffers: Vec<usize>,
+    /// Stores that failed, and when the last one did.
+    failed_stores: Vec<(Slot, usize)>,
+    failed_at: Option<Instant>,
+    /// Pages that may be in memory.
+    limit: u64,
+    /// Pages that are in memory or on their way there.
+    used: u64,
+    /// Pages that have left, modulo 2^32.
+    pub(crate) evictions: u32,
+    pub(crate) statistics: Statistics,
+}
+
+/// Counts since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Faults that the kernel reported.
+    pub faults: u64,
+    /// Pages of zeros that were put in memory.
+    pub zeros: u64,
+    /// Pages that were loaded from the backing store.
+    pub loads: u64,
+    /// Pages that were stored there.
+    pub stores: u64,
+    /// Pages that left memory without a store, because the store had the same bytes or they were zeros.
+    pub drops: u64,
+    /// Loads that failed: their owners get SIGBUS.
+    pub losses: u64,
+}
+
+impl Memory {
+    pub(crate) fn new(store: Box<dyn BackingStore>, local_bytes: u64) -> Memory {
+        let buffer_count = store.buffer_count();
+        let slots = Slots::new(store.page_count());
+        // The store's buffers and those of evictions are a part of the budget.
+        let own_pages = (buffer_count + BATCH_PAGES) as u64;
+        let limit = (local_bytes / PAGE_BYTES).saturating_sub(own_pages).max(2 * BATCH_PAGES as u64);
+        Memory {
+            store,
+            slots,
+            uses: vec![None; buffer_count],
+            free_buffers: (0..buffer_count).collect(),
+            failed_stores: Vec::new(),
+            failed_at: None,
+            limit,
+            used: 0,
+            evictions: 0,
+            statistics: Statistics::default(),
+        }
+    }
+
+    /// Takes a frame; returns false if the budget is used up.
+    pub(crate) fn take_frame(&mut self) -> bool {
+        let is_free = self.used < self.limit;
+        self.used += u64::from(is_free);
+        is_free
+    }
+
+    /// Counts frames that a process has taken without asking.
+    pub(crate) fn count_frames(&mut self, count: u64) {
+        self.used += count;
+    }
+
+    /// Returns frames.
+    pub(crate) fn release_frames(&mut self, count: u64) {
+        debug_assert!(count <= self.used, "released frames were taken");
+        self.used = self.used.saturating_sub(count);
+    }
+
+    /// Frames that can be taken.
+    pub(crate) fn free_frames(&self) -> u64 {
+        self.limit.saturating_sub(self.used)
+    }
+
+    /// Pages that are to leave, so that the next faults find frames.
+    pub(crate) fn pages_to_evict(&self) -> u64 {
+        let reserve = (self.limit / 32).clamp(BATCH_PAGES as u64, 4096);
+        self.used.saturating_sub(self.limit - reserve.min(self.limit / 2))
+    }
+
+    /// The limit in pages.
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Gives more frames than the budget has: no page can leave, and threads wait.
+    pub(crate) fn exceed_limit(&mut self) {
+        self.limit += BATCH_PAGES as u64;
+    }
+
+    /// The number of free buffers for stores. Some are kept for loads.
+    pub(crate) fn free_store_buffers(&self) -> usize {
+        self.free_buffers.len().saturating_sub(self.uses.len() / 4)
+    }
+
+    /// Begins to load a page; returns the buffer, or `None` if all are in use.
+    pub(crate) fn begin_load(&mut self, process: u64, addr: u64, slot: Slot) -> Option<usize> {
+        let buffer = self.free_buffers.pop()?;
+        self.uses[buffer] = Some(BufferUse::Load { process, addr });
+        self.store.submit(Transfer::Load, slot.page(), buffer);
+        self.statistics.loads += 1;
+        Some(buffer)
+    }
+
+    /// Begins to store a page.
+    pub(crate) fn begin_store(&mut self, slot: Slot, bytes: &PageBytes) {
+        let buffer = self.free_buffers.pop().expect("evictions leave buffers for their stores");
+        self.store.buffer_mut(buffer).copy_from_slice(bytes);
+        self.uses[buffer] = Some(BufferUse::Store { slot });
+        self.slots.begin_store(slot, buffer);
+        self.store.submit(Transfer::Store, slot.page(), buffer);
+        self.statistics.stores += 1;
+    }
+
+    /// Frees a buffer whose transfer has ended.
+    pub(crate) fn release_buffer(&mut self, buffer: usize) {
+        debug_assert!(!self.free_buffers.contains(&buffer), "a buffer is released once");
+        self.free_buffers.push(buffer);
+    }
+
+    /// Whether transfers are under way, and whether threads wait for one of them.
+    pub(crate) fn transfers(&self) -> (bool, bool) {
+        let uses = || self.uses.iter().flatten();
+        (uses().next().is_some(), uses().any(|used| matches!(used, BufferUse::Load { .. })))
+    }
+
+    /// The transfers that have ended. Those of stores are handled.
+    pub(crate) fn poll(&mut self, timeout: Duration) -> Vec<(Completion, u64, u64)> {
+        let mut completions = Vec::new();
+        self.store.poll(&mut completions, timeout);
+        let mut loads = Vec::new();
+        for completion in completions {
+            match self.uses.get_mut(completion.buffer).and_then(Option::take) {
+                Some(BufferUse::Load { process, addr }) => loads.push((completion, process, addr)),
+                Some(BufferUse::Store { slot }) => self.end_store(slot, completion),
+                None => tracing::error!(buffer = completion.buffer, "a transfer ended twice"),
+            }
+        }
+        self.retry_stores();
+        let invalid = self.slots.take_invalid();
+        if !invalid.is_empty() {
+            self.store.invalidate(&invalid);
+        }
+        loads
+    }
+
+    fn end_store(&mut self, slot: Slot, completion: Completion) {
+        if completion.result.is_err() && self.failed_at.is_none() {
+            tracing::warn!(error = ?completion.result, "a page cannot be stored; the pager tries again");
+        }
+        match completion.result {
+            Ok(()) => {
+                self.slots.end_store(slot);
+                self.release_buffer(completion.buffer);
+            }
+            // Its bytes are nowhere else.
+            Err(_) => {
+                self.failed_stores.push((slot, completion.buffer));
+                self.failed_at = Some(Instant::now());
+            }
+        }
+    }
+
+    fn retry_stores(&mut self) {
+        if self.failed_at.is_none_or(|at| at.elapsed() < STORE_RETRY) {
+            return;
+        }
+        self.failed_at = None;
+        for (slot, buffer) in std::mem::take(&mut self.failed_stores) {
+            self.uses[buffer] = Some(BufferUse::Store { slot });
+            self.store.submit(Transfer::Store, slot.page(), buffer);
+        }
+    }
+}

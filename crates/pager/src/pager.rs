@@ -1,0 +1,310 @@
+//! The loop of the pager's one thread.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use terrace_vm::userfault::{Message, Userfaultfd};
+use terrace_vm::{BackingStore, EvictionArea, handshake};
+
+use crate::memory::{Memory, Statistics};
+use crate::process::{Fault, Link, Process};
+
+/// Before the pager sleeps, it polls for this time: waking a thread on another processor takes longer than most faults.
+const SPIN: Duration = Duration::from_micros(60);
+/// Messages of one process that are read in one turn.
+const MESSAGES_MAX: usize = 64;
+/// A process must say what it is within this time.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
+/// The interval of checks that the kernel does not report.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// The pager goes on for this time without a process: one may be between `execve(2)` and its first instruction.
+const GRACE: Duration = Duration::from_secs(1);
+/// Threads that wait for a frame get one after this time, if no page leaves.
+const STARVATION: Duration = Duration::from_secs(2);
+
+/// How a pager runs.
+pub struct Settings {
+    /// The memory of all processes and of the pager, in bytes.
+    pub local_bytes: u64,
+    /// Processes join here.
+    pub listener: UnixListener,
+    /// The pager ends when this process (a pidfd) has ended, and all that joined have.
+    pub root: Option<OwnedFd>,
+    /// The pager ends when this is set and all processes that joined have ended.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// Handles the faults of processes.
+pub struct Pager {
+    memory: Memory,
+    processes: Vec<Process>,
+    settings: Settings,
+    last_id: u64,
+    spins: bool,
+    active_at: Instant,
+    checked_at: Instant,
+    /// When the last process ended, or the pager began.
+    empty_since: Instant,
+    /// When a thread began to wait for a frame, while no page left.
+    starving_since: Option<(Instant, u32)>,
+    has_exceeded: bool,
+    reported_losses: u64,
+}
+
+impl Pager {
+    /// A pager over a store.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn new(settings: Settings, store: Box<dyn BackingStore>) -> std::io::Result<Pager> {
+        settings.listener.set_nonblocking(true)?;
+        let now = Instant::now();
+        Ok(Pager {
+            memory: Memory::new(store, settings.local_bytes),
+            processes: Vec::new(),
+            settings,
+            last_id: 0,
+            spins: std::thread::available_parallelism().is_ok_and(|count| count.get() > 1),
+            active_at: now,
+            checked_at: now,
+            empty_since: now,
+            starving_since: None,
+            has_exceeded: false,
+            reported_losses: 0,
+        })
+    }
+
+    /// Runs until all processes have ended; see [`Settings`].
+    pub fn run(&mut self) -> Statistics {
+        loop {
+            let mut is_active = self.end_transfers();
+            is_active |= self.read_messages();
+            is_active |= self.end_requests();
+            self.resume();
+            self.evict();
+            let now = Instant::now();
+            if is_active {
+                self.active_at = now;
+            } else if now - self.active_at >= SPIN || !self.spins {
+                self.wait();
+            }
+            if now - self.checked_at >= CHECK_INTERVAL {
+                self.checked_at = now;
+                self.check();
+                if self.is_over(now) {
+                    return self.memory.statistics;
+                }
+            }
+        }
+    }
+
+    /// Counts since the start.
+    pub fn statistics(&self) -> Statistics {
+        self.memory.statistics
+    }
+
+    fn end_transfers(&mut self) -> bool {
+        let timeout = Duration::ZERO;
+        let loads = self.memory.poll(timeout);
+        for &(completion, id, addr) in &loads {
+            match self.processes.iter_mut().find(|process| process.id == id) {
+                Some(process) => process.end_load(&mut self.memory, addr, completion),
+                None => self.memory.release_buffer(completion.buffer),
+            }
+        }
+        !loads.is_empty()
+    }
+
+    fn read_messages(&mut self) -> bool {
+        let mut children = Vec::new();
+        let mut is_active = false;
+        for process in &mut self.processes {
+            for _ in 0..MESSAGES_MAX {
+                if !process.may_read() {
+                    break;
+                }
+                let Ok(Some(message)) = process.userfaultfd.read() else { break };
+                is_active = true;
+                match message {
+                    Message::Fault { page, is_store, is_protected } => {
+                        self.memory.statistics.faults += 1;
+                        process.handle_fault(&mut self.memory, Fault { page, is_store, is_protected });
+                    }
+                    Message::Remove(range) | Message::Unmap(range) => process.forget(&mut self.memory, range),
+                    Message::Remap { from, to } => process.remap(&mut self.memory, from, to),
+                    Message::Fork(userfaultfd) => {
+                        self.last_id += 1;
+                        children.push(process.fork(&mut self.memory, self.last_id, userfaultfd));
+                    }
+                }
+            }
+        }
+        self.processes.append(&mut children);
+        is_active
+    }
+
+    fn end_requests(&mut self) -> bool {
+        let mut has_ended = false;
+        for process in &mut self.processes {
+            has_ended |= process.request.is_some() && process.end_request(&mut self.memory);
+        }
+        has_ended
+    }
+
+    fn resume(&mut self) {
+        for process in &mut self.processes {
+            process.resume(&mut self.memory);
+        }
+        let starves = self.memory.free_frames() == 0
+            && self.processes.iter().any(|process| !process.waiting.is_empty());
+        let evictions = self.memory.evictions;
+        match self.starving_since {
+            _ if !starves => self.starving_since = None,
+            Some((since, before)) if before == evictions => {
+                if since.elapsed() >= STARVATION {
+                    self.exceed_limit();
+                }
+            }
+            _ => self.starving_since = Some((Instant::now(), evictions)),
+        }
+    }
+
+    fn exceed_limit(&mut self) {
+        if !std::mem::replace(&mut self.has_exceeded, true) {
+            report(
+                "the local memory of --local is exceeded: no page can leave (locked, pinned or shared memory, or full memory nodes)",
+            );
+        }
+        self.memory.exceed_limit();
+    }
+
+    /// The process with the most frames has pages leave.
+    fn evict(&mut self) {
+        let count = self.memory.pages_to_evict();
+        if count == 0 {
+            return;
+        }
+        let candidates = self.processes.iter_mut().filter(|process| process.can_evict());
+        if let Some(process) = candidates.max_by_key(|process| process.frames) {
+            process.begin_eviction(&mut self.memory, count);
+        }
+    }
+
+    /// Sleeps until a descriptor is ready or something is due.
+    fn wait(&mut self) {
+        let (has_transfers, has_loads) = self.memory.transfers();
+        let has_waiting = self.processes.iter().any(|process| {
+            !process.waiting.is_empty() || !process.loaded.is_empty() || !process.shared.is_empty()
+        });
+        let timeout = match () {
+            () if has_loads => Duration::ZERO,
+            () if has_transfers || has_waiting || self.memory.pages_to_evict() > 0 => {
+                Duration::from_millis(1)
+            }
+            () => CHECK_INTERVAL,
+        };
+        let mut watched: Vec<BorrowedFd<'_>> = vec![self.settings.listener.as_fd()];
+        for process in &self.processes {
+            watched.extend(process.link.iter().map(|link| link.socket.as_fd()));
+            watched.extend(process.may_read().then(|| process.userfaultfd.as_fd()));
+        }
+        let mut descriptors: Vec<_> =
+            watched.iter().map(|descriptor| PollFd::from_borrowed_fd(*descriptor, PollFlags::IN)).collect();
+        let timeout = Timespec::try_from(timeout).expect("short times");
+        // EINTR and a lack of memory: the next turn tries again.
+        let _ = poll(&mut descriptors, Some(&timeout));
+        let has_joined = !descriptors[0].revents().is_empty();
+        drop(descriptors);
+        if has_joined {
+            self.accept();
+        }
+        for process in &mut self.processes {
+            let is_connected = process.link.as_mut().is_none_or(Link::drain);
+            if !is_connected {
+                process.end(&mut self.memory);
+            }
+        }
+        self.remove_ended();
+    }
+
+    fn remove_ended(&mut self) {
+        let before = self.processes.len();
+        self.processes.retain(|process| !process.has_ended);
+        if before > 0 && self.processes.is_empty() {
+            self.empty_since = Instant::now();
+        }
+    }
+
+    fn accept(&mut self) {
+        while let Ok((socket, _)) = self.settings.listener.accept() {
+            if let Err(error) = self.admit(socket) {
+                tracing::warn!(%error, "a process could not join the pager");
+            }
+        }
+    }
+
+    fn admit(&mut self, socket: UnixStream) -> std::io::Result<()> {
+        let peer = rustix::net::sockopt::socket_peercred(&socket)?;
+        if peer.uid != rustix::process::geteuid() && !peer.uid.is_root() {
+            return Err(std::io::ErrorKind::PermissionDenied.into());
+        }
+        // The process sends it right after it has connected.
+        socket.set_nonblocking(false)?;
+        socket.set_read_timeout(Some(HELLO_TIMEOUT))?;
+        let (hello, descriptors) = handshake::receive_hello(&socket)?;
+        socket.set_nonblocking(true)?;
+        let mut descriptors = descriptors.into_iter();
+        let area = EvictionArea::open(descriptors.next().ok_or(std::io::ErrorKind::InvalidData)?)?;
+        let link = Link { socket: socket.try_clone()?, area };
+        if hello.identity == 0 {
+            let userfaultfd: Userfaultfd = descriptors.next().ok_or(std::io::ErrorKind::InvalidData)?.into();
+            handshake::send_welcome(&socket, userfaultfd.as_fd())?;
+            self.last_id += 1;
+            self.processes.push(Process::new(self.last_id, userfaultfd, Some(link), hello.identity_page));
+            return Ok(());
+        }
+        let child = self.processes.iter_mut().find(|process| process.id == hello.identity);
+        let child = child.filter(|child| child.link.is_none()).ok_or(std::io::ErrorKind::InvalidData)?;
+        handshake::send_welcome(&socket, child.userfaultfd.as_fd())?;
+        child.join(&mut self.memory, link);
+        Ok(())
+    }
+
+    /// Children that have not joined end without a sign; losses are reported.
+    fn check(&mut self) {
+        self.accept();
+        for process in &mut self.processes {
+            if process.link.is_none() && !process.userfaultfd.is_alive() {
+                process.end(&mut self.memory);
+            }
+        }
+        self.remove_ended();
+        let losses = self.memory.statistics.losses;
+        if losses > self.reported_losses {
+            let count = losses - self.reported_losses;
+            self.reported_losses = losses;
+            report(&format!(
+                "{count} pages are lost with their memory node: the program gets SIGBUS where it needs them"
+            ));
+        }
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        let root_ended = self.settings.root.as_ref().is_none_or(|root| {
+            let mut descriptors = [PollFd::new(root, PollFlags::IN)];
+            poll(&mut descriptors, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        });
+        let may_end =
+            root_ended && (self.settings.root.is_some() || self.settings.stop.load(Ordering::Relaxed));
+        may_end && self.processes.is_empty() && now - self.empty_since >= GRACE
+    }
+}
+
+/// Tells the user.
+fn report(line: &str) {
+    eprintln!("terrace: {line}");
+}

@@ -1,0 +1,31 @@
+//! Unmodified programs with four times the memory of their budget.
+
+mod common;
+
+use common::{MIB, TestPager, compile, run};
+
+#[test]
+fn a_program_that_fills_and_reads_memory_stays_within_its_budget() {
+    let pager = TestPager::start(12 * MIB, 64 * MIB);
+    let most = run(pager.command(compile("touch")).arg("48"), "verified");
+    let statistics = pager.finish();
+    assert!(most <= 12 * MIB, "{most} bytes: {statistics:?}");
+    assert!(statistics.loads > 15_000 && statistics.stores > 9_000, "{statistics:?}");
+    // The second reading finds pages that were not stored to since they were loaded.
+    assert!(statistics.drops > 5_000, "{statistics:?}");
+}
+
+#[test]
+fn an_array_is_sorted() {
+    let pager = TestPager::start(8 * MIB, 64 * MIB);
+    let most = run(pager.command(compile("sort")).arg("32"), "sorted");
+    let statistics = pager.finish();
+    assert!(most <= 8 * MIB, "{most} bytes: {statistics:?}");
+}
+
+#[test]
+fn threads_children_and_moved_memory_find_their_bytes() {
+    let pager = TestPager::start(8 * MIB, 128 * MIB);
+    run(pager.command(compile("threads")).args(["24", "5"]), "verified");
+    pager.finish();
+}

@@ -1,0 +1,20 @@
+/* Fills memory and verifies it in the order of addresses. usage: touch MIB */
+#include <stdio.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+int main(int argc, char **argv) {
+    size_t count = (size_t)atoi(argc > 1 ? argv[1] : "64") << 17;
+    uint64_t *words = mmap(0, count * 8, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (size_t i = 0; i < count; i++)
+        words[i] = i * 0x9e3779b97f4a7c15ull;
+    for (int round = 0; round < 2; round++)
+        for (size_t i = 0; i < count; i++)
+            if (words[i] != i * 0x9e3779b97f4a7c15ull) {
+                printf("words[%zu] is wrong in round %d\n", i, round);
+                return 1;
+            }
+    puts("verified");
+    return 0;
+}
