@@ -37,8 +37,9 @@ setup: ## Install the dependencies of all targets
 
 build: ## Build build/bin/terrace and build/lib/terrace/
 	@scripts/setup.sh build
-	scripts/release.sh --package terrace-ibverbs --package terrace-cli
+	scripts/release.sh --package terrace-ibverbs --package terrace-cli --package terrace-pager-preload
 	crates/ibverbs/link.sh build/lib/terrace
+	install -D $(TARGET_DIR)/release/libterrace_pager_preload.so build/lib/terrace/libterrace-pager.so
 	install -D $(TARGET_DIR)/release/terrace build/bin/terrace
 
 profile: ## PGO build, eight minutes: runs an instrumented build; later release builds in this directory use its profile

@@ -11,9 +11,11 @@ mod bench;
 mod clients;
 mod devices;
 mod doctor;
+mod far_memory;
 mod json;
 mod library;
 mod log;
+mod pager;
 mod program;
 mod recover;
 mod regions;
@@ -75,6 +77,9 @@ enum Command {
     Top(top::Options),
     /// Measure regions larger than memory
     Bench(bench::Options),
+    /// Handle the faults of programs whose memory is on memory nodes
+    #[command(hide = true)]
+    Pager(pager::Options),
 }
 
 /// The exit status for a wrong command line. The parser of the command line has the same.
@@ -106,6 +111,7 @@ pub fn run() -> ExitCode {
         }
         Command::Stat(options) => stat::show(&options).map_err(|error| (1, error.to_string())),
         Command::Top(options) => top::top(&options).map_err(|error| (1, error.to_string())),
+        Command::Pager(options) => pager::serve(&options).map_err(|error| (1, error.to_string())),
         Command::Bench(options) => {
             bench::bench(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))
         }

@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 /// library.
 pub const LIBRARY: &str = "libibverbs.so.1";
 
+/// The library of programs whose memory is on memory nodes, in the same folder.
+const PAGER_LIBRARY: &str = "libterrace-pager.so";
+
 /// An error of preloading the library.
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
@@ -38,6 +41,21 @@ pub fn find() -> Result<Preload, LibraryError> {
     preload(find_beside(&executable)?)
 }
 
+/// Finds the library that has the program's memory paged, for `LD_PRELOAD`.
+pub fn find_pager(library: &Preload) -> Result<OsString, LibraryError> {
+    let path = library.folder.join(PAGER_LIBRARY);
+    if !path.is_file() {
+        return Err(LibraryError::Missing(path));
+    }
+    Ok(preload_entry(&path))
+}
+
+/// A library whose path has a space is preloaded by its name alone, and the folder is searched for it.
+fn preload_entry(library: &Path) -> OsString {
+    let has_space = library.to_string_lossy().contains(' ');
+    library.file_name().filter(|_| has_space).unwrap_or(library.as_os_str()).to_owned()
+}
+
 fn find_beside(executable: &Path) -> Result<PathBuf, LibraryError> {
     let prefix = executable.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
     let library = prefix.join("lib/terrace").join(LIBRARY);
@@ -47,14 +65,13 @@ fn find_beside(executable: &Path) -> Result<PathBuf, LibraryError> {
     Ok(library)
 }
 
-/// `LD_PRELOAD` is split at spaces and colons, `LD_LIBRARY_PATH` at colons and semicolons. So a library whose path has a
-/// space is preloaded by its name alone, and the folder is searched for it.
+/// `LD_PRELOAD` is split at spaces and colons, `LD_LIBRARY_PATH` at colons and semicolons.
 fn preload(library: PathBuf) -> Result<Preload, LibraryError> {
     let text = library.to_string_lossy();
     if let Some(separator) = text.chars().find(|character| [':', ';'].contains(character)) {
         return Err(LibraryError::Unloadable { path: library, separator });
     }
-    let entry = if text.contains(' ') { LIBRARY.into() } else { library.clone().into() };
+    let entry = preload_entry(&library);
     let folder = library.parent().unwrap_or(Path::new("/")).to_owned();
     Ok(Preload { entry, folder })
 }

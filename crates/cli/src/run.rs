@@ -1,8 +1,9 @@
 //! `terrace run`: checks the options, then executes the program with the NIC preloaded.
 
+use crate::far_memory::{FarMemory, FarMemoryError};
 use crate::log::LogLevel;
 use crate::program::Unloadable;
-use crate::{USAGE, library, program, values};
+use crate::{USAGE, library, pager, program, values};
 use clap::{Args, ValueEnum};
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
@@ -15,6 +16,8 @@ use terrace_faults::{FaultPlan, FaultPlanError};
 use terrace_nic::{DeviceName, PathChoice};
 use terrace_pages::cached::CachedConfig;
 use terrace_vm::SwapSpace;
+use terrace_vm::handshake::{FEATURES, SOCKET_VARIABLE};
+use terrace_vm::userfault::Userfaultfd;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -99,6 +102,15 @@ pub struct Options {
     /// Access mode of on-demand regions over file mappings [default: wait]
     #[arg(long, value_name = "MODE", env = "TERRACE_MODE", hide_env_values = true)]
     mode: Option<PagingMode>,
+    /// Memory nodes for memory of the program beyond --local: HOST:PORT, or a list of them [default: all is local]
+    #[arg(long, value_name = "NODES", env = "TERRACE_REMOTE_MEMORY", hide_env_values = true)]
+    remote_memory: Option<String>,
+    /// Memory that the program and all that it starts keep here: 1G, 512M, or a number of bytes
+    #[arg(long, value_name = "SIZE", env = "TERRACE_LOCAL", hide_env_values = true)]
+    local: Option<String>,
+    /// Memory nodes that have a copy of each page
+    #[arg(long, value_name = "COUNT", env = "TERRACE_MIRROR", hide_env_values = true, default_value_t = 1)]
+    mirror: usize,
     /// Log level of the NIC, which logs to standard error
     #[arg(long, value_name = "LEVEL", ignore_case = true, env = "TERRACE_LOG", hide_env_values = true)]
     log: Option<LogLevel>,
@@ -157,6 +169,29 @@ pub enum RunError {
     /// A directory for swap files without a budget, or with a mode that pages files only.
     #[error("--swap needs --dram, and no other --mode than wait")]
     SwapWithoutDram,
+    /// The nodes are no list of addresses.
+    #[error("--remote-memory {0}")]
+    RemoteMemorySyntax(#[from] FarMemoryError),
+    /// One option needs the other one.
+    #[error("--remote-memory and --local need one another: add, for example, --local 1G")]
+    RemoteWithoutLocal,
+    /// Not a size.
+    #[error("--local {0}")]
+    LocalSyntax(terrace_tier::size::NotASize),
+    /// Both page the program's memory.
+    #[error("--remote-memory and --dram exclude one another")]
+    RemoteWithDram,
+    /// No library can be preloaded into it.
+    #[error("{0} {reason}, and its memory cannot be paged (--remote-memory)", reason = .1.meaning())]
+    Unpageable(String, Unloadable),
+    /// The kernel grants the process no handling of its faults.
+    #[error(
+        "--remote-memory needs userfaultfd(2) with fork events and page moves: run as root or grant CAP_SYS_PTRACE, on Linux 6.8 or later; in a container, let the seccomp profile pass userfaultfd ({0})"
+    )]
+    RemotePrivilege(std::io::Error),
+    /// The pager cannot run.
+    #[error("--remote-memory: {0}")]
+    Pager(#[from] pager::PagerError),
     /// The program exists, but its interpreter does not.
     #[error("{0}: its interpreter does not exist (the `#!` line of a script, the loader of an executable)")]
     Interpreter(String),
@@ -174,6 +209,8 @@ impl RunError {
         match self {
             RunError::AddressSyntax(_) | RunError::MtuSyntax(_) | RunError::FaultPlan { .. } => true,
             RunError::DramSyntax(_) | RunError::ModeWithoutDram | RunError::SwapWithoutDram => true,
+            RunError::RemoteMemorySyntax(_) | RunError::RemoteWithoutLocal => true,
+            RunError::LocalSyntax(_) | RunError::RemoteWithDram => true,
             RunError::Port(error) => is_usage(error),
             _ => false,
         }
@@ -187,6 +224,7 @@ impl RunError {
             RunError::Program(_)
             | RunError::Interpreter(_)
             | RunError::Unloadable(..)
+            | RunError::Unpageable(..)
             | RunError::Exec { .. } => 126,
             _ if self.is_usage() => USAGE,
             _ => 125,
@@ -205,16 +243,26 @@ pub fn run(options: &Options) -> Result<(), RunError> {
     let name = &options.program[0];
     let path = program::find(name)?;
     let variables = environment(options)?;
+    let remote = remote_memory(options)?;
     match program::unloadable(&path) {
         None => {}
-        Some(Unloadable::Musl) => {
-            return Err(RunError::Unloadable(name.to_string_lossy().into_owned(), Unloadable::Musl));
+        Some(reason) if reason == Unloadable::Musl || remote.is_some() => {
+            let name = name.to_string_lossy().into_owned();
+            return Err(match remote {
+                Some(_) => RunError::Unpageable(name, reason),
+                None => RunError::Unloadable(name, reason),
+            });
         }
         Some(reason) => eprintln!("terrace: {} {}", name.to_string_lossy(), reason.meaning()),
     }
     let mut command = Command::new(&path);
     command.arg0(name).args(&options.program[1..]).envs(variables);
-    command.env("LD_PRELOAD", prepend(&library.entry, std::env::var_os("LD_PRELOAD"), &[':', ' ']));
+    let mut preloaded = prepend(&library.entry, std::env::var_os("LD_PRELOAD"), &[':', ' ']);
+    if let Some(remote) = remote {
+        preloaded = prepend(&library::find_pager(&library)?, Some(preloaded), &[':', ' ']);
+        command.env(SOCKET_VARIABLE, pager::start(remote.local_bytes, &remote.nodes, options.mirror)?);
+    }
+    command.env("LD_PRELOAD", preloaded);
     command.env(
         "LD_LIBRARY_PATH",
         prepend(library.folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH"), &[':', ';']),
@@ -227,6 +275,29 @@ pub fn run(options: &Options) -> Result<(), RunError> {
         std::io::ErrorKind::NotFound => RunError::Interpreter(program),
         _ => RunError::Exec { program, error },
     })
+}
+
+/// Where the program's memory is.
+struct RemoteMemory {
+    nodes: FarMemory,
+    local_bytes: u64,
+}
+
+/// `--remote-memory` and `--local`, after a check that this process may have its faults handled.
+fn remote_memory(options: &Options) -> Result<Option<RemoteMemory>, RunError> {
+    // An empty variable counts as unset, as in the library.
+    let given = |option: &Option<String>| option.clone().filter(|value| !value.is_empty());
+    let (nodes, local) = match (given(&options.remote_memory), given(&options.local)) {
+        (None, None) => return Ok(None),
+        (Some(nodes), Some(local)) => (nodes.parse()?, local),
+        _ => return Err(RunError::RemoteWithoutLocal),
+    };
+    if given(&options.dram).is_some() {
+        return Err(RunError::RemoteWithDram);
+    }
+    let local_bytes = terrace_tier::size::parse(&local).map_err(RunError::LocalSyntax)?;
+    Userfaultfd::open(FEATURES).map_err(RunError::RemotePrivilege)?;
+    Ok(Some(RemoteMemory { nodes, local_bytes }))
 }
 
 /// The environment variables that pass the options to the NIC in the program, after a check of each option.

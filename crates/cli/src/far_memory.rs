@@ -1,0 +1,112 @@
+//! `--remote-memory`: where pages are that do not fit into the local memory.
+
+use std::fmt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use terrace_vm::{BackingStore, FileStore};
+
+/// Buffers of a file store.
+const FILE_BUFFERS: usize = 256;
+/// The size of a file store's sparse file, in pages.
+const FILE_PAGES: u64 = 1 << 26;
+
+/// Where pages are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FarMemory {
+    /// Memory nodes by address.
+    Nodes(Vec<String>),
+    /// A file without a name in a directory, for comparison.
+    Directory(PathBuf),
+}
+
+/// Why pages cannot be put there.
+#[derive(Debug, thiserror::Error)]
+pub enum FarMemoryError {
+    /// The text is neither.
+    #[error("{0:?} is not a list of memory nodes, such as 192.0.2.1:7471,192.0.2.2:7471")]
+    Syntax(String),
+    /// More copies than nodes.
+    #[error("--mirror {mirror} needs as many memory nodes, and there are {nodes}")]
+    Mirror {
+        /// Copies of each page.
+        mirror: usize,
+        /// Memory nodes.
+        nodes: usize,
+    },
+    /// The directory has no room for a file.
+    #[error("{}: {error}", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// The system's error.
+        error: std::io::Error,
+    },
+}
+
+impl FromStr for FarMemory {
+    type Err = FarMemoryError;
+
+    fn from_str(text: &str) -> Result<FarMemory, FarMemoryError> {
+        if let Some(directory) = text.strip_prefix("file:") {
+            return Ok(FarMemory::Directory(directory.into()));
+        }
+        let nodes: Vec<String> = text.split(',').map(str::to_owned).collect();
+        let is_node = |node: &String| {
+            node.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+        };
+        if nodes.iter().all(is_node) {
+            return Ok(FarMemory::Nodes(nodes));
+        }
+        Err(FarMemoryError::Syntax(text.to_owned()))
+    }
+}
+
+impl fmt::Display for FarMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FarMemory::Nodes(nodes) => f.write_str(&nodes.join(",")),
+            FarMemory::Directory(path) => write!(f, "file:{}", path.display()),
+        }
+    }
+}
+
+impl FarMemory {
+    /// Connects to the nodes, or creates the file.
+    pub fn open(&self, mirror: usize) -> Result<Box<dyn BackingStore>, FarMemoryError> {
+        match self {
+            FarMemory::Nodes(nodes) if mirror > nodes.len() => {
+                Err(FarMemoryError::Mirror { mirror, nodes: nodes.len() })
+            }
+            FarMemory::Nodes(_) => Err(FarMemoryError::Syntax("memory nodes are not there yet".into())),
+            FarMemory::Directory(path) => {
+                let file = std::fs::File::options()
+                    .read(true)
+                    .write(true)
+                    .custom_flags(rustix::fs::OFlags::TMPFILE.bits() as i32)
+                    .open(path);
+                let store = file.and_then(|file| FileStore::new(file, FILE_PAGES, FILE_BUFFERS));
+                match store {
+                    Ok(store) => Ok(Box::new(store)),
+                    Err(error) => Err(FarMemoryError::Directory { path: path.clone(), error }),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_have_a_port_each() {
+        let nodes = |text: &str| text.parse::<FarMemory>().map(|nodes| nodes.to_string());
+        assert_eq!(nodes("a:1,192.0.2.1:7471,[::1]:2").unwrap(), "a:1,192.0.2.1:7471,[::1]:2");
+        assert_eq!(nodes("file:/var/tmp").unwrap(), "file:/var/tmp");
+        for wrong in ["", "a", "a:", ":1", "a:70000", "a:1,", "a:1,b"] {
+            assert!(nodes(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! `terrace pager`: the process that handles the faults of programs whose memory is on memory nodes. `terrace run
+//! --remote-memory` starts it; the command is not for users.
+//!
+//! Two processes are started: the first one starts the second one and ends. So the pager is no child of the program, which
+//! may wait for all of its children.
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::Args;
+use rustix::process::{Pid, PidfdFlags};
+use terrace_pager::{Pager, Settings};
+
+use crate::far_memory::{FarMemory, FarMemoryError};
+
+/// What the pager writes to its standard output when processes may join.
+const READY: &str = "ready";
+/// Above programs of the same user: they wait for it.
+const NICE: i32 = -10;
+
+/// Options of `terrace pager`.
+#[derive(Args)]
+pub struct Options {
+    /// Process that ends with the pager's work
+    #[arg(long)]
+    root: i32,
+    /// Bytes of memory
+    #[arg(long)]
+    local: u64,
+    /// Where other pages are
+    #[arg(long)]
+    remote_memory: FarMemory,
+    /// Copies of each page
+    #[arg(long)]
+    mirror: usize,
+    /// Directory of the socket, to remove at the end
+    #[arg(long)]
+    directory: PathBuf,
+    /// Start the pager, and end
+    #[arg(long)]
+    detach: bool,
+}
+
+/// An error of the pager.
+#[derive(Debug, thiserror::Error)]
+pub enum PagerError {
+    /// A system call failed.
+    #[error("cannot {0}: {1}")]
+    System(&'static str, #[source] std::io::Error),
+    /// There is nowhere to put pages.
+    #[error(transparent)]
+    FarMemory(#[from] FarMemoryError),
+    /// The pager wrote this in place of `ready`.
+    #[error("{0}")]
+    Refused(String),
+}
+
+fn system<E: Into<std::io::Error>>(attempt: &'static str) -> impl FnOnce(E) -> PagerError {
+    move |error| PagerError::System(attempt, error.into())
+}
+
+/// Starts a pager for this process and all that it starts. Returns when processes may join; the path of its socket.
+pub fn start(local_bytes: u64, far_memory: &FarMemory, mirror: usize) -> Result<PathBuf, PagerError> {
+    let directory = create_directory().map_err(system("create a directory for the pager's socket"))?;
+    let socket = directory.join("socket");
+    let listener = UnixListener::bind(&socket).map_err(system("create the pager's socket"))?;
+    let executable = std::env::current_exe().map_err(system("find this executable"))?;
+    let mut launcher = Command::new(executable)
+        .args(["pager", "--detach", "--root", &std::process::id().to_string()])
+        .args(["--local", &local_bytes.to_string(), "--mirror", &mirror.to_string()])
+        .args(["--remote-memory", &far_memory.to_string()])
+        .arg("--directory")
+        .arg(&directory)
+        .stdin(OwnedFd::from(listener))
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(system("start the pager"))?;
+    let mut answer = String::new();
+    if let Some(mut output) = launcher.stdout.take() {
+        output.read_to_string(&mut answer).map_err(system("hear from the pager"))?;
+    }
+    launcher.wait().map_err(system("wait for the pager"))?;
+    if answer.trim() == READY {
+        return Ok(socket);
+    }
+    let _ = std::fs::remove_dir_all(&directory);
+    Err(PagerError::Refused(if answer.is_empty() {
+        "the pager has ended".into()
+    } else {
+        answer.trim().into()
+    }))
+}
+
+/// A directory that no other user can enter.
+fn create_directory() -> std::io::Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_dir());
+    let parent = runtime.unwrap_or_else(std::env::temp_dir);
+    let mut number = 0;
+    loop {
+        let path = parent.join(format!("terrace-pager-{}-{number}", std::process::id()));
+        match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+            Ok(()) => return Ok(path),
+            // A process with this number left it behind.
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && number < 1000 => number += 1,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Runs the pager.
+pub fn serve(options: &Options) -> Result<(), PagerError> {
+    if options.detach {
+        return detach();
+    }
+    let result = prepare(options);
+    let answer = match &result {
+        Ok(_) => READY.to_owned(),
+        Err(error) => error.to_string(),
+    };
+    // Who started it reads until the end of this file.
+    let mut output = std::io::stdout();
+    let written = writeln!(output, "{answer}").and_then(|()| output.flush());
+    rustix::stdio::dup2_stdout(rustix::stdio::stderr()).map_err(system("close the standard output"))?;
+    let (Ok(mut pager), Ok(())) = (result, written) else { return Ok(()) };
+    pager.run();
+    let _ = std::fs::remove_dir_all(&options.directory);
+    Ok(())
+}
+
+/// Starts this command again, in a session of its own: signals of the terminal are for the program.
+fn detach() -> Result<(), PagerError> {
+    rustix::process::setsid().map_err(system("leave the terminal"))?;
+    let executable = std::env::current_exe().map_err(system("find this executable"))?;
+    let arguments = std::env::args_os().skip(1).filter(|argument| argument != "--detach");
+    Command::new(executable).args(arguments).spawn().map(drop).map_err(system("start the pager"))
+}
+
+fn prepare(options: &Options) -> Result<Pager, PagerError> {
+    let root = Pid::from_raw(options.root).ok_or(rustix::io::Errno::SRCH);
+    let root = root.and_then(|root| rustix::process::pidfd_open(root, PidfdFlags::empty()));
+    let root = root.map_err(system("watch the program"))?;
+    let socket = rustix::io::fcntl_dupfd_cloexec(std::io::stdin().as_fd(), 3);
+    let listener = UnixListener::from(socket.map_err(system("use the socket"))?);
+    // Without the privilege it has the program's priority.
+    let _ = rustix::process::setpriority_process(None, NICE);
+    let store = options.remote_memory.open(options.mirror)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let settings = Settings { local_bytes: options.local, listener, root: Some(root), stop };
+    Pager::new(settings, store).map_err(system("use the socket"))
+}
