@@ -15,6 +15,7 @@ mod far_memory;
 mod json;
 mod library;
 mod log;
+mod memory_node;
 mod pager;
 mod program;
 mod recover;
@@ -65,6 +66,8 @@ enum Command {
     Run(run::Options),
     /// Serve files as regions larger than memory
     Serve(serve::Options),
+    /// Lend memory to other hosts, page by page
+    MemoryNode(memory_node::Options),
     /// Write back what a killed server has left in memory
     Recover(recover::Options),
     /// Show the device that a program gets
@@ -102,6 +105,8 @@ pub fn run() -> ExitCode {
         Command::Serve(options) => {
             serve::serve(&options).map_err(|error| (serve::exit_code(&error), error.to_string()))
         }
+        Command::MemoryNode(options) => memory_node::memory_node(&options)
+            .map_err(|error| (memory_node::exit_code(&error), error.to_string())),
         Command::Recover(options) => recover::recover(&options).map_err(|error| (1, error.to_string())),
         Command::Devices(options) => {
             devices::show(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))

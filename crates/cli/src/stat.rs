@@ -5,6 +5,7 @@ use clap::Args;
 use serde::Deserialize;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
+use terrace_far_memory::NodeStatus;
 use terrace_nic::stat::{Counts, DeviceSnapshot, QpSnapshot, fetch, processes};
 use terrace_node::ClientStats;
 use terrace_pages::MemoryStats;
@@ -29,7 +30,10 @@ an earlier server or from what the program has brought into memory; failed acces
 of misses. What same-host peers access by themselves is not counted.
 
 `terrace serve` adds a table of its clients: the requests that the NIC has executed (one-sided;
-fetched: transfers of absent memory for them), and RPCs, by region.";
+fetched: transfers of absent memory for them), and RPCs, by region.
+
+`terrace memory-node` adds a table of its clients: the pages that each has, and what its chains have
+executed. `terrace memory-node --status ADDRESS:PORT` shows the same from another host.";
 
 /// Options of `terrace stat`.
 #[derive(Args)]
@@ -210,6 +214,9 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
     if !clients.is_empty() {
         text += &clients::text(&clients, &before.map(self::clients).unwrap_or_default(), seconds);
     }
+    if let Some(status) = memory_node(device) {
+        text += &crate::memory_node::text(&status);
+    }
     if !device.queue_pairs.is_empty() {
         text += "\n";
         text += &queue_pair_table(&device.queue_pairs);
@@ -226,6 +233,11 @@ pub fn memory(device: &DeviceSnapshot) -> Option<MemoryStats> {
 fn clients(device: &DeviceSnapshot) -> Vec<ClientStats> {
     let report = device.reports.get("clients");
     report.and_then(|report| Vec::deserialize(report).ok()).unwrap_or_default()
+}
+
+/// The pages of a memory node, and who has them.
+fn memory_node(device: &DeviceSnapshot) -> Option<NodeStatus> {
+    device.reports.get("memory_node").and_then(|report| NodeStatus::deserialize(report).ok())
 }
 
 /// Counters below a title. With rates if `before` is given.

@@ -95,6 +95,12 @@ impl ChainClient {
         self.endpoint
     }
 
+    /// The queue pair, for requests that are none of the protocol.
+    #[cfg(test)]
+    pub fn qp(&self) -> &Arc<QueuePair> {
+        &self.qp
+    }
+
     pub fn qpn(&self) -> u32 {
         self.qp.qpn()
     }
@@ -121,13 +127,18 @@ impl ChainClient {
             self.waiting.push_back(call);
             return Ok(());
         }
+        let (args, length) = (self.args(&call), self.rounds.function.args_bytes());
+        self.send(call, &args.emit()[..length], now)
+    }
+
+    /// The arguments of the next round.
+    pub fn args(&self, call: &Call) -> Args {
         let (round, rounds) = (self.round, self.rounds);
-        let at = rounds.slot(round) as usize * SLOT_BYTES;
         let (reply_addr, reply_rkey) = match (rounds.function, call.page) {
             (Function::Load, Some(page)) => (page.addr, page.lkey),
-            _ => (self.slots.addr() + (at + RETURNED) as u64, self.slots.mr().rkey()),
+            _ => (self.slots.addr() + (self.slot_at(round) + RETURNED) as u64, self.slots.mr().rkey()),
         };
-        let args = Args {
+        Args {
             entry: self.table.wrapping_add(call.index.wrapping_mul(ENTRY_BYTES)),
             reply_addr,
             reply_rkey,
@@ -136,10 +147,15 @@ impl ChainClient {
             enable: rounds.enable(round),
             reply: rounds.reply(round),
             doorbell: rounds.doorbell(round),
-        };
-        self.slots.write(at, &args.emit())?;
-        let mut sges = SgeList::from_slice(&[self.slots.sge(at, rounds.function.args_bytes() as u32)]);
-        sges.extend(call.page.filter(|_| rounds.function.takes_page()));
+        }
+    }
+
+    /// Begins a round with these bytes of arguments.
+    pub fn send(&mut self, call: Call, args: &[u8], now: Instant) -> Result<(), Error> {
+        let at = self.slot_at(self.round);
+        self.slots.write(at, args)?;
+        let mut sges = SgeList::from_slice(&[self.slots.sge(at, args.len() as u32)]);
+        sges.extend(call.page.filter(|_| self.rounds.function.takes_page()));
         self.batch.push(SendWr {
             wr_id: 0,
             op: SendOp::Send,
@@ -148,8 +164,13 @@ impl ChainClient {
             target: None,
         });
         self.sent.push_back(Sent { call, since: now });
-        self.round = round.wrapping_add(1);
+        self.round = self.round.wrapping_add(1);
         Ok(())
+    }
+
+    /// Where a round's slot begins in the slots' memory.
+    fn slot_at(&self, round: u32) -> usize {
+        self.rounds.slot(round) as usize * SLOT_BYTES
     }
 
     /// Sends the messages of rounds that have begun.
@@ -170,7 +191,7 @@ impl ChainClient {
         let Sent { call, .. } = self.sent.pop_front()?;
         let mut returned = [0; 8];
         if self.rounds.function == Function::UnmappedStore {
-            self.slots.read(self.rounds.slot(oldest) as usize * SLOT_BYTES + RETURNED, &mut returned).ok()?;
+            self.slots.read(self.slot_at(oldest) + RETURNED, &mut returned).ok()?;
         }
         self.post_receive().ok()?;
         if let Some(next) = self.waiting.pop_front() {

@@ -19,6 +19,8 @@
 //! | `operations` | operations in flight, and what becomes of them when a node is lost |
 
 mod chain;
+#[cfg(test)]
+mod hostile_tests;
 mod link;
 mod operations;
 mod space;

@@ -25,8 +25,11 @@ use crate::device::Device;
 use crate::qp::{Posting, QpCore, QueuePair};
 use crate::tx::WorkList;
 
-/// Entries of a queue pair in one turn.
+/// Entries of a queue pair in one turn, and those up to the next WAIT: what a WAIT has started is not interrupted by other
+/// queue pairs' entries, unless it is long.
 const ENTRIES_PER_TURN: usize = 16;
+/// Entries of a queue pair in one turn at most.
+const ENTRIES_PER_TURN_MAX: usize = 2 * ENTRIES_PER_TURN;
 /// Bytes of their requests: a turn ends with the entry that reaches this.
 const BYTES_PER_TURN: u64 = 1 << 20;
 /// Turns in one pass: a chain may be endless, and packets have to be received meanwhile.
@@ -50,7 +53,8 @@ impl Device {
             }
             if let Some(queues) = qp.work_queues() {
                 let state = &mut queues.send.state.lock();
-                let mut turn = Turn { device: self, qp: &qp, core: &mut core, queues, state, bytes: 0 };
+                let mut turn =
+                    Turn { device: self, qp: &qp, core: &mut core, queues, state, executed: 0, bytes: 0 };
                 if turn.run() {
                     self.runnable.add(&qp);
                 }
@@ -100,6 +104,8 @@ enum Step {
     Executed,
     /// The queue pair has no more to do for now.
     Blocked,
+    /// It is at a WAIT, and other queue pairs have their turns first.
+    TurnOver,
 }
 
 /// An entry as it was read.
@@ -116,6 +122,8 @@ struct Turn<'a> {
     core: &'a mut QpCore,
     queues: &'a WorkQueues,
     state: &'a mut SendState,
+    /// Entries so far.
+    executed: usize,
     /// Bytes of the requests so far.
     bytes: u64,
 }
@@ -123,12 +131,11 @@ struct Turn<'a> {
 impl Turn<'_> {
     /// Executes entries. Returns whether the queue pair could go on.
     fn run(&mut self) -> bool {
-        for _ in 0..ENTRIES_PER_TURN {
-            if self.step() == Step::Blocked {
-                return false;
-            }
-            if self.bytes >= BYTES_PER_TURN {
-                break;
+        while self.executed < ENTRIES_PER_TURN_MAX && self.bytes < BYTES_PER_TURN {
+            match self.step() {
+                Step::Executed => self.executed += 1,
+                Step::Blocked => return false,
+                Step::TurnOver => return true,
             }
         }
         true
@@ -168,6 +175,7 @@ impl Turn<'_> {
             Ok((flags, _)) if flags.contains(SendFlags::FENCE) && self.core.qp.queue_lengths().0 > 0 => {
                 self.wait_below(1)
             }
+            Ok((_, SendEntry::Wait { .. })) if self.executed >= ENTRIES_PER_TURN => Step::TurnOver,
             Ok((flags, SendEntry::Wait { cqn, index })) => self.wait(cqn, index, blocks, flags),
             Ok((flags, SendEntry::EnableSend { qpn, index })) => match self.enable_send(qpn, index) {
                 Some(()) => self.finish(blocks, flags),
