@@ -17,6 +17,7 @@ mod library;
 mod log;
 mod memory_node;
 mod pager;
+mod pool;
 mod program;
 mod recover;
 mod regions;
@@ -106,7 +107,7 @@ pub fn run() -> ExitCode {
             serve::serve(&options).map_err(|error| (serve::exit_code(&error), error.to_string()))
         }
         Command::MemoryNode(options) => memory_node::memory_node(&options)
-            .map_err(|error| (memory_node::exit_code(&error), error.to_string())),
+            .map_err(|error| (usage_or_1(error.is_usage()), error.to_string())),
         Command::Recover(options) => recover::recover(&options).map_err(|error| (1, error.to_string())),
         Command::Devices(options) => {
             devices::show(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))

@@ -1,6 +1,6 @@
 //! `terrace stat`: the counters of the NICs of running processes, as reported by the processes.
 
-use crate::{clients, json, regions, table};
+use crate::{clients, json, pool, regions, table};
 use clap::Args;
 use serde::Deserialize;
 use std::io::{self, IsTerminal, Write};
@@ -215,7 +215,7 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
         text += &clients::text(&clients, &before.map(self::clients).unwrap_or_default(), seconds);
     }
     if let Some(status) = memory_node(device) {
-        text += &crate::memory_node::text(&status);
+        text += &pool::text(&status);
     }
     if !device.queue_pairs.is_empty() {
         text += "\n";

@@ -182,7 +182,7 @@ impl ChainClient {
         posted.map_err(|(_, error)| error)
     }
 
-    /// Takes a reply: the oldest round has ended. `None` if the reply is of another round, or comes unasked.
+    /// Takes a reply: the oldest round has ended. `None` if the reply is of another round, or no round has begun.
     pub fn finish(&mut self, wc: &Wc, now: Instant) -> Option<Finished> {
         let oldest = self.round.wrapping_sub(self.sent.len() as u32);
         if u32::from_be(wc.imm) != oldest {
