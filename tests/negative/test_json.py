@@ -59,8 +59,9 @@ class Documents(NegativeTest):
         folder = self.enterContext(tempfile.TemporaryDirectory())
         node = self.serve(folder)
         found = fields(self.document("stat", left.pid)) | fields(self.document("stat", node.process.pid))
-        # No client and no fault plan here.
-        self.assertEqual(found, listed("terrace stat") - {"devices.clients", "devices.injected"})
+        # No client, no fault plan and no pool here.
+        absent = {"devices.clients", "devices.injected", "devices.memory_node"}
+        self.assertEqual(found, listed("terrace stat") - absent)
         self.assertLessEqual({left.pid, node.process.pid}, {device["pid"] for device in self.document("stat")["devices"]})
 
     def test_watch_prints_a_document_a_line(self):

@@ -10,6 +10,8 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use terrace_access::proto::Endpoint;
 
+use crate::status::NodeStatus;
+
 /// Version of the protocol: both ends must have the same.
 pub(crate) const VERSION: u32 = 1;
 /// Bytes of a request line at most.
@@ -211,7 +213,7 @@ pub(crate) struct Connected {
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Answer {
     Connected(Box<Connected>),
-    Status(crate::NodeStatus),
+    Status(NodeStatus),
     /// The node refuses, and why.
     Refused(String),
     /// The node has ended the connection, and why. The client's pages are gone.

@@ -7,7 +7,9 @@
 //! | `chain`, `program` | a chain's queue pairs and queues; the entries in them |
 //! | `state` | what the engine does besides executing chains |
 //! | `control` | the control thread: connections of clients, budgets |
+//! | `access` | `ibv_access_flags` of regions and queue pairs |
 
+mod access;
 mod chain;
 mod control;
 mod pool;
@@ -26,20 +28,6 @@ use crate::status::NodeStatus;
 use control::ControlThread;
 use pool::{POOL_PAGES_MAX, Pool};
 use state::State;
-
-/// `ibv_access_flags`.
-mod access {
-    pub const LOCAL_WRITE: u32 = 1;
-    pub const REMOTE_WRITE: u32 = 1 << 1;
-    pub const REMOTE_READ: u32 = 1 << 2;
-    const REMOTE_ATOMIC: u32 = 1 << 3;
-    /// The node's own chains, through their echo queue pair.
-    pub const REMOTE_ALL: u32 = REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
-    /// The free-page queue: elements are WRITten and exchanged, counters are added to.
-    pub const RING: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_ATOMIC;
-    /// A translation table: entries are READ and exchanged. A WRITE could be misaligned.
-    pub const TABLE: u32 = LOCAL_WRITE | REMOTE_READ | REMOTE_ATOMIC;
-}
 
 /// The configuration of a memory node.
 #[derive(Clone, Debug)]

@@ -14,7 +14,7 @@ use terrace_sync::{Backlog, Mutex};
 use super::pool::{Marks, Pool};
 use super::tenant::{Executed, Tenant};
 use crate::protocol::{Connect, Connected, Function};
-use crate::{ClientPages, NodeStatus};
+use crate::status::{ClientPages, NodeStatus};
 
 /// What the control thread asks for.
 pub(crate) enum Task {
