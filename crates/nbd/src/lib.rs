@@ -1,0 +1,39 @@
+//! A network block device (NBD) whose blocks are pages of far memory: what a kernel swaps to.
+//!
+//! ```text
+//!   client's socket            Server               Device                       PageQueue
+//!       | bytes                   |                    |                             |
+//!       +------------> input ---->| handle_input ----->| requests become operations  |
+//!                                 |                    | on pages, in slots -------->| submit
+//!                                 | advance ---------->| <-----------completions ----| poll
+//!       <------------- output <---| emit <-------------| replies, in any order       |
+//! ```
+//!
+//! | module | contains |
+//! |---|---|
+//! | `protocol` | numbers and messages of NBD |
+//! | `negotiation` | a connection before its transmission phase |
+//! | `device` | requests, and the operations on pages that they become |
+//! | `slots` | pages on their way, and operations on one page in their order |
+//! | `queue` | what is expected of far memory: [`PageQueue`] |
+//! | `server` | the socket, and the thread that serves it |
+//!
+//! `device` and below know no socket and no clock. The protocol is that of <https://github.com/NetworkBlockDevice/nbd>,
+//! `doc/proto.md`: fixed newstyle negotiation, simple replies.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod counters;
+mod device;
+mod negotiation;
+mod protocol;
+mod queue;
+mod server;
+mod slots;
+
+pub use counters::{Counters, Totals};
+pub use device::{CONNECTIONS_MAX, Device, REQUEST_BYTES_MAX};
+pub use protocol::ProtocolError;
+pub use queue::{Ended, Operation, PageQueue};
+pub use server::{Server, ServerError};
