@@ -24,6 +24,7 @@ mod regions;
 mod run;
 mod serve;
 mod stat;
+mod swap_device;
 mod table;
 mod top;
 mod values;
@@ -69,6 +70,8 @@ enum Command {
     Serve(serve::Options),
     /// Lend memory to other hosts, page by page
     MemoryNode(memory_node::Options),
+    /// Serve memory nodes as a block device that a kernel swaps to
+    SwapDevice(swap_device::Options),
     /// Write back what a killed server has left in memory
     Recover(recover::Options),
     /// Show the device that a program gets
@@ -108,6 +111,8 @@ pub fn run() -> ExitCode {
         }
         Command::MemoryNode(options) => memory_node::memory_node(&options)
             .map_err(|error| (usage_or_1(error.is_usage()), error.to_string())),
+        Command::SwapDevice(options) => swap_device::swap_device(&options)
+            .map_err(|error| (swap_device::exit_code(&error), error.to_string())),
         Command::Recover(options) => recover::recover(&options).map_err(|error| (1, error.to_string())),
         Command::Devices(options) => {
             devices::show(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))

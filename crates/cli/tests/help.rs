@@ -3,8 +3,8 @@
 use std::process::{Command, Output};
 
 const COMMANDS: [&str; COMMANDS_COUNT] =
-    ["run", "serve", "recover", "devices", "doctor", "stat", "top", "bench"];
-const COMMANDS_COUNT: usize = 8;
+    ["run", "serve", "swap-device", "recover", "devices", "doctor", "stat", "top", "bench"];
+const COMMANDS_COUNT: usize = 9;
 
 fn terrace(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));

@@ -16,6 +16,7 @@
 //! | `device` | requests, and the operations on pages that they become |
 //! | `slots` | pages on their way, and operations on one page in their order |
 //! | `queue` | what is expected of far memory: [`PageQueue`] |
+//! | `client_queue` | the client of far memory as such a queue |
 //! | `server` | the socket, and the thread that serves it |
 //!
 //! `device` and below know no socket and no clock. The protocol is that of <https://github.com/NetworkBlockDevice/nbd>,
@@ -24,6 +25,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod client_queue;
 mod counters;
 mod device;
 mod negotiation;
@@ -32,6 +34,7 @@ mod queue;
 mod server;
 mod slots;
 
+pub use client_queue::ClientQueue;
 pub use counters::{Counters, Totals};
 pub use device::{CONNECTIONS_MAX, Device, REQUEST_BYTES_MAX};
 pub use protocol::ProtocolError;

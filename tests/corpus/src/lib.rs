@@ -6,6 +6,9 @@ use arbitrary::{Arbitrary, Unstructured};
 pub mod access_proto;
 pub mod cm_manager;
 pub mod icrc_verify;
+pub mod nbd_device;
+#[path = "../../../crates/nbd/tests/common/mod.rs"]
+mod nbd_memory;
 #[path = "../../../crates/transport/tests/support/mod.rs"]
 mod support;
 pub mod transport_qp;

@@ -34,7 +34,7 @@ macro_rules! targets {
     };
 }
 
-targets!(access_proto, cm_manager, icrc_verify, transport_qp, wire_cm, wire_parse, wqe_format);
+targets!(access_proto, cm_manager, icrc_verify, nbd_device, transport_qp, wire_cm, wire_parse, wqe_format);
 
 /// A new version of the protocol must not leave its seeds behind, which decoders refuse at their first byte.
 #[test]

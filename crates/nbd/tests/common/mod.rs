@@ -41,7 +41,7 @@ impl MemoryQueue {
         let queue = MemoryQueue {
             page_count,
             pages: HashMap::new(),
-            slots: vec![[0xa5; PAGE_BYTES]; Device::<MemoryQueue>::SLOT_COUNT],
+            slots: vec![[0; PAGE_BYTES]; Device::<MemoryQueue>::SLOT_COUNT],
             in_flight: Vec::new(),
             depth,
             rng: SmallRng::seed_from_u64(seed),
@@ -60,6 +60,8 @@ impl MemoryQueue {
         }
         match operation {
             Operation::Load { page, slot } => {
+                // Nobody may use what is in the buffer after a failure.
+                self.slots[slot] = [0xa5; PAGE_BYTES];
                 self.slots[slot] = **self.pages.get(&page).ok_or(PageError::NotStored(page))?;
             }
             Operation::Store { page, slot } => {
