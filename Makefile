@@ -24,7 +24,7 @@ CFLAGS ?= -O2 -Wall -Wextra -Werror
 PYTEST ?= build/tools/bin/pytest
 pytest = $(PYTEST) --junit-xml=results/junit/$(1).xml $(if $(ONLY),-k '$(ONLY)')
 
-.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance conformance-programs interop errors chaos fork crash endurance sanitize soak soak-np soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np bench-filemr bench-term bench-term-full docs lint clean
+.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance conformance-programs interop interop-swap errors chaos fork crash endurance sanitize soak soak-np soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np bench-filemr bench-term bench-term-full docs lint clean
 .DEFAULT_GOAL := help
 # Targets share output directories, and cargo uses all processors by itself.
 .NOTPARALLEL:
@@ -114,6 +114,11 @@ build/interop/programs/%: tests/interop/programs/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -I$(HEADERS) -o $@ $< $(LIBRARIES) -libverbs -lpthread
 
+# Runs in a guest without libraries.
+build/interop/programs/swap_pattern: tests/interop/programs/swap_pattern.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -static -o $@ $<
+
 build/interop/programs/cm_talk: LIBRARIES := -lrdmacm
 
 build/interop/programs/mpi_check: tests/interop/programs/mpi_check.c
@@ -179,6 +184,11 @@ conformance-programs: build ## Run programs from PyPI and crates.io on Terrace: 
 
 interop: build ## Run Terrace against the Linux kernel's Soft-RoCE in a guest (ONLY=WORDS for a part)
 	$(PYTHON) tests/interop/kernel/run.py -v --junit-xml=results/junit/interop.xml $(if $(ONLY),-k '$(ONLY)')
+
+interop-swap: build ## Swap to memory nodes from a Linux guest that has too little memory
+	@scripts/setup.sh interop
+	@$(MAKE) --no-print-directory build/interop/programs/swap_pattern
+	$(call pytest,interop-swap) -v tests/interop/swap
 
 errors: build ## Compare the errors of paged and ordinary memory in over 5,000 combinations of control operations and requests (ONLY=WORDS for some)
 	@scripts/setup.sh pytest

@@ -176,7 +176,8 @@ install_examples() {
 # modules and initramfs of the machine do not change.
 fetch_kernel() {
     kernel=$root/build/interop/kernel
-    [ -e "$kernel/complete" ] && return 0
+    parts="drivers/infiniband drivers/virtio drivers/block/virtio_blk drivers/net/net_failover drivers/net/virtio_net drivers/net/ifb net fs/configfs crypto arch lib"
+    [ "$(cat "$kernel/complete" 2>/dev/null)" = "$parts" ] && return 0
     echo "setup: unpacking a kernel below build/"
     rm -rf "$kernel"
     mkdir -p "$kernel/package"
@@ -184,7 +185,7 @@ fetch_kernel() {
     download_kernel || { apt-get update >>"$kernel/log" 2>&1; download_kernel; } ||
         fail "apt-get could not download a kernel (all of its output: $kernel/log)"
     set -- '*/vmlinuz-*' '*/modules.*'
-    for part in drivers/infiniband drivers/virtio drivers/net/net_failover drivers/net/virtio_net drivers/net/ifb net fs/configfs crypto arch lib; do
+    for part in $parts; do
         set -- "$@" "*/kernel/$part*.ko*"
     done
     dpkg-deb --fsys-tarfile "$kernel"/package/*.deb | tar -x -C "$kernel" --wildcards "$@"
@@ -192,7 +193,7 @@ fetch_kernel() {
     modules=$(dirname "$(find "$kernel" -name modules.order)")
     # depmod expects lib/modules below its argument; the package may have it in a subdirectory.
     PATH=$PATH:/sbin:/usr/sbin depmod -b "${modules%/lib/modules/*}" "$(basename "$modules")"
-    touch "$kernel/complete"
+    echo "$parts" >"$kernel/complete"
 }
 
 download_kernel() {
@@ -230,8 +231,8 @@ packages)
     install_if_possible debootstrap
     ;;
 demo) check_rust; install_packages $compiler $verbs perftest ;;
-# strace counts system calls; without it, one test is skipped.
-test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils librdmacm-dev iproute2; install_pytest; install_if_possible strace ;;
+# strace counts system calls; libnbd-bin, qemu-utils and fio use network block devices. Without them, tests are skipped.
+test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils librdmacm-dev iproute2; install_pytest; install_if_possible strace libnbd-bin qemu-utils fio ;;
 conformance) check_rust; install_packages $compiler $verbs $programs; install_pytest ;;
 # The crates' build scripts need cmake and libclang.
 conformance-programs)

@@ -65,7 +65,7 @@ def initramfs():
             old.unlink()
         compressor = zlib.compressobj(level=1, wbits=31)
         partial = path.with_suffix(".part")
-        partial.write_bytes(compressor.compress(_archive(content)) + compressor.flush())
+        partial.write_bytes(compressor.compress(archive(content)) + compressor.flush())
         partial.rename(path)
     return path
 
@@ -82,7 +82,7 @@ def _content():
         files[f"bin/{binary.name}"] = (0o100755, _read(binary))
     for library in {library for binary in [*binaries, *loaded_by_name] for library in _libraries(binary)} | set(loaded_by_name):
         files[library.as_posix()[1:]] = (0o100755, _read(library))
-    files.update(_modules())
+    files.update(modules([*((name, "boot") for name in MODULES), *((name, name) for name in MODULES_AT_HAND)]))
     return files
 
 
@@ -114,8 +114,8 @@ def _libraries(binary):
     return [pathlib.Path(word) for word in words]
 
 
-def _modules():
-    """The modules as lib/modules/NAME.ko, and lists of modules in loading order."""
+def modules(groups):
+    """Pairs of a module and its group as lib/modules/NAME.ko, and for each group a list of modules in loading order."""
     (tree,) = [path.parent for path in KERNEL_ROOT.glob("**/modules.dep")]
     needs = {}
     for line in (tree / "modules.dep").read_text().splitlines():
@@ -123,7 +123,7 @@ def _modules():
         # A module's dependencies are listed in reverse order of loading.
         needs[_module_name(path)] = [*reversed(rest.split()), path]
     files = {}
-    for name, group in [*((name, "boot") for name in MODULES), *((name, name) for name in MODULES_AT_HAND)]:
+    for name, group in groups:
         if name not in needs:
             continue  # built into this kernel
         listed = files.setdefault(f"lib/modules/{group}.list", (0o100644, b""))[1]
@@ -143,7 +143,7 @@ def _module(path):
     return lzma.decompress(data) if path.suffix == ".xz" else data
 
 
-def _archive(files):
+def archive(files):
     """A cpio archive ("newc", as the kernel unpacks it), the folders first."""
     folders = {str(parent): (0o040755, b"") for name in files for parent in pathlib.PurePosixPath(name).parents}
     folders.pop(".")

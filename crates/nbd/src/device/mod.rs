@@ -184,13 +184,15 @@ impl<Q: PageQueue> Device<Q> {
 
     /// Whether [`Device::advance`] or [`Device::handle_input`] has something to do although no client sends anything.
     pub fn is_busy(&self) -> bool {
-        let needs_no_bytes = |connection: &Connection| {
+        // With two free slots, a piece of any kind can begin.
+        let can_go_on = |(index, connection): (usize, &Connection)| {
             let command = connection.current.map(|current| self.requests[current].command);
-            matches!(command, Some(Command::Trim | Command::WriteZeroes))
+            let needs_no_bytes = matches!(command, Some(Command::Trim | Command::WriteZeroes));
+            needs_no_bytes && self.slots.free_count(index) >= 2
         };
         self.in_flight_count > 0
             || !self.slots.ready.is_empty()
-            || self.connections.iter().any(needs_no_bytes)
+            || self.connections.iter().enumerate().any(can_go_on)
     }
 
     fn connection_of(request: usize) -> usize {

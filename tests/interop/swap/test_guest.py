@@ -1,0 +1,157 @@
+"""A guest kernel under memory pressure swaps to memory nodes: a virtio disk, over NBD, over `terrace swap-device`.
+
+A program in the guest uses more memory than the guest has, and verifies it. With two copies of each page, a memory node
+is killed and started again meanwhile. The guest is emulated (TCG), so it is small.
+"""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+import zlib
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "kernel"), str(HERE.parents[2] / "scripts"), str(HERE.parent)]
+
+import image  # noqa: E402
+from harness import procs  # noqa: E402
+
+GUEST_MIB, PROGRAM_MIB, DEVICE_MIB = 96, 128, 256
+PROGRAM = procs.ROOT / "build/interop/programs/swap_pattern"
+LIMIT_S = 600
+READY_LIMIT_S = 30
+
+
+class Command:
+    """A command of Terrace that runs in the background, and has printed its first line."""
+
+    def __init__(self, log_path, *argv):
+        self.log = open(log_path, "w+")
+        argv = [str(procs.terrace_binary()), *map(str, argv)]
+        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + READY_LIMIT_S
+        while "\n" not in self.output():
+            assert self.process.poll() is None and time.monotonic() < deadline, self.output()
+            time.sleep(0.02)
+
+    def output(self):
+        return pathlib.Path(self.log.name).read_text()
+
+    def end(self, number=signal.SIGTERM):
+        """Sends a signal, and returns the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        status = self.process.wait(30)
+        self.log.close()
+        return status
+
+
+class Guest:
+    def __init__(self, directory, socket, passes):
+        self.console_path = directory / "console.log"
+        words = f"console=ttyS0 panic=-1 oops=panic terrace.mib={PROGRAM_MIB} terrace.passes={passes}"
+        argv = ["qemu-system-x86_64", "-accel", "tcg", "-cpu", "max", "-smp", "1", "-m", str(GUEST_MIB), "-nodefaults",
+                "-no-user-config", "-display", "none", "-no-reboot", "-kernel", image.kernel(), "-initrd", initramfs(directory),
+                "-append", words, "-serial", f"file:{self.console_path}",
+                "-blockdev", f"driver=nbd,node-name=swap,server.type=unix,server.path={socket},discard=unmap",
+                "-device", "virtio-blk-pci,drive=swap"]
+        self.log = open(directory / "qemu.log", "w")
+        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+
+    def console(self):
+        return self.console_path.read_text(errors="replace") if self.console_path.exists() else ""
+
+    def wait_for(self, text):
+        deadline = time.monotonic() + LIMIT_S
+        while text not in self.console():
+            assert self.process.poll() is None, self.console()[-2000:]
+            assert time.monotonic() < deadline, f"no {text!r}: {self.console()[-2000:]}"
+            time.sleep(0.1)
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+
+def initramfs(directory):
+    """busybox, the program, and the modules of a virtio disk."""
+    files = {"init": (0o100755, (HERE / "init.sh").read_bytes()),
+             "bin/busybox": (0o100755, image.BUSYBOX.read_bytes()),
+             "bin/swap_pattern": (0o100755, PROGRAM.read_bytes())}
+    files.update(image.modules([("virtio_pci", "boot"), ("virtio_blk", "boot")]))
+    path = directory / "initramfs.gz"
+    compressor = zlib.compressobj(level=1, wbits=31)
+    path.write_bytes(compressor.compress(image.archive(files)) + compressor.flush())
+    return path
+
+
+@pytest.fixture
+def start(request, tmp_path):
+    """Starts commands, which end with the test."""
+    commands = []
+
+    def start_command(*argv):
+        commands.append(Command(tmp_path / f"command-{len(commands)}.log", *argv))
+        request.addfinalizer(commands[-1].end)
+        return commands[-1]
+
+    return start_command
+
+
+@pytest.fixture
+def start_node(start):
+    def start_node(port, address=f"127.{os.getpid() % 200 + 20}.7.{{}}"):
+        listen = f"{address.format(port % 250 + 1)}:{port}"
+        return start("memory-node", "--memory", f"{DEVICE_MIB}M", "--listen", listen), listen
+
+    return start_node
+
+
+def swap_device(start, directory, nodes, *options):
+    socket = directory / "swap"
+    device = start("swap-device", "--memory-node", ",".join(nodes), "--size", f"{DEVICE_MIB}M", "--socket", socket, *options)
+    return device, socket
+
+
+def check_end(guest):
+    """The program has verified all of its memory, most of which was swapped out and in."""
+    guest.wait_for("init: end")
+    console = guest.console()
+    assert "init: exit status 0" in console and "init: swap is off" in console, console[-2000:]
+    counts = dict(re.findall(r"(pswpin|pswpout) (\d+)", console))
+    assert int(counts["pswpin"]) > 5_000 and int(counts["pswpout"]) > 5_000, counts
+
+
+def test_a_guest_swaps_to_a_memory_node(request, start, start_node, tmp_path):
+    _, listen = start_node(7474)
+    device, socket = swap_device(start, tmp_path, [listen])
+    guest = Guest(tmp_path, socket, passes=2)
+    request.addfinalizer(guest.end)
+    check_end(guest)
+    device.process.send_signal(signal.SIGUSR1)
+    deadline = time.monotonic() + READY_LIMIT_S
+    while "swap device: " not in device.output():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert " 0 failed" in device.output().replace("(", " "), device.output()
+    assert device.end() == 0
+
+
+def test_a_guest_goes_on_without_one_of_two_memory_nodes(request, start, start_node, tmp_path):
+    (first, first_listen), (_, second_listen) = start_node(7474), start_node(7475)
+    device, socket = swap_device(start, tmp_path, [first_listen, second_listen], "--mirror", "2")
+    guest = Guest(tmp_path, socket, passes=3)
+    request.addfinalizer(guest.end)
+    guest.wait_for("pass 1: verified")
+    first.end(signal.SIGKILL)
+    guest.wait_for("pass 2: written")
+    start_node(7474)
+    check_end(guest)
+    assert device.output().count("a memory node is lost") == 1, device.output()
+    assert device.end() == 0
