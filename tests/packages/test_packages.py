@@ -18,7 +18,7 @@ import unittest
 
 from common import IS_ROOT, NOBODY, PACKAGES, ROOT, TIMEOUT_S, PackageTest, build, commit_epoch, modes_below, run
 
-COMMANDS = ("run", "recover", "serve", "devices", "doctor", "stat", "top", "bench")
+COMMANDS = ("run", "recover", "serve", "export", "devices", "doctor", "stat", "top", "bench")
 # Below the prefix, in all packages.
 FILES = {
     "bin/terrace": 0o755,

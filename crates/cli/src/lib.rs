@@ -11,6 +11,7 @@ mod bench;
 mod clients;
 mod devices;
 mod doctor;
+mod export;
 mod far_memory;
 mod json;
 mod library;
@@ -72,6 +73,8 @@ enum Command {
     MemoryNode(memory_node::Options),
     /// Serve memory nodes as a block device that a kernel swaps to
     SwapDevice(swap_device::Options),
+    /// Export a directory whose files peers read and write one-sidedly
+    Export(export::Options),
     /// Write back what a killed server has left in memory
     Recover(recover::Options),
     /// Show the device that a program gets
@@ -113,6 +116,9 @@ pub fn run() -> ExitCode {
             .map_err(|error| (usage_or_1(error.is_usage()), error.to_string())),
         Command::SwapDevice(options) => swap_device::swap_device(&options)
             .map_err(|error| (swap_device::exit_code(&error), error.to_string())),
+        Command::Export(options) => {
+            export::export(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))
+        }
         Command::Recover(options) => recover::recover(&options).map_err(|error| (1, error.to_string())),
         Command::Devices(options) => {
             devices::show(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))

@@ -2,9 +2,20 @@
 
 use std::process::{Command, Output};
 
-const COMMANDS: [&str; COMMANDS_COUNT] =
-    ["run", "serve", "swap-device", "recover", "devices", "doctor", "stat", "top", "bench"];
-const COMMANDS_COUNT: usize = 9;
+const COMMANDS: [&str; COMMANDS_COUNT] = [
+    "run",
+    "serve",
+    "export",
+    "memory-node",
+    "swap-device",
+    "recover",
+    "devices",
+    "doctor",
+    "stat",
+    "top",
+    "bench",
+];
+const COMMANDS_COUNT: usize = 11;
 
 fn terrace(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
@@ -60,6 +71,8 @@ fn a_wrong_command_line_has_one_exit_status() {
         &["serve", "--region", "a=/nowhere/a:1M", "--dram", "1M", "--mode", "none"],
         &["serve", "--region", "a=/nowhere/a:1M", "--dram", "1M", "--listen", "224.0.0.1"],
         &["serve", "--region", "a=/nowhere/a:1M", "--dram", "1M", "--mtu", "77"],
+        &["export", "."],
+        &["export", ".", "--listen", "nonsense"],
         &["recover"],
         &["devices", "--addr", "nonsense"],
         &["devices", "--mtu", "77"],

@@ -25,6 +25,14 @@ impl FileRegion {
         self.change_layout(len, |handle| handle.set_len(len))
     }
 
+    /// Makes the file at least this many bytes long. A record that is appended meanwhile stays.
+    ///
+    /// # Errors
+    /// See [`LayoutError`].
+    pub fn grow(&self, len: u64) -> Result<(), LayoutError> {
+        self.change_layout(u64::MAX, |handle| if handle.len()? < len { handle.set_len(len) } else { Ok(()) })
+    }
+
     /// Gives the blocks of a range back. It reads as zeros then, and the file keeps its length.
     ///
     /// # Errors

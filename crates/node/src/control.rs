@@ -31,14 +31,14 @@ const UNTRACKED: u64 = u64::MAX;
 
 /// The place of a work request in the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BatchPlace {
+pub struct BatchPlace {
     pub index: usize,
     /// The bytes of data of the batch up to its end.
     pub end_bytes: u64,
 }
 
 /// One end of a control queue pair.
-pub(crate) struct Control {
+pub struct Control {
     qp: Arc<QueuePair>,
     endpoint: Endpoint,
     receives: Buffer,
@@ -118,14 +118,17 @@ impl Control {
     /// Appends a message to the batch. Its completion is not reported.
     pub fn send(&mut self, message: &Message<'_>) {
         match message.encode(&mut self.scratch) {
-            Ok(len) => {
-                let source = Arc::new(self.scratch[..len].to_vec());
-                let payload = Payload::Provided(Box::new(Provided { source, offset: 0, len: len as u32 }));
-                self.push(SendOp::Send, payload, None);
-            }
+            Ok(len) => self.send_encoded(self.scratch[..len].to_vec(), None),
             // Callers build messages that fit.
             Err(error) => tracing::error!(%error, "a control message cannot be sent"),
         }
+    }
+
+    /// Appends an encoded message of up to [`MESSAGE_BYTES_MAX`] to the batch; with a `wr_id` its completion is reported.
+    pub fn send_encoded(&mut self, bytes: Vec<u8>, wr_id: Option<u64>) {
+        let len = bytes.len() as u32;
+        let payload = Payload::Provided(Box::new(Provided { source: Arc::new(bytes), offset: 0, len }));
+        self.push(SendOp::Send, payload, wr_id);
     }
 
     /// Appends an operation to the batch, and returns its place there; with a `wr_id` its completion is reported.
@@ -190,6 +193,6 @@ impl Control {
 }
 
 /// Whether the completion is to be ignored.
-pub(crate) fn is_untracked(wc: &Wc) -> bool {
+pub fn is_untracked(wc: &Wc) -> bool {
     wc.wr_id == UNTRACKED
 }

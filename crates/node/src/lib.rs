@@ -40,10 +40,11 @@ pub use client::{
     ADDRESS_REQUESTS_MAX, Client, ClientConfig, ClientCounters, ClientError, Completion, Region,
     RegionAddress, RegionHandle, Span,
 };
+pub use control::{Control, is_untracked};
 pub use exports::Exported;
 pub use metrics::Metrics;
 pub use server::{RegionConfig, ServeError, ServeMode, Server, ServerConfig};
 pub use serving::{ClientRegionStats, ClientStats};
-pub use terrace_access::proto::Mode;
+pub use terrace_access::proto::{Endpoint, MESSAGE_BYTES_MAX, Mode};
 pub use terrace_pages::MemoryStats;
 pub use terrace_tier::kernel_bytes;

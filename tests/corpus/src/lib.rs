@@ -5,6 +5,7 @@ use arbitrary::{Arbitrary, Unstructured};
 
 pub mod access_proto;
 pub mod cm_manager;
+pub mod export_proto;
 pub mod icrc_verify;
 pub mod nbd_device;
 #[path = "../../../crates/nbd/tests/common/mod.rs"]

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use terrace_access::proto::{Datagram, Message};
+use terrace_export::proto::setup;
 
 fn corpus() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus")
@@ -34,7 +35,17 @@ macro_rules! targets {
     };
 }
 
-targets!(access_proto, cm_manager, icrc_verify, nbd_device, transport_qp, wire_cm, wire_parse, wqe_format);
+targets!(
+    access_proto,
+    cm_manager,
+    export_proto,
+    icrc_verify,
+    nbd_device,
+    transport_qp,
+    wire_cm,
+    wire_parse,
+    wqe_format
+);
 
 /// A new version of the protocol must not leave its seeds behind, which decoders refuse at their first byte.
 #[test]
@@ -46,6 +57,20 @@ fn seeds_of_the_control_protocol_are_valid() {
             Datagram::decode(&bytes).map(|_| ())
         } else {
             Message::decode(&bytes).map(|_| ())
+        };
+        assert_eq!(outcome, Ok(()), "{name}");
+    }
+}
+
+#[test]
+fn seeds_of_the_metadata_protocol_are_valid() {
+    for entry in fs::read_dir(corpus().join("export_proto")).expect("a corpus") {
+        let path = entry.expect("an entry").path();
+        let (bytes, name) = (fs::read(&path).expect("an input"), path.display().to_string());
+        let outcome = match path.file_stem().and_then(|name| name.to_str()) {
+            Some("setup-request") => setup::decode::<setup::SetupRequest>(&bytes).map(|_| ()),
+            Some("setup-answer") => setup::decode::<setup::SetupAnswer>(&bytes).map(|_| ()),
+            _ => terrace_export::proto::Message::decode(&bytes).map(|_| ()),
         };
         assert_eq!(outcome, Ok(()), "{name}");
     }

@@ -1,0 +1,133 @@
+//! `terrace export`: a directory whose files peers access one-sidedly.
+
+use std::io::{self, IsTerminal, Write};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use nix::sys::signal::{SigSet, Signal};
+use rustix::fs::Mode;
+use terrace_export::{Rules, RulesError, ServeError, Server, ServerConfig};
+use terrace_nic::{PathChoice, PortConfig};
+
+use crate::log::LogOption;
+use crate::values;
+
+const AFTER_HELP: &str = "\
+Examples:
+  terrace export /srv/data --listen 192.0.2.7:7447 --rules /etc/terrace/export.toml
+  terrace export . --listen 127.0.0.1:7447
+
+Clients (Terrace's Rust library, crate terrace-export) look files up and open them by messages, and
+READ, WRITE and APPEND their data one-sidedly. Nothing outside the directory can be reached: `..`,
+absolute paths, symbolic links that lead out and other file systems mounted in it are refused.
+
+A client on this host is the user of its process, as the kernel says. Clients of other hosts are
+refused without --rules. If this command runs as root, each client's files are accessed as that
+client's user, and the kernel checks permissions; otherwise only clients of this command's own user
+are served. A file of rules:
+
+  squash = \"nobody\"             # the user of clients that are root; root = true: none
+  keep_unlinked = false         # true: clients keep files open that others have unlinked
+  [local]                       # clients on this host
+  access = \"rw\"                 # or \"ro\", or \"none\"
+  [[remote]]                    # the first rule that matches the client's address counts
+  from = \"192.0.2.0/24\"
+  user = \"alice\"
+  access = \"ro\"
+
+The address needs its TCP port for setups, and UDP port 4791 (and those above it that `terrace
+devices` shows) for RDMA. A client that is not heard of for the time of a lease loses its
+connection, its locks and its keys. SIGINT and SIGTERM end the server; clients connect again to the
+next one, and open their files again.";
+
+/// Options of `terrace export`.
+#[derive(Args)]
+#[command(after_long_help = AFTER_HELP)]
+pub struct Options {
+    /// The directory
+    #[arg(value_name = "DIRECTORY")]
+    directory: PathBuf,
+    /// Address and TCP port of setups; the NIC has the same address
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: SocketAddr,
+    /// Who may do what: a TOML file [default: users of this host, and nobody else]
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+    /// Seconds after which a silent client loses its connection, locks and keys
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=3600))]
+    lease: u16,
+    /// Largest path MTU in bytes
+    #[arg(long, value_name = "BYTES", env = "TERRACE_MTU", hide_env_values = true)]
+    mtu: Option<u32>,
+    /// Transport to clients on this host
+    #[arg(long, value_name = "PATH", env = "TERRACE_PATH", hide_env_values = true, default_value = "auto", value_parser = values::path())]
+    path: PathChoice,
+    /// Fault plan: a file of faults to inject in packets
+    #[arg(long, value_name = "FILE", env = "TERRACE_FAULT_PLAN", hide_env_values = true)]
+    fault_plan: Option<PathBuf>,
+    #[command(flatten)]
+    log: LogOption,
+}
+
+/// An error of `terrace export`.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// The rules.
+    #[error(transparent)]
+    Rules(#[from] RulesError),
+    /// The server.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+}
+
+impl ExportError {
+    /// Whether the command line is wrong, the rules that it names included.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, ExportError::Rules(_))
+    }
+}
+
+/// Serves until SIGINT or SIGTERM.
+pub fn export(options: &Options) -> Result<(), ExportError> {
+    // The signals are blocked before threads start, so that no thread receives them.
+    let termination = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
+    // Blocking existing signals cannot fail.
+    let _ = termination.thread_block();
+    options.log.install();
+    // Clients have umasks of their own.
+    rustix::process::umask(Mode::empty());
+    let rules = options.rules.as_deref().map(Rules::load).transpose()?.unwrap_or_default();
+    let server = Server::open(&ServerConfig {
+        directory: options.directory.clone(),
+        listen: options.listen,
+        rules,
+        port: PortConfig {
+            mtu: options.mtu,
+            path: options.path,
+            fault_plan: options.fault_plan.clone().filter(|path| !path.as_os_str().is_empty()),
+            ..PortConfig::default()
+        },
+        lease: Duration::from_secs(options.lease.into()),
+    })?;
+    announce(&server, options);
+    let _ = termination.wait();
+    Ok(())
+}
+
+/// Prints the address and the directory.
+fn announce(server: &Server, options: &Options) {
+    let snapshot = server.device().snapshot();
+    let mut lines = format!(
+        "exporting {} at {} (UDP port {})\n",
+        options.directory.display(),
+        server.address(),
+        snapshot.udp_port
+    );
+    if io::stdout().is_terminal() {
+        lines += "Ctrl-C ends the server.\n";
+    }
+    // The server does not depend on an open standard output.
+    let _ = io::stdout().write_all(lines.as_bytes()).and_then(|()| io::stdout().flush());
+}

@@ -1,0 +1,118 @@
+//! Registered memory for one-sided accesses. Data is copied between it and the program's memory.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use terrace_nic::{APPEND_LEN_MAX, Buffer, Error, Pd, Sge};
+use terrace_sync::{Condvar, Mutex};
+
+use crate::error::ExportError;
+
+/// The most bytes of a record, which may not be divided.
+pub const RECORD_BYTES_MAX: usize = APPEND_LEN_MAX as usize;
+/// Bytes of a slot.
+pub const SLOT_BYTES: usize = 256 << 10;
+/// Slots. A slot has 8 bytes more, for an append's offset.
+const SLOTS: usize = 32;
+const STRIDE: usize = SLOT_BYTES + 64;
+
+/// `ibv_access_flags`.
+const LOCAL_WRITE: u32 = 1;
+
+/// The slots of a session.
+pub struct Buffers {
+    memory: Buffer,
+    records: Buffer,
+    free: Mutex<Vec<usize>>,
+    freed: Condvar,
+    /// Locked while the memory for long records is used.
+    record: Mutex<()>,
+}
+
+/// A slot, which is free again when this is dropped.
+pub struct Slot<'a> {
+    buffers: &'a Buffers,
+    index: usize,
+}
+
+impl Buffers {
+    /// Registers the memory. Pages take memory when they are used.
+    pub fn new(pd: &Arc<Pd>) -> Result<Buffers, Error> {
+        Ok(Buffers {
+            memory: Buffer::new(pd, SLOTS * STRIDE, LOCAL_WRITE)?,
+            records: Buffer::new(pd, RECORD_BYTES_MAX + 64, LOCAL_WRITE)?,
+            free: Mutex::new((0..SLOTS).rev().collect()),
+            freed: Condvar::default(),
+            record: Mutex::default(),
+        })
+    }
+
+    /// A free slot, if there is one.
+    pub fn try_take(&self) -> Option<Slot<'_>> {
+        let index = self.free.lock().pop()?;
+        Some(Slot { buffers: self, index })
+    }
+
+    /// Waits for a free slot.
+    ///
+    /// # Errors
+    /// `Lost` after the deadline.
+    pub fn take(&self, deadline: Instant) -> Result<Slot<'_>, ExportError> {
+        let mut free = self.free.lock();
+        loop {
+            if let Some(index) = free.pop() {
+                return Ok(Slot { buffers: self, index });
+            }
+            if Instant::now() >= deadline {
+                return Err(ExportError::Lost);
+            }
+            self.freed.wait_until(&mut free, deadline);
+        }
+    }
+
+    /// Calls `act` with the memory for a record longer than a slot: the record, and 8 bytes behind it.
+    pub fn with_record<T>(&self, act: impl FnOnce(&Buffer) -> T) -> T {
+        let _record = self.record.lock();
+        act(&self.records)
+    }
+}
+
+impl Slot<'_> {
+    fn at(&self) -> usize {
+        self.index * STRIDE
+    }
+
+    /// Copies bytes in.
+    pub fn write(&self, data: &[u8]) -> Result<(), Error> {
+        self.buffers.memory.write(self.at(), data)
+    }
+
+    /// Copies bytes out.
+    pub fn read(&self, into: &mut [u8]) -> Result<(), Error> {
+        self.buffers.memory.read(self.at(), into)
+    }
+
+    /// Its first bytes, for a work request.
+    pub fn sge(&self, len: usize) -> Sge {
+        self.buffers.memory.sge(self.at(), len as u32)
+    }
+
+    /// The 8 bytes behind the slot, for a work request.
+    pub fn offset_sge(&self) -> Sge {
+        self.buffers.memory.sge(self.at() + SLOT_BYTES, 8)
+    }
+
+    /// The number in these 8 bytes.
+    pub fn offset(&self) -> Result<u64, Error> {
+        let mut bytes = [0; 8];
+        self.buffers.memory.read(self.at() + SLOT_BYTES, &mut bytes)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        self.buffers.free.lock().push(self.index);
+        self.buffers.freed.notify_one();
+    }
+}

@@ -1,0 +1,83 @@
+//! Connecting to a server.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use terrace_nic::{CqInit, Device};
+
+use super::buffers::Buffers;
+use super::session::{DEPTH, NewSession, Session};
+use super::stream::Stream;
+use crate::ends::{Ends, address_of, gid_for, path_to};
+use crate::error::ExportError;
+use crate::proto::{SetupAnswer, SetupRequest};
+
+/// Entries of the completion queue of the control queue pair: receives, sends, and their flushes.
+const CONTROL_DEPTH: u32 = 4096;
+/// The most time for one attempt.
+const ATTEMPT_TIME: Duration = Duration::from_secs(5);
+
+/// Connects a session.
+///
+/// # Errors
+/// `NoExport`, `Refused`, `Protocol` or `Nic`.
+pub fn connect(
+    device: &Arc<Device>,
+    server: SocketAddr,
+    serial: u64,
+    deadline: Instant,
+) -> Result<Arc<Session>, ExportError> {
+    let no_export = |reason| ExportError::NoExport { addr: server, reason };
+    let gid = gid_for(device, server.ip())
+        .ok_or(ExportError::Nic(terrace_nic::Error::Invalid("no local address of the server's family")))?;
+    let timeout =
+        deadline.saturating_duration_since(Instant::now()).clamp(Duration::from_millis(10), ATTEMPT_TIME);
+    let mut stream = Stream::connect(server, address_of(gid), timeout).map_err(no_export)?;
+    let pd = device.alloc_pd()?;
+    let cq = |depth| device.create_cq(CqInit { depth, channel: None, cookie: 0 });
+    let (control_cq, data_cq) = (cq(CONTROL_DEPTH)?, cq(8 * DEPTH)?);
+    let ends = Ends::new(&pd, &control_cq, &data_cq, DEPTH)?;
+    let answered = stream.exchange(&SetupRequest { ends: ends.describe(gid) });
+    let connected = match answered {
+        Ok(settings) if settings.errno != 0 => Err(ExportError::Refused(settings.errno.into())),
+        Ok(settings) => connect_ends(device, &ends, &settings).map(|path| (settings, path)),
+        Err(error) if error.kind() == ErrorKind::InvalidData => Err(ExportError::Protocol),
+        Err(error) => Err(no_export(error)),
+    };
+    let (settings, path) = connected.inspect_err(|_| ends.close())?;
+    let buffers = Buffers::new(&pd).inspect_err(|_| ends.close())?;
+    let Ends { control, data, append } = ends;
+    let device = device.clone();
+    Ok(Session::new(NewSession {
+        device,
+        pd,
+        control_cq,
+        data_cq,
+        control,
+        data,
+        append,
+        path,
+        stream,
+        settings,
+        buffers,
+        serial,
+    }))
+}
+
+fn connect_ends(
+    device: &Device,
+    ends: &Ends,
+    settings: &SetupAnswer,
+) -> Result<terrace_nic::Path, ExportError> {
+    if settings.requests_max == 0 || settings.lease_ms == 0 {
+        return Err(ExportError::Protocol);
+    }
+    let path = path_to(device, settings.ends.gid, settings.ends.control.qpn)?;
+    ends.control.connect(path, settings.ends.control)?;
+    // The server accesses nothing of the client.
+    ends.data.connect(path, settings.ends.data, 0)?;
+    ends.append.connect(path, settings.ends.append, 0)?;
+    Ok(path)
+}

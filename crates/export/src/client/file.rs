@@ -1,0 +1,382 @@
+//! An open file.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use terrace_nic::WcStatus;
+use terrace_sync::Mutex;
+
+use super::buffers::RECORD_BYTES_MAX;
+use super::config::text;
+use super::data::{self, Bytes, Failure};
+use super::session::{Opening, Session};
+use super::shared::Shared;
+use crate::error::{ExportError, UNKNOWN_OPEN};
+use crate::proto::{Answer, Attributes, FileId, LockKind, OpenAccess, Opened, Request};
+
+/// How often an access is repeated whose file changes meanwhile.
+const REPEATS_MAX: usize = 8;
+/// The time that closing a file without a result may take.
+const CLOSE_TIME: Duration = Duration::from_millis(100);
+/// The pauses between attempts to lock a file.
+const LOCK_PAUSE_MIN: Duration = Duration::from_millis(1);
+const LOCK_PAUSE_MAX: Duration = Duration::from_millis(50);
+
+/// An open file. It may be used by several threads, and is closed when it is dropped.
+#[derive(Clone)]
+pub struct RemoteFile {
+    pub(crate) file: Arc<OpenFile>,
+}
+
+/// What clones of a [`RemoteFile`] and accesses in flight share.
+pub struct OpenFile {
+    shared: Arc<Shared>,
+    id: FileId,
+    access: OpenAccess,
+    opening: Mutex<Opening>,
+    /// The length in bytes as far as it is known.
+    len: AtomicU64,
+}
+
+impl RemoteFile {
+    pub(super) fn open(
+        shared: &Arc<Shared>,
+        id: FileId,
+        access: OpenAccess,
+    ) -> Result<RemoteFile, ExportError> {
+        let deadline = shared.deadline();
+        RemoteFile::request(shared, access, deadline, |session| {
+            shared.call_on(session, Request::Open { id, access }, deadline)
+        })
+    }
+
+    pub(super) fn create(
+        shared: &Arc<Shared>,
+        parent: FileId,
+        name: &OsStr,
+        mode: u32,
+        access: OpenAccess,
+        exclusive: bool,
+    ) -> Result<RemoteFile, ExportError> {
+        let deadline = shared.deadline();
+        let request = Request::Create { parent, name: text(name)?, mode, access, exclusive };
+        let made = RemoteFile::request(shared, access, deadline, |session| {
+            let answer = shared.call_on(session, request.clone(), deadline);
+            // It may exist now.
+            answer.map_err(|error| match error {
+                ExportError::Lost if exclusive => ExportError::Unanswered,
+                error => error,
+            })
+        })?;
+        shared.learn(made.id(), parent, name);
+        Ok(made)
+    }
+
+    fn request(
+        shared: &Arc<Shared>,
+        access: OpenAccess,
+        deadline: Instant,
+        open: impl Fn(&Arc<Session>) -> Result<Answer, ExportError>,
+    ) -> Result<RemoteFile, ExportError> {
+        loop {
+            let session = shared.session(deadline)?;
+            let opened = match open(&session) {
+                Ok(Answer::Opened { opened }) => opened,
+                Ok(_) => return Err(ExportError::Protocol),
+                Err(ExportError::Lost) if Instant::now() < deadline => continue,
+                Err(error) => return Err(error),
+            };
+            let Opened { open, key, attributes } = opened;
+            let file = OpenFile {
+                shared: shared.clone(),
+                id: attributes.id,
+                access,
+                opening: Mutex::new(Opening { session, open, rkey: key.rkey }),
+                len: AtomicU64::new(key.len),
+            };
+            return Ok(RemoteFile { file: Arc::new(file) });
+        }
+    }
+
+    /// The file.
+    pub fn id(&self) -> FileId {
+        self.file.id
+    }
+
+    /// What it was opened for.
+    pub fn access(&self) -> OpenAccess {
+        self.file.access
+    }
+
+    /// The length in bytes as far as this client knows it: from opening, from [`RemoteFile::attributes`], and from its own
+    /// accesses.
+    pub fn len(&self) -> u64 {
+        self.file.len.load(Ordering::Relaxed)
+    }
+
+    /// Whether the file has no bytes, as far as this client knows.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The attributes now, also if the file has no name any more.
+    ///
+    /// # Errors
+    /// `Revoked`, `Lost`, and as for other calls of [`Client`](crate::Client).
+    pub fn attributes(&self) -> Result<Attributes, ExportError> {
+        self.file.change(|open| Request::GetOpenAttributes { open })
+    }
+
+    /// Reads bytes from an offset on; fewer if the file ends before. Returns how many.
+    ///
+    /// # Errors
+    /// `NotOpenFor`; `Revoked`; `LockLost`; `Access`, if the server's disk fails; `Lost`.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize, ExportError> {
+        let file = &self.file;
+        file.check(OpenAccess::READ)?;
+        file.repeat(|opening, deadline| {
+            let mut rest = self.len().saturating_sub(offset);
+            if rest < into.len() as u64 {
+                file.refresh(opening, deadline)?;
+                rest = self.len().saturating_sub(offset);
+            }
+            let count = rest.min(into.len() as u64) as usize;
+            data::access(opening, offset, Bytes::Into(&mut into[..count]), deadline)?;
+            Ok(count)
+        })
+    }
+
+    /// Writes bytes from an offset on. A file that ends before becomes longer first.
+    ///
+    /// # Errors
+    /// As for [`RemoteFile::read_at`].
+    pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), ExportError> {
+        let file = &self.file;
+        file.check(OpenAccess::WRITE)?;
+        let end = offset.checked_add(data.len() as u64).ok_or(ExportError::Invalid("beyond any file"))?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        file.repeat(|opening, deadline| {
+            if end > self.len() {
+                file.change_on(opening, Request::Grow { open: opening.open, len: end }, deadline)?;
+            }
+            data::access(opening, offset, Bytes::From(data), deadline)
+        })
+    }
+
+    /// Appends a record of up to 1 MiB at the end of the file, as a whole and once, and returns its offset.
+    ///
+    /// # Errors
+    /// As for [`RemoteFile::read_at`]; `Unanswered` if the record may be there or not.
+    pub fn append(&self, record: &[u8]) -> Result<u64, ExportError> {
+        self.append_with(record, false)
+    }
+
+    /// Appends a record. It and all before it in the file are persistent when the call returns.
+    ///
+    /// # Errors
+    /// As for [`RemoteFile::append`].
+    pub fn append_commit(&self, record: &[u8]) -> Result<u64, ExportError> {
+        self.append_with(record, true)
+    }
+
+    fn append_with(&self, record: &[u8], commit: bool) -> Result<u64, ExportError> {
+        let file = &self.file;
+        if record.len() > RECORD_BYTES_MAX {
+            return Err(ExportError::Invalid("a record longer than 1 MiB"));
+        }
+        if !file.access.changes() {
+            return Err(ExportError::NotOpenFor);
+        }
+        let offset = file.repeat(|opening, deadline| data::append(opening, record, commit, deadline))?;
+        file.len.fetch_max(offset + record.len() as u64, Ordering::Relaxed);
+        Ok(offset)
+    }
+
+    /// Makes all acknowledged writes and appends of the file persistent.
+    ///
+    /// # Errors
+    /// As for [`RemoteFile::read_at`].
+    pub fn commit(&self) -> Result<(), ExportError> {
+        self.file.repeat(data::commit)
+    }
+
+    /// Makes the file this many bytes long.
+    ///
+    /// # Errors
+    /// As for [`RemoteFile::attributes`]; `Os` with `EBADF` if it is not open for writing.
+    pub fn truncate(&self, len: u64) -> Result<(), ExportError> {
+        self.file.change(|open| Request::Truncate { open, len }).map(|_| ())
+    }
+
+    /// Makes the file at least this many bytes long. Records that are appended meanwhile stay.
+    ///
+    /// # Errors
+    /// As for [`RemoteFile::truncate`].
+    pub fn grow(&self, len: u64) -> Result<(), ExportError> {
+        self.file.change(|open| Request::Grow { open, len }).map(|_| ())
+    }
+
+    /// Gives the blocks of a range back, which reads as zeros then.
+    ///
+    /// # Errors
+    /// As for [`RemoteFile::truncate`].
+    pub fn punch(&self, offset: u64, len: u64) -> Result<(), ExportError> {
+        self.file.change(|open| Request::Punch { open, offset, len }).map(|_| ())
+    }
+
+    /// Locks the whole file for an owner that the caller chooses, as `flock(2)` does, or unlocks it. The lock is the
+    /// client's, not this opening's: it lasts until it is unlocked, or the server does not hear of the client for the time
+    /// of a lease. Local programs of the server's host see it.
+    ///
+    /// # Errors
+    /// `Os` with `EWOULDBLOCK` if it cannot be had within the time; zero tries once.
+    pub fn lock(&self, owner: u64, kind: LockKind, timeout: Duration) -> Result<(), ExportError> {
+        let would_block = Errno::WOULDBLOCK.raw_os_error();
+        let deadline = Instant::now() + timeout;
+        let mut pause = LOCK_PAUSE_MIN;
+        loop {
+            match self.file.shared.lock(self.file.id, owner, kind) {
+                Err(ExportError::Os(errno)) if errno == would_block && Instant::now() + pause < deadline => {
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(LOCK_PAUSE_MAX);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Closes the file, and waits until its key is revoked, if this is the last clone.
+    ///
+    /// # Errors
+    /// As for [`RemoteFile::attributes`].
+    pub fn close(self) -> Result<(), ExportError> {
+        let Some(file) = Arc::into_inner(self.file) else { return Ok(()) };
+        let opening = file.opening.lock().clone();
+        let deadline = file.shared.deadline();
+        // Dropping it would close it again.
+        let closed = opening.session.call(Request::Close { open: opening.open }, deadline);
+        file.opening.lock().open = 0;
+        match closed {
+            // The server has closed it with the connection.
+            Ok(_) | Err(ExportError::Lost) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl OpenFile {
+    fn check(&self, needed: OpenAccess) -> Result<(), ExportError> {
+        if self.access.contains(needed) { Ok(()) } else { Err(ExportError::NotOpenFor) }
+    }
+
+    /// The opening on the current session. Opens the file again if the session is another one.
+    ///
+    /// # Errors
+    /// `Os` if it may not be opened any more, or is gone; `LockLost`; `Lost`.
+    pub fn current(&self, deadline: Instant) -> Result<Opening, ExportError> {
+        let session = self.shared.session(deadline)?;
+        let mut opening = self.opening.lock();
+        if opening.session.serial != session.serial {
+            let access = self.access & !OpenAccess::TRUNCATE;
+            match self.shared.call_on(&session, Request::Open { id: self.id, access }, deadline)? {
+                Answer::Opened { opened: Opened { open, key, .. } } => {
+                    self.len.store(key.len, Ordering::Relaxed);
+                    *opening = Opening { session, open, rkey: key.rkey };
+                }
+                _ => return Err(ExportError::Protocol),
+            }
+        }
+        if self.shared.has_lost_lock(self.id) {
+            return Err(ExportError::LockLost);
+        }
+        Ok(opening.clone())
+    }
+
+    /// Makes an access, and repeats it when the connection was lost or the file changed meanwhile.
+    fn repeat<T>(
+        &self,
+        mut access: impl FnMut(&Opening, Instant) -> Result<T, Failure>,
+    ) -> Result<T, ExportError> {
+        let deadline = self.shared.deadline();
+        let mut repeats = 0;
+        loop {
+            let opening = match self.current(deadline) {
+                Err(ExportError::Lost) if Instant::now() < deadline => continue,
+                opening => opening?,
+            };
+            let (link, generation, status) = match access(&opening, deadline) {
+                Ok(result) => return Ok(result),
+                Err(Failure::Error(ExportError::Lost)) if Instant::now() < deadline => {
+                    opening.session.lose("an access was not answered");
+                    continue;
+                }
+                Err(Failure::Error(error)) => return Err(error),
+                Err(Failure::Refused { link, generation, status }) => (link, generation, status),
+            };
+            match self.recover(&opening, link, generation, deadline) {
+                Err(ExportError::Lost) if Instant::now() < deadline => continue,
+                recovered => recovered?,
+            }
+            repeats += 1;
+            let may_be_repeated = matches!(status, WcStatus::RemoteAccess | WcStatus::Flushed);
+            if !may_be_repeated || repeats > REPEATS_MAX {
+                return Err(ExportError::Access(status));
+            }
+        }
+    }
+
+    /// After an access was refused: replaces the queue pair, and learns whether the key is still valid and how long the
+    /// file is.
+    fn recover(
+        &self,
+        opening: &Opening,
+        link: crate::proto::Link,
+        generation: u64,
+        deadline: Instant,
+    ) -> Result<(), ExportError> {
+        opening.session.repair(link, generation, deadline)?;
+        self.refresh(opening, deadline).map(|_| ())
+    }
+
+    /// Asks for the length.
+    fn refresh(&self, opening: &Opening, deadline: Instant) -> Result<Attributes, ExportError> {
+        self.change_on(opening, Request::GetOpenAttributes { open: opening.open }, deadline)
+    }
+
+    /// Sends a request about the open file whose answer has its attributes.
+    fn change_on(
+        &self,
+        opening: &Opening,
+        request: Request,
+        deadline: Instant,
+    ) -> Result<Attributes, ExportError> {
+        match opening.session.call(request, deadline)? {
+            Answer::Attributes { attributes } => {
+                self.len.store(attributes.len, Ordering::Relaxed);
+                Ok(attributes)
+            }
+            // The connection is the one that opened it.
+            Answer::Failed { errno: UNKNOWN_OPEN } => Err(ExportError::Revoked),
+            Answer::Failed { errno } => Err(ExportError::Os(errno.into())),
+            _ => Err(ExportError::Protocol),
+        }
+    }
+
+    fn change(&self, request: impl Fn(u64) -> Request) -> Result<Attributes, ExportError> {
+        self.repeat(|opening, deadline| Ok(self.change_on(opening, request(opening.open), deadline)?))
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        let opening = self.opening.lock();
+        if opening.open != 0 && !opening.session.is_lost() {
+            opening.session.cast(Request::Close { open: opening.open }, Instant::now() + CLOSE_TIME);
+        }
+    }
+}

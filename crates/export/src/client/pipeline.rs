@@ -1,0 +1,339 @@
+//! Many accesses in flight.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use terrace_nic::{Buffer, SendOp, Sge, WcStatus};
+
+use super::buffers::RECORD_BYTES_MAX;
+use super::file::RemoteFile;
+use super::session::{DEPTH, Opening, Session};
+use super::shared::Shared;
+use crate::error::ExportError;
+use crate::proto::{Link, OpenAccess};
+
+/// `ibv_access_flags`.
+const LOCAL_WRITE: u32 = 1;
+/// Bytes behind each access's, for a record's offset.
+const OFFSET_BYTES: usize = 64;
+
+/// What an access has done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Completed {
+    /// The bytes that were read, fewer than wanted if the file ends before.
+    Read(Vec<u8>),
+    /// The bytes were written.
+    Written,
+    /// The record was appended at this offset.
+    Appended(u64),
+}
+
+/// The completion of an access.
+#[derive(Debug)]
+pub struct Completion {
+    /// The tag of the access.
+    pub tag: u64,
+    /// What it has done, or why not.
+    pub result: Result<Completed, ExportError>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Write,
+    Append { commit: bool },
+}
+
+/// An access in flight.
+struct InFlight {
+    tag: u64,
+    number: u64,
+    slot: usize,
+    len: usize,
+    kind: Kind,
+    /// Where it begins in the file; 0 for a record.
+    offset: u64,
+    file: RemoteFile,
+    opening: Opening,
+}
+
+/// A queue of accesses, for one thread: up to a number are in flight, and each completes with its tag.
+///
+/// Accesses to the same bytes must not overlap in time. The pipeline's memory belongs to one connection: after the
+/// connection was lost, accesses in flight are repeated one by one, as the calls of [`RemoteFile`] are.
+pub struct Pipeline {
+    shared: Arc<Shared>,
+    access_bytes: usize,
+    depth: usize,
+    memory: Option<Memory>,
+    free: Vec<usize>,
+    in_flight: VecDeque<InFlight>,
+    ended: Vec<Completion>,
+}
+
+/// Registered memory, on a session.
+struct Memory {
+    serial: u64,
+    buffer: Buffer,
+}
+
+impl Pipeline {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        depth: usize,
+        access_bytes: usize,
+    ) -> Result<Pipeline, ExportError> {
+        if !(1..=DEPTH as usize).contains(&depth) || !(1..=RECORD_BYTES_MAX).contains(&access_bytes) {
+            return Err(ExportError::Invalid("a pipeline has 1 to 512 accesses of up to 1 MiB"));
+        }
+        let mut pipeline = Pipeline {
+            shared: shared.clone(),
+            access_bytes,
+            depth,
+            memory: None,
+            free: (0..depth).rev().collect(),
+            in_flight: VecDeque::new(),
+            ended: Vec::new(),
+        };
+        let session = shared.session(shared.deadline())?;
+        pipeline.use_session(&session)?;
+        Ok(pipeline)
+    }
+
+    /// Registers the memory on a session.
+    fn use_session(&mut self, session: &Session) -> Result<(), ExportError> {
+        if self.memory.as_ref().is_some_and(|memory| memory.serial == session.serial) {
+            return Ok(());
+        }
+        // Accesses of the old session use the old memory.
+        self.repeat_all();
+        let bytes = self.depth * self.stride();
+        let buffer = Buffer::new(session.pd(), bytes, LOCAL_WRITE)?;
+        self.memory = Some(Memory { serial: session.serial, buffer });
+        Ok(())
+    }
+
+    fn stride(&self) -> usize {
+        self.access_bytes.next_multiple_of(OFFSET_BYTES) + OFFSET_BYTES
+    }
+
+    fn sge(&self, slot: usize, at: usize, len: usize) -> Result<Sge, ExportError> {
+        let memory = self.memory.as_ref().ok_or(ExportError::Lost)?;
+        Ok(memory.buffer.sge(slot * self.stride() + at, len as u32))
+    }
+
+    fn copy_out(&self, slot: usize, at: usize, len: usize) -> Result<Vec<u8>, ExportError> {
+        let memory = self.memory.as_ref().ok_or(ExportError::Lost)?;
+        let mut bytes = vec![0; len];
+        memory.buffer.read(slot * self.stride() + at, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Begins to read up to `len` bytes from an offset on.
+    ///
+    /// # Errors
+    /// `Full`; `Invalid` for more bytes than an access may have; `NotOpenFor`; `Lost`.
+    pub fn read(&mut self, file: &RemoteFile, offset: u64, len: usize, tag: u64) -> Result<(), ExportError> {
+        self.check(file, len, OpenAccess::READ)?;
+        if file.len().saturating_sub(offset) < len as u64 {
+            file.attributes()?;
+        }
+        let len = file.len().saturating_sub(offset).min(len as u64) as usize;
+        if len == 0 {
+            self.ended.push(Completion { tag, result: Ok(Completed::Read(Vec::new())) });
+            return Ok(());
+        }
+        self.begin(file, Kind::Read, offset, len, None, tag)
+    }
+
+    /// Begins to write bytes from an offset on, within the file: [`RemoteFile::grow`] makes it long enough before.
+    ///
+    /// # Errors
+    /// As for [`Pipeline::read`].
+    pub fn write(
+        &mut self,
+        file: &RemoteFile,
+        offset: u64,
+        data: &[u8],
+        tag: u64,
+    ) -> Result<(), ExportError> {
+        self.check(file, data.len(), OpenAccess::WRITE)?;
+        self.begin(file, Kind::Write, offset, data.len(), Some(data), tag)
+    }
+
+    /// Begins to append a record; with `commit` it is persistent when it completes.
+    ///
+    /// # Errors
+    /// As for [`Pipeline::read`].
+    pub fn append(
+        &mut self,
+        file: &RemoteFile,
+        record: &[u8],
+        commit: bool,
+        tag: u64,
+    ) -> Result<(), ExportError> {
+        if !file.access().changes() {
+            return Err(ExportError::NotOpenFor);
+        }
+        self.check(file, record.len(), OpenAccess::empty())?;
+        self.begin(file, Kind::Append { commit }, 0, record.len(), Some(record), tag)
+    }
+
+    fn check(&self, file: &RemoteFile, len: usize, needed: OpenAccess) -> Result<(), ExportError> {
+        if len > self.access_bytes {
+            return Err(ExportError::Invalid("more bytes than an access of this pipeline may have"));
+        }
+        if !file.access().contains(needed) {
+            return Err(ExportError::NotOpenFor);
+        }
+        if self.free.is_empty() { Err(ExportError::Full) } else { Ok(()) }
+    }
+
+    fn begin(
+        &mut self,
+        file: &RemoteFile,
+        kind: Kind,
+        offset: u64,
+        len: usize,
+        data: Option<&[u8]>,
+        tag: u64,
+    ) -> Result<(), ExportError> {
+        let opening = file.file.current(self.shared.deadline())?;
+        self.use_session(&opening.session)?;
+        let slot = self.free.pop().ok_or(ExportError::Full)?;
+        let begun = self.post(&opening, kind, offset, slot, len, data);
+        match begun {
+            Ok(number) => {
+                let file = file.clone();
+                self.in_flight.push_back(InFlight { tag, number, slot, len, kind, offset, file, opening });
+                Ok(())
+            }
+            Err(error) => {
+                self.free.push(slot);
+                Err(error)
+            }
+        }
+    }
+
+    fn post(
+        &self,
+        opening: &Opening,
+        kind: Kind,
+        offset: u64,
+        slot: usize,
+        len: usize,
+        data: Option<&[u8]>,
+    ) -> Result<u64, ExportError> {
+        if let (Some(data), Some(memory)) = (data, &self.memory) {
+            memory.buffer.write(slot * self.stride(), data)?;
+        }
+        let (rkey, bytes) = (opening.rkey, self.sge(slot, 0, len)?);
+        match kind {
+            Kind::Read => opening.session.begin(Link::Data, SendOp::Read { va: offset, rkey }, &[bytes]),
+            Kind::Write => opening.session.begin(Link::Data, SendOp::Write { va: offset, rkey }, &[bytes]),
+            Kind::Append { commit } => {
+                let at = self.stride() - OFFSET_BYTES;
+                let sges = [bytes, self.sge(slot, at, 8)?];
+                opening.session.begin(Link::Append, SendOp::Append { rkey, commit }, &sges)
+            }
+        }
+    }
+
+    /// The number of accesses in flight.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Takes the completions that are there. Only an access that failed is waited for, because it is repeated.
+    pub fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
+        if let Some(first) = self.in_flight.front() {
+            first.opening.session.progress();
+        }
+        let before = done.len();
+        let mut index = 0;
+        while index < self.in_flight.len() {
+            let access = &self.in_flight[index];
+            let status = access.opening.session.take_status(access.number);
+            let is_lost = access.opening.session.is_lost();
+            match status {
+                None if !is_lost => index += 1,
+                status => {
+                    if let Some(access) = self.in_flight.remove(index) {
+                        self.end(access, status);
+                    }
+                }
+            }
+        }
+        done.append(&mut self.ended);
+        done.len() - before
+    }
+
+    /// Waits until there is a completion, or for so long. Returns how many there are.
+    pub fn wait(&mut self, done: &mut Vec<Completion>, timeout: Duration) -> usize {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let count = self.poll(done);
+            let Some(first) = self.in_flight.front().filter(|_| count == 0) else { return count };
+            if Instant::now() >= deadline {
+                return 0;
+            }
+            let (session, number) = (first.opening.session.clone(), first.number);
+            session.wait_any(deadline, |session| session.has_ended(number));
+        }
+    }
+
+    fn end(&mut self, access: InFlight, status: Option<WcStatus>) {
+        let result = match status {
+            Some(WcStatus::Success) => self.result(&access),
+            status => self.repeat(&access, status),
+        };
+        self.free.push(access.slot);
+        self.ended.push(Completion { tag: access.tag, result });
+    }
+
+    fn result(&self, access: &InFlight) -> Result<Completed, ExportError> {
+        Ok(match access.kind {
+            Kind::Read => Completed::Read(self.copy_out(access.slot, 0, access.len)?),
+            Kind::Write => Completed::Written,
+            Kind::Append { .. } => {
+                let bytes = self.copy_out(access.slot, self.stride() - OFFSET_BYTES, 8)?;
+                Completed::Appended(bytes.try_into().map_or(0, u64::from_ne_bytes))
+            }
+        })
+    }
+
+    /// Repeats an access that has failed, as far as it may be repeated.
+    fn repeat(&self, access: &InFlight, status: Option<WcStatus>) -> Result<Completed, ExportError> {
+        let data = || self.copy_out(access.slot, 0, access.len);
+        match access.kind {
+            Kind::Read => {
+                let mut bytes = vec![0; access.len];
+                let count = access.file.read_at(access.offset, &mut bytes)?;
+                bytes.truncate(count);
+                Ok(Completed::Read(bytes))
+            }
+            Kind::Write => {
+                access.file.write_at(access.offset, &data()?)?;
+                Ok(Completed::Written)
+            }
+            Kind::Append { commit } => match status {
+                Some(WcStatus::RemoteAccess | WcStatus::Flushed) if !access.opening.session.is_lost() => {
+                    let record = data()?;
+                    let append = if commit { RemoteFile::append_commit } else { RemoteFile::append };
+                    append(&access.file, &record).map(Completed::Appended)
+                }
+                Some(status @ WcStatus::RemoteOperation) => Err(ExportError::Access(status)),
+                _ => Err(ExportError::Unanswered),
+            },
+        }
+    }
+
+    /// Ends all accesses in flight by repeating them: their session is lost.
+    fn repeat_all(&mut self) {
+        while let Some(access) = self.in_flight.pop_front() {
+            let status = access.opening.session.take_status(access.number);
+            self.end(access, status);
+        }
+    }
+}

@@ -1,0 +1,463 @@
+//! One connection to a server: requests and their answers, one-sided accesses and their completions.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use terrace_nic::{
+    Cq, Device, Error, Path, Payload, Pd, QueuePair, SendFlags, SendOp, SendWr, Sge, SgeList, WcOpcode,
+    WcStatus,
+};
+use terrace_node::{Control, is_untracked};
+use terrace_sync::{Condvar, Mutex};
+
+use super::buffers::Buffers;
+use super::stream::Stream;
+use crate::ends::{OpenPair, destroy};
+use crate::error::ExportError;
+use crate::proto::{Answer, Body, Event, Link, Message, Request, SetupAnswer};
+
+/// The most one-sided accesses in flight on each queue pair.
+pub const DEPTH: u32 = 512;
+/// A waiting thread polls for so long before it sleeps.
+const POLL_TIME: Duration = Duration::from_micros(50);
+/// A sleeping thread looks again after so long, so that a lost wake-up costs little.
+const SLEEP_TIME: Duration = Duration::from_millis(20);
+/// The most completions that are handled at once.
+const COMPLETIONS_PER_PASS: usize = 64;
+/// The most changes that wait for the program.
+const EVENTS_MAX: usize = 4096;
+
+/// The state of a one-sided access.
+#[derive(Clone, Copy, Debug)]
+struct Transfer {
+    link: Link,
+    generation: u64,
+    status: Option<WcStatus>,
+}
+
+/// A queue pair for one-sided accesses.
+struct Pair {
+    qp: Arc<QueuePair>,
+    /// Incremented with each replacement.
+    generation: u64,
+}
+
+/// What waits for the server.
+#[derive(Default)]
+struct Waiting {
+    next_id: u64,
+    /// Answers to requests in flight. The answer of a request without a reader is dropped.
+    answers: HashMap<u64, AnswerState>,
+    next_transfer: u64,
+    transfers: HashMap<u64, Transfer>,
+    events: Vec<Event>,
+}
+
+enum AnswerState {
+    Awaited,
+    Unread,
+    Here(Answer),
+}
+
+/// What a session begins with.
+pub struct NewSession {
+    pub device: Arc<Device>,
+    pub pd: Arc<Pd>,
+    pub control_cq: Arc<Cq>,
+    pub data_cq: Arc<Cq>,
+    pub control: Control,
+    pub data: OpenPair,
+    pub append: OpenPair,
+    pub path: Path,
+    pub stream: Stream,
+    pub settings: SetupAnswer,
+    pub buffers: Buffers,
+    pub serial: u64,
+}
+
+/// An opening of a file on a session.
+#[derive(Clone)]
+pub struct Opening {
+    pub session: Arc<Session>,
+    /// Its number.
+    pub open: u64,
+    pub rkey: u32,
+}
+
+/// A connection.
+pub struct Session {
+    device: Arc<Device>,
+    pd: Arc<Pd>,
+    control_cq: Arc<Cq>,
+    data_cq: Arc<Cq>,
+    control: Mutex<Option<Control>>,
+    pairs: Mutex<HashMap<Link, Pair>>,
+    /// Held while a queue pair is replaced.
+    repairing: Mutex<()>,
+    path: Path,
+    pub stream: Stream,
+    pub settings: SetupAnswer,
+    pub buffers: Buffers,
+    /// Distinguishes the sessions of a client.
+    pub serial: u64,
+    waiting: Mutex<Waiting>,
+    /// Something has come for a waiting thread.
+    arrived: Condvar,
+    is_lost: AtomicBool,
+}
+
+impl Session {
+    /// A connected session.
+    pub fn new(new: NewSession) -> Arc<Session> {
+        let pair = |pair: OpenPair| Pair { qp: pair.qp, generation: 0 };
+        let pairs = HashMap::from([(Link::Data, pair(new.data)), (Link::Append, pair(new.append))]);
+        Arc::new(Session {
+            device: new.device,
+            pd: new.pd,
+            control_cq: new.control_cq,
+            data_cq: new.data_cq,
+            control: Mutex::new(Some(new.control)),
+            pairs: Mutex::new(pairs),
+            repairing: Mutex::default(),
+            path: new.path,
+            stream: new.stream,
+            settings: new.settings,
+            buffers: new.buffers,
+            serial: new.serial,
+            waiting: Mutex::default(),
+            arrived: Condvar::default(),
+            is_lost: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether the connection has ended.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Acquire)
+    }
+
+    /// The connection has ended: nobody waits any more.
+    pub fn lose(&self, why: &str) {
+        if !self.is_lost.swap(true, Ordering::AcqRel) {
+            tracing::debug!(why, "the connection to an export has ended");
+            self.stream.shut_down();
+            // With the lock, so that no thread goes to sleep meanwhile.
+            let _waiting = self.waiting.lock();
+            self.arrived.notify_all();
+        }
+    }
+
+    /// The protection domain, for buffers.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// Waits until `ready` returns a result.
+    ///
+    /// # Errors
+    /// `Lost` after the deadline, or when the connection has ended.
+    fn wait<T>(
+        &self,
+        deadline: Instant,
+        mut ready: impl FnMut(&mut Waiting) -> Option<T>,
+    ) -> Result<T, ExportError> {
+        let poll_until = Instant::now() + POLL_TIME;
+        loop {
+            self.device.progress();
+            let mut waiting = self.waiting.lock();
+            if let Some(result) = ready(&mut waiting) {
+                return Ok(result);
+            }
+            let now = Instant::now();
+            if self.is_lost() || now >= deadline {
+                return Err(ExportError::Lost);
+            }
+            if now >= poll_until {
+                self.arrived.wait_until(&mut waiting, deadline.min(now + SLEEP_TIME));
+            } else {
+                drop(waiting);
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    /// Sends a request, as soon as there are fewer in flight than the server permits.
+    fn send(
+        &self,
+        request: Request,
+        state: fn() -> AnswerState,
+        deadline: Instant,
+    ) -> Result<u64, ExportError> {
+        let max = usize::from(self.settings.requests_max);
+        let id = self.wait(deadline, |waiting| {
+            if waiting.answers.len() >= max {
+                return None;
+            }
+            waiting.next_id += 1;
+            let id = waiting.next_id;
+            waiting.answers.insert(id, state());
+            Some(id)
+        })?;
+        let encoded = Message { id, body: Body::Request(request) }.encode();
+        let Some(bytes) = encoded else {
+            self.waiting.lock().answers.remove(&id);
+            return Err(ExportError::Invalid("a path or name is too long for a message"));
+        };
+        let mut guard = self.control.lock();
+        let Some(control) = guard.as_mut() else { return Err(ExportError::Lost) };
+        control.send_encoded(bytes, None);
+        if let Err(error) = control.post() {
+            drop(guard);
+            self.lose(&error.to_string());
+        }
+        Ok(id)
+    }
+
+    /// Sends bytes that need not be messages.
+    #[cfg(test)]
+    pub fn send_raw(&self, messages: Vec<Vec<u8>>) {
+        let mut control = self.control.lock();
+        if let Some(control) = control.as_mut() {
+            messages.into_iter().for_each(|bytes| control.send_encoded(bytes, None));
+            let _ = control.post();
+        }
+    }
+
+    /// Sends a request, and waits for the answer.
+    ///
+    /// # Errors
+    /// `Lost` if no answer came in time. The connection has ended then.
+    pub fn call(&self, request: Request, deadline: Instant) -> Result<Answer, ExportError> {
+        let id = self.send(request, || AnswerState::Awaited, deadline)?;
+        let answer = self.wait(deadline, |waiting| match waiting.answers.remove(&id) {
+            Some(AnswerState::Here(answer)) => Some(answer),
+            Some(state) => {
+                waiting.answers.insert(id, state);
+                None
+            }
+            None => None,
+        });
+        // An answer that is late would be taken for another's.
+        answer.inspect_err(|_| self.lose("an answer did not come in time"))
+    }
+
+    /// Sends a request whose answer nobody waits for.
+    pub fn cast(&self, request: Request, deadline: Instant) {
+        // Without a connection the server releases what this request would have.
+        let _ = self.send(request, || AnswerState::Unread, deadline);
+    }
+
+    /// The queue pair for accesses, and its generation.
+    pub fn pair(&self, link: Link) -> Result<(Arc<QueuePair>, u64), ExportError> {
+        let pairs = self.pairs.lock();
+        let pair = pairs.get(&link).ok_or(ExportError::Lost)?;
+        Ok((pair.qp.clone(), pair.generation))
+    }
+
+    /// Begins a one-sided access. Returns its number.
+    ///
+    /// # Errors
+    /// `Full` if the queue pair has as many in flight as it can; `Nic`.
+    pub fn begin(&self, link: Link, op: SendOp, sges: &[Sge]) -> Result<u64, ExportError> {
+        let (qp, generation) = self.pair(link)?;
+        let number = {
+            let mut waiting = self.waiting.lock();
+            let number = waiting.next_transfer;
+            waiting.next_transfer += 1;
+            waiting.transfers.insert(number, Transfer { link, generation, status: None });
+            number
+        };
+        let payload = Payload::Sges(SgeList::from_slice(sges));
+        let wr = SendWr { wr_id: number, op, payload, flags: SendFlags::SIGNALED, target: None };
+        qp.post_send([Ok(wr)]).map_err(|(_, error)| {
+            self.waiting.lock().transfers.remove(&number);
+            match error {
+                Error::NoMemory(_) => ExportError::Full,
+                error => ExportError::Nic(error),
+            }
+        })?;
+        Ok(number)
+    }
+
+    /// Takes the status of an access, if it has ended.
+    pub fn take_status(&self, number: u64) -> Option<WcStatus> {
+        let mut waiting = self.waiting.lock();
+        let status =
+            waiting.transfers.get(&number).map_or(Some(WcStatus::Flushed), |transfer| transfer.status);
+        if status.is_some() {
+            waiting.transfers.remove(&number);
+        }
+        status
+    }
+
+    /// Whether an access has ended.
+    pub fn has_ended(&self, number: u64) -> bool {
+        self.waiting.lock().transfers.get(&number).is_none_or(|transfer| transfer.status.is_some())
+    }
+
+    /// Waits until an access has ended.
+    ///
+    /// # Errors
+    /// `Lost` after the deadline, or when the connection has ended. The buffers may still be accessed then, until the
+    /// session ends.
+    pub fn finish(&self, number: u64, deadline: Instant) -> Result<WcStatus, ExportError> {
+        self.wait(deadline, |waiting| {
+            let transfer = waiting.transfers.get(&number).copied();
+            let status = transfer.map_or(Some(WcStatus::Flushed), |transfer| transfer.status)?;
+            waiting.transfers.remove(&number);
+            Some(status)
+        })
+        .inspect_err(|_| self.lose("an access did not end in time"))
+    }
+
+    /// Waits until something has come, or the deadline.
+    pub fn wait_any(&self, deadline: Instant, mut is_ready: impl FnMut(&Session) -> bool) {
+        let poll_until = Instant::now() + POLL_TIME;
+        loop {
+            self.device.progress();
+            if is_ready(self) {
+                return;
+            }
+            let mut waiting = self.waiting.lock();
+            let now = Instant::now();
+            if self.is_lost() || now >= deadline {
+                return;
+            }
+            if now >= poll_until {
+                self.arrived.wait_until(&mut waiting, deadline.min(now + Duration::from_millis(1)));
+            }
+        }
+    }
+
+    /// Makes progress.
+    pub fn progress(&self) {
+        self.device.progress();
+    }
+
+    /// Replaces a queue pair that has failed, unless another thread has.
+    ///
+    /// # Errors
+    /// `Lost`; `Nic`.
+    pub fn repair(&self, link: Link, failed: u64, deadline: Instant) -> Result<(), ExportError> {
+        let _repairing = self.repairing.lock();
+        if self.pair(link)?.1 != failed {
+            return Ok(());
+        }
+        let new = OpenPair::new(&self.pd, &self.data_cq, DEPTH)?;
+        let connected = match self.call(Request::Pair { link, endpoint: new.endpoint }, deadline) {
+            Ok(Answer::Paired { endpoint }) => new.connect(self.path, endpoint, 0).map_err(ExportError::Nic),
+            Ok(_) => Err(ExportError::Protocol),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = connected {
+            destroy(&new.qp);
+            return Err(error);
+        }
+        let old = self.pairs.lock().insert(link, Pair { qp: new.qp, generation: failed + 1 });
+        if let Some(old) = old {
+            destroy(&old.qp);
+        }
+        // Completions of the old one may be lost with it.
+        let mut waiting = self.waiting.lock();
+        for transfer in waiting.transfers.values_mut() {
+            if transfer.link == link && transfer.generation <= failed {
+                transfer.status.get_or_insert(WcStatus::Flushed);
+            }
+        }
+        self.arrived.notify_all();
+        Ok(())
+    }
+
+    /// Handles completions. Returns whether there were any.
+    pub fn handle_completions(&self) -> bool {
+        let mut was_active = false;
+        loop {
+            let mut completions = Vec::new();
+            // Without completions nothing is answered, and the calls fail by their deadlines.
+            let _ = self.control_cq.take(COMPLETIONS_PER_PASS, &mut |wc| completions.push(*wc));
+            let _ = self.data_cq.take(COMPLETIONS_PER_PASS, &mut |wc| completions.push(*wc));
+            if completions.is_empty() {
+                return was_active;
+            }
+            was_active = true;
+            for wc in completions {
+                match wc.opcode {
+                    WcOpcode::Recv if wc.status == WcStatus::Success => self.receive(&wc),
+                    _ if is_untracked(&wc) && wc.status == WcStatus::Success => {
+                        if let Some(control) = self.control.lock().as_mut() {
+                            // A queue pair in the error state reports that by its completions.
+                            let _ = control.post();
+                        }
+                    }
+                    _ if self.is_control(wc.qpn) => self.lose(&format!("{:?}", wc.status)),
+                    _ => {
+                        let mut waiting = self.waiting.lock();
+                        if let Some(transfer) = waiting.transfers.get_mut(&wc.wr_id) {
+                            transfer.status = Some(wc.status);
+                        }
+                    }
+                }
+            }
+            self.arrived.notify_all();
+        }
+    }
+
+    fn is_control(&self, qpn: u32) -> bool {
+        self.control.lock().as_ref().is_some_and(|control| control.qpn() == qpn)
+    }
+
+    fn receive(&self, wc: &terrace_nic::Wc) {
+        let mut bytes = Vec::new();
+        let taken = match self.control.lock().as_mut() {
+            Some(control) => control.take_message(wc, &mut bytes),
+            None => return,
+        };
+        if let Err(error) = taken {
+            self.lose(&error.to_string());
+            return;
+        }
+        let message = match Message::decode(&bytes) {
+            Ok(message) => message,
+            Err(error) => {
+                self.lose(&error.to_string());
+                return;
+            }
+        };
+        let mut waiting = self.waiting.lock();
+        match message.body {
+            Body::Answer(answer) => match waiting.answers.get_mut(&message.id) {
+                Some(state @ AnswerState::Awaited) => *state = AnswerState::Here(answer),
+                Some(AnswerState::Unread) => drop(waiting.answers.remove(&message.id)),
+                _ => tracing::debug!(id = message.id, "an answer to an unknown request"),
+            },
+            Body::Event(event) if waiting.events.len() < EVENTS_MAX => waiting.events.push(event),
+            Body::Event(_) | Body::Request(_) => {}
+        }
+    }
+
+    /// Takes the events that have come.
+    pub fn take_events(&self) -> Vec<Event> {
+        std::mem::take(&mut self.waiting.lock().events)
+    }
+
+    /// Wakes threads that wait for events.
+    pub fn wait_events(&self, timeout: Duration) {
+        self.wait_any(Instant::now() + timeout, |session| !session.waiting.lock().events.is_empty());
+    }
+
+    /// Destroys the queue pairs. Accesses in flight are lost.
+    pub fn close(&self) {
+        self.lose("it is closed");
+        if let Some(control) = self.control.lock().take() {
+            control.close();
+        }
+        self.pairs.lock().drain().for_each(|(_, pair)| destroy(&pair.qp));
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,383 @@
+//! What the clones of a client and its files share: the current session, and what to do when it is lost.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use terrace_nic::{Device, ProgressCallback};
+use terrace_sync::{Condvar, Mutex};
+
+use super::config::{Change, ClientConfig};
+use super::connect::connect;
+use super::known::Known;
+use super::session::Session;
+use crate::error::{ExportError, UNKNOWN_FILE};
+use crate::proto::{Answer, ChangeSet, Event, FileId, LockKind, Request, Text};
+
+/// The pauses between attempts to connect.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// The most changes that wait for the program.
+const CHANGES_MAX: usize = 4096;
+/// How often files are reclaimed for one request: the server forgets the oldest of thousands.
+const RECLAIMS_MAX: usize = 4;
+
+/// Whether a request may be repeated when its answer was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repeat {
+    Yes,
+    No,
+}
+
+/// A lock that a client holds.
+#[derive(Clone, Copy, Debug)]
+pub struct HeldLock {
+    kind: LockKind,
+    /// It was lost with a connection, and could not be taken again.
+    is_lost: bool,
+}
+
+#[derive(Default)]
+struct Current {
+    session: Option<Arc<Session>>,
+    /// A thread is connecting.
+    is_connecting: bool,
+    serial: u64,
+}
+
+/// What the clones of a client share.
+pub struct Shared {
+    device: Arc<Device>,
+    config: ClientConfig,
+    root: FileId,
+    is_read_only: bool,
+    current: Mutex<Current>,
+    progress: Progress,
+    connected: Condvar,
+    known: Mutex<Known>,
+    changes: Mutex<VecDeque<Change>>,
+    locks: Mutex<HashMap<(FileId, u64), HeldLock>>,
+    watches: Mutex<HashSet<FileId>>,
+}
+
+/// Handles the completions of a session. Not a reference to [`Shared`], whose end closes the device.
+#[derive(Clone, Default)]
+struct Progress(Arc<Mutex<Option<Arc<Session>>>>);
+
+impl ProgressCallback for Progress {
+    fn advance(&self) -> bool {
+        let session = self.0.lock().clone();
+        session.is_some_and(|session| session.handle_completions())
+    }
+}
+
+impl Shared {
+    /// Connects.
+    pub fn connect(config: &ClientConfig) -> Result<Arc<Shared>, ExportError> {
+        let device = Device::open(config.port.device().map_err(ExportError::Port)?)?;
+        let deadline = Instant::now() + config.timeout;
+        let session = connect(&device, config.server, 1, deadline).inspect_err(|_| device.close())?;
+        let (root, is_read_only) = (session.settings.root, session.settings.is_read_only);
+        let progress = Progress(Arc::new(Mutex::new(Some(session.clone()))));
+        device.attach(Arc::new(progress.clone()));
+        let shared = Arc::new(Shared {
+            device,
+            config: config.clone(),
+            root,
+            is_read_only,
+            current: Mutex::new(Current { session: Some(session), is_connecting: false, serial: 1 }),
+            progress,
+            connected: Condvar::default(),
+            known: Mutex::default(),
+            changes: Mutex::default(),
+            locks: Mutex::default(),
+            watches: Mutex::default(),
+        });
+        let weak = Arc::downgrade(&shared);
+        let keep = move || keep_lease(&weak);
+        let spawned = std::thread::Builder::new().name("terrace-lease".into()).spawn(keep);
+        spawned.map_err(|error| {
+            ExportError::Nic(terrace_nic::Error::System(
+                error.raw_os_error().unwrap_or(Errno::AGAIN.raw_os_error()),
+            ))
+        })?;
+        Ok(shared)
+    }
+
+    /// The exported directory.
+    pub fn root(&self) -> FileId {
+        self.root
+    }
+
+    /// Whether nothing may be changed.
+    pub fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
+    /// The end of a call that begins now.
+    pub fn deadline(&self) -> Instant {
+        Instant::now() + self.config.timeout
+    }
+
+    /// The current session. Connects if there is none.
+    ///
+    /// # Errors
+    /// `Lost` after the deadline; `Refused`.
+    pub fn session(&self, deadline: Instant) -> Result<Arc<Session>, ExportError> {
+        let mut current = self.current.lock();
+        loop {
+            if let Some(session) = current.session.as_ref().filter(|session| !session.is_lost()) {
+                return Ok(session.clone());
+            }
+            if !current.is_connecting {
+                break;
+            }
+            if Instant::now() >= deadline {
+                return Err(ExportError::Lost);
+            }
+            self.connected.wait_until(&mut current, deadline);
+        }
+        current.is_connecting = true;
+        current.serial += 1;
+        let (old, serial) = (current.session.take(), current.serial);
+        drop(current);
+        if let Some(old) = old {
+            old.close();
+        }
+        let connected = self.reconnect(serial, deadline);
+        if let Ok(session) = &connected {
+            *self.progress.0.lock() = Some(session.clone());
+            self.restore(session, deadline);
+        }
+        let mut current = self.current.lock();
+        current.is_connecting = false;
+        current.session = connected.as_ref().ok().cloned();
+        drop(current);
+        self.connected.notify_all();
+        connected
+    }
+
+    fn reconnect(&self, serial: u64, deadline: Instant) -> Result<Arc<Session>, ExportError> {
+        let mut pause = PAUSE_MIN;
+        loop {
+            match connect(&self.device, self.config.server, serial, deadline) {
+                Ok(session) => return Ok(session),
+                Err(error @ (ExportError::Refused(_) | ExportError::Protocol)) => return Err(error),
+                Err(error) => tracing::debug!(%error, "an export cannot be reached"),
+            }
+            if Instant::now() + pause >= deadline {
+                return Err(ExportError::Lost);
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Takes the locks and watches of an earlier session again, as far as possible.
+    fn restore(&self, session: &Arc<Session>, deadline: Instant) {
+        let locks: Vec<_> = self.locks.lock().iter().map(|(key, lock)| (*key, *lock)).collect();
+        for ((id, owner), lock) in locks {
+            let taken = self.call_on(session, Request::Lock { id, owner, kind: lock.kind }, deadline);
+            if !matches!(taken, Ok(Answer::Done {}))
+                && let Some(lock) = self.locks.lock().get_mut(&(id, owner))
+            {
+                lock.is_lost = true;
+            }
+        }
+        let watches: Vec<_> = self.watches.lock().iter().copied().collect();
+        for id in watches {
+            // Whoever watches is told that anything may have changed.
+            let _ = self.call_on(session, Request::Watch { id, on: true }, deadline);
+        }
+        self.push_change(Change::Reconnected);
+    }
+
+    /// Sends a request on a session, and reclaims the files that the server does not know.
+    ///
+    /// # Errors
+    /// `Os` if the server refuses it; `Lost`.
+    pub fn call_on(
+        &self,
+        session: &Arc<Session>,
+        request: Request,
+        deadline: Instant,
+    ) -> Result<Answer, ExportError> {
+        for _ in 0..RECLAIMS_MAX {
+            match session.call(request.clone(), deadline)? {
+                Answer::Failed { errno: UNKNOWN_FILE } => self.reclaim(session, &request, deadline)?,
+                Answer::Failed { errno } => return Err(ExportError::Os(errno.into())),
+                answer => return Ok(answer),
+            }
+        }
+        Err(ExportError::Os(Errno::STALE.raw_os_error()))
+    }
+
+    fn reclaim(
+        &self,
+        session: &Arc<Session>,
+        request: &Request,
+        deadline: Instant,
+    ) -> Result<(), ExportError> {
+        for id in request.files().into_iter().flatten().filter(|id| *id != self.root) {
+            let paths = self.known.lock().paths(self.root, id);
+            let mut errno = Errno::STALE.raw_os_error();
+            for path in paths {
+                match session.call(Request::Reclaim { id, path: Text(path) }, deadline)? {
+                    Answer::Failed { errno: refused } => errno = refused.into(),
+                    _ => {
+                        errno = 0;
+                        break;
+                    }
+                }
+            }
+            if errno != 0 {
+                return Err(ExportError::Os(errno));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a request, and connects again if the connection is lost.
+    ///
+    /// # Errors
+    /// `Os` if the server refuses it; `Lost` after the timeout; `Unanswered` if it may not be repeated.
+    pub fn call(&self, request: Request, repeat: Repeat) -> Result<Answer, ExportError> {
+        let deadline = self.deadline();
+        loop {
+            let session = self.session(deadline)?;
+            match self.call_on(&session, request.clone(), deadline) {
+                Err(ExportError::Lost) if repeat == Repeat::No => return Err(ExportError::Unanswered),
+                Err(ExportError::Lost) if Instant::now() < deadline => continue,
+                result => return result,
+            }
+        }
+    }
+
+    /// Notes a name of a file.
+    pub fn learn(&self, id: FileId, parent: FileId, name: &OsStr) {
+        self.known.lock().learn(id, parent, name);
+    }
+
+    /// Notes a path of a file.
+    pub fn learn_path(&self, id: FileId, path: &Path) {
+        self.known.lock().learn_path(id, path);
+    }
+
+    /// Notes that a name was removed.
+    pub fn forget(&self, parent: FileId, name: &OsStr) {
+        self.known.lock().forget(parent, name);
+    }
+
+    /// Notes that a file was renamed. With `exchange` the file of the new name got the old one.
+    pub fn learn_rename(&self, from: (FileId, &OsStr), to: (FileId, &OsStr), exchange: bool) {
+        self.known.lock().rename(from, to, exchange);
+    }
+
+    /// Locks a file, or fails with `EWOULDBLOCK`.
+    pub fn lock(&self, id: FileId, owner: u64, kind: LockKind) -> Result<(), ExportError> {
+        let result = self.call(Request::Lock { id, owner, kind }, Repeat::Yes);
+        let mut locks = self.locks.lock();
+        if kind == LockKind::Unlock {
+            let was_lost = locks.remove(&(id, owner)).is_some_and(|lock| lock.is_lost);
+            return if was_lost { Err(ExportError::LockLost) } else { result.map(|_| ()) };
+        }
+        result?;
+        locks.insert((id, owner), HeldLock { kind, is_lost: false });
+        Ok(())
+    }
+
+    /// Whether a lock of a file was lost.
+    pub fn has_lost_lock(&self, id: FileId) -> bool {
+        let locks = self.locks.lock();
+        !locks.is_empty() && locks.iter().any(|((file, _), lock)| *file == id && lock.is_lost)
+    }
+
+    /// Watches a file, or no longer.
+    pub fn watch(&self, id: FileId, on: bool) -> Result<(), ExportError> {
+        self.call(Request::Watch { id, on }, Repeat::Yes)?;
+        let mut watches = self.watches.lock();
+        if on {
+            watches.insert(id);
+        } else {
+            watches.remove(&id);
+        }
+        Ok(())
+    }
+
+    fn push_change(&self, change: Change) {
+        let mut changes = self.changes.lock();
+        if changes.len() >= CHANGES_MAX {
+            changes.clear();
+            changes.push_back(Change::Changed { id: FileId::default(), change: ChangeSet::LOST });
+        }
+        changes.push_back(change);
+    }
+
+    /// The next change.
+    pub fn next_change(&self, timeout: Duration) -> Option<Change> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let session = self.current.lock().session.clone();
+            for event in session.iter().flat_map(|session| session.take_events()) {
+                match event {
+                    Event::Changed { id, change } => self.push_change(Change::Changed { id, change }),
+                    // The accesses of the file fail, and say so.
+                    Event::Revoked { open, reason } => tracing::debug!(open, ?reason, "a key was revoked"),
+                }
+            }
+            if let Some(change) = self.changes.lock().pop_front() {
+                return Some(change);
+            }
+            let rest = deadline.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                return None;
+            }
+            match session.filter(|session| !session.is_lost()) {
+                Some(session) => session.wait_events(rest),
+                None => std::thread::sleep(rest.min(PAUSE_MIN)),
+            }
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(session) = self.current.lock().session.take() {
+            session.close();
+        }
+        self.progress.0.lock().take();
+        self.device.close();
+    }
+}
+
+/// Keeps the lease, and learns of the server's end, until the client ends.
+fn keep_lease(weak: &Weak<Shared>) {
+    loop {
+        let Some(shared) = weak.upgrade() else { return };
+        let session = match shared.session(Instant::now() + PAUSE_MAX) {
+            Ok(session) => session,
+            Err(_) => {
+                drop(shared);
+                std::thread::sleep(PAUSE_MAX);
+                continue;
+            }
+        };
+        drop(shared);
+        let lease = Duration::from_millis(session.settings.lease_ms.into());
+        let interval = lease / 3;
+        let timeout = Timespec { tv_sec: interval.as_secs() as i64, tv_nsec: interval.subsec_nanos().into() };
+        let mut fds = [PollFd::new(&session.stream, PollFlags::IN | PollFlags::RDHUP)];
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(0) => {
+                // Without an answer the session is lost.
+                let _ = session.call(Request::Renew {}, Instant::now() + lease);
+            }
+            Ok(_) => session.lose("the server has closed its socket"),
+            Err(_) => {}
+        }
+    }
+}

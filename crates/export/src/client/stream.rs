@@ -1,0 +1,90 @@
+//! The socket over which a connection is set up.
+
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use socket2::{Domain, Socket, Type};
+
+use crate::proto::setup;
+use crate::proto::{SetupAnswer, SetupRequest};
+use crate::server::local_name;
+
+/// A socket to a server, by which each end learns of the other's end.
+pub enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    /// Connects to a server: by a Unix socket if it is on this host, so that it learns the user of this process.
+    pub fn connect(server: SocketAddr, own: IpAddr, timeout: Duration) -> io::Result<Stream> {
+        let by_unix = connect_unix(server);
+        let stream = match by_unix {
+            Some(stream) => Stream::Unix(stream),
+            None => Stream::Tcp(connect_tcp(server, own, timeout)?),
+        };
+        match &stream {
+            Stream::Tcp(stream) => stream.set_read_timeout(Some(timeout))?,
+            Stream::Unix(stream) => stream.set_read_timeout(Some(timeout))?,
+        }
+        Ok(stream)
+    }
+
+    /// Sends the setup, and receives the answer.
+    pub fn exchange(&mut self, request: &SetupRequest) -> io::Result<SetupAnswer> {
+        let bytes = setup::encode(request);
+        match self {
+            Stream::Tcp(stream) => {
+                stream.write_all(&bytes)?;
+                setup::receive(stream)
+            }
+            Stream::Unix(stream) => {
+                stream.write_all(&bytes)?;
+                setup::receive(stream)
+            }
+        }
+    }
+
+    /// Ends it for both ends.
+    pub fn shut_down(&self) {
+        // It may have ended already.
+        let _ = match self {
+            Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
+            Stream::Unix(stream) => stream.shutdown(Shutdown::Both),
+        };
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Tcp(stream) => stream.as_fd(),
+            Stream::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+/// Connects to the socket for clients of the same host, if the server is on this host.
+fn connect_unix(server: SocketAddr) -> Option<UnixStream> {
+    // Only an address of this host can be bound.
+    UdpSocket::bind((server.ip(), 0)).ok()?;
+    let any: IpAddr = match server.ip() {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    [server.ip(), any].into_iter().find_map(|ip| {
+        let name = local_name(SocketAddr::new(ip, server.port())).ok()?;
+        UnixStream::connect_addr(&name).ok()
+    })
+}
+
+/// Connects by TCP from the NIC's address: the server accepts packets of no other.
+fn connect_tcp(server: SocketAddr, own: IpAddr, timeout: Duration) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(server), Type::STREAM, None)?;
+    socket.bind(&SocketAddr::new(own, 0).into())?;
+    socket.connect_timeout(&server.into(), timeout)?;
+    Ok(socket.into())
+}

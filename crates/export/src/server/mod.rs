@@ -1,0 +1,234 @@
+//! The server: `terrace export`.
+//!
+//! | module | what it knows |
+//! |---|---|
+//! | `listener` | sockets: setup and end of connections; leases |
+//! | `connection`, `nodes` | what a client has looked up, opened, locked; its messages |
+//! | `state`, `workers` | what the threads share; who may still access what; the threads |
+//! | `requests` | what is done with a request |
+//! | `tree`, `identity` | system calls beneath the directory, as the client's user |
+//! | `opens`, `append_only` | files as regions, their keys |
+//! | `watches` | changes of files |
+
+mod append_only;
+mod connection;
+mod identity;
+mod listener;
+mod nodes;
+mod opens;
+mod requests;
+mod state;
+mod tree;
+mod watches;
+mod workers;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use terrace_files::{Files, FilesConfig};
+use terrace_nic::{CqInit, Device, OpenError, PortConfig};
+use terrace_sync::Mutex;
+
+use crate::rules::Rules;
+use listener::Listener;
+pub(crate) use listener::local_name;
+use nodes::DescriptorBudget;
+pub use state::ExportStats;
+use state::{NewState, Receiver, State};
+use watches::Watches;
+
+/// Entries of the completion queue, which all connections share.
+const CQ_DEPTH: u32 = 1 << 17;
+/// Threads for requests.
+const WORKERS: usize = 8;
+/// One in this many of the process's descriptors may hold files that clients have looked up.
+const NODES_SHARE: u64 = 2;
+
+/// The configuration of a server.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// The directory.
+    pub directory: PathBuf,
+    /// The address and port of setups. The NIC's address is the same, unless it is unspecified.
+    pub listen: SocketAddr,
+    /// Who may do what.
+    pub rules: Rules,
+    /// The configuration of the NIC's port.
+    pub port: PortConfig,
+    /// A client that sends nothing for so long loses its connection, its keys and its locks.
+    pub lease: Duration,
+}
+
+impl ServerConfig {
+    /// An export with the default rules, and leases of 10 seconds.
+    pub fn new(directory: PathBuf, listen: SocketAddr) -> ServerConfig {
+        let (rules, port) = (Rules::default(), PortConfig::default());
+        ServerConfig { directory, listen, rules, port, lease: Duration::from_secs(10) }
+    }
+}
+
+/// An error of opening a server.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The directory cannot be exported.
+    #[error("cannot export {directory}: {reason}", directory = .directory.display())]
+    Directory {
+        /// The directory.
+        directory: PathBuf,
+        /// The reason.
+        reason: io::Error,
+    },
+    /// No port could be opened.
+    #[error(transparent)]
+    Port(OpenError),
+    /// The address cannot be listened at.
+    #[error("cannot listen at {address}: {reason}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The reason.
+        reason: io::Error,
+    },
+    /// The system refuses something else.
+    #[error("the system refuses: {0}")]
+    System(#[from] io::Error),
+    /// An error of the NIC.
+    #[error("the NIC refuses: {0}")]
+    Nic(#[from] terrace_nic::Error),
+}
+
+/// An exported directory.
+pub struct Server {
+    state: Arc<State>,
+    address: SocketAddr,
+    wake: Arc<OwnedFd>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Opens the directory and the port, and starts to serve. As root each client's files are accessed as that client's
+    /// user; otherwise only this process's user can be a client. The process's umask applies to files that clients make.
+    /// The limit of descriptors is raised as far as the process may.
+    ///
+    /// # Errors
+    /// See [`ServeError`].
+    pub fn open(config: &ServerConfig) -> Result<Server, ServeError> {
+        let directory = |reason| ServeError::Directory { directory: config.directory.clone(), reason };
+        let root = tree::open_root(&config.directory).map_err(directory)?;
+        let root_id = tree::attributes(root.as_fd()).map_err(directory)?.id;
+        let listen = |reason| ServeError::Listen { address: config.listen, reason };
+        let (tcp, unix) = listener::bind(config.listen).map_err(listen)?;
+        let address = tcp.local_addr().map_err(listen)?;
+        let descriptors = raise_descriptors();
+        let mut port = config.port.clone();
+        port.address = port.address.or(Some(config.listen.ip()).filter(|ip| !ip.is_unspecified()));
+        let device = Device::open(port.device().map_err(ServeError::Port)?)?;
+        // Dropping the server closes the device if one of the calls below fails.
+        let closing = CloseOnDrop(Some(device.clone()));
+        // Peers that know only port 4791 reach the server at any instance index.
+        device.join_colocated();
+        let cq = device.create_cq(CqInit { depth: CQ_DEPTH, channel: None, cookie: 0 })?;
+        let state = Arc::new(State::new(NewState {
+            device: device.clone(),
+            cq,
+            files: Files::new(&FilesConfig::default()),
+            root,
+            root_id,
+            rules: config.rules.clone(),
+            lease: config.lease,
+            budget: DescriptorBudget::new((descriptors / NODES_SHARE) as usize),
+            watches: Watches::new()?,
+        }));
+        device.attach(Arc::new(Receiver { state: state.clone(), bytes: Mutex::default() }));
+        let listener = Listener::new(state.clone(), tcp, unix)?;
+        let wake = listener.wake_descriptor();
+        let mut server = Server { state, address, wake, threads: Vec::new() };
+        closing.keep_open();
+        server.start(listener)?;
+        Ok(server)
+    }
+
+    fn start(&mut self, listener: Listener) -> io::Result<()> {
+        for _ in 0..WORKERS {
+            let state = self.state.clone();
+            let serve = move || {
+                while let Some(job) = state.work.next() {
+                    state.carry_out(job);
+                }
+            };
+            self.threads.push(std::thread::Builder::new().name("terrace-export".into()).spawn(serve)?);
+        }
+        let run = move || listener.run();
+        self.threads.push(std::thread::Builder::new().name("terrace-listen".into()).spawn(run)?);
+        Ok(())
+    }
+
+    /// The address and port of setups.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.state.device
+    }
+
+    /// The statistics now.
+    pub fn stats(&self) -> ExportStats {
+        self.state.stats()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Cannot fail: the counter does not overflow.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        self.state.work.close();
+        // Closing comes first: afterwards no grace period waits for another process, which may be stopped.
+        self.state.device.close();
+        for thread in self.threads.drain(..) {
+            // A thread that has panicked has said so.
+            let _ = thread.join();
+        }
+        for connection in self.state.connections() {
+            if connection.begin_end() {
+                connection.close();
+                self.state.release_all(&connection);
+            }
+        }
+    }
+}
+
+/// Closes a device, unless it is to stay open.
+struct CloseOnDrop(Option<Arc<Device>>);
+
+impl CloseOnDrop {
+    fn keep_open(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        if let Some(device) = &self.0 {
+            device.close();
+        }
+    }
+}
+
+/// Raises the limit of descriptors as far as the process may, and returns it.
+fn raise_descriptors() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => limit.maximum,
+        Err(_) => limit.current,
+    }
+    .unwrap_or(1 << 20)
+}

@@ -1,0 +1,146 @@
+//! Open files: the regions that clients' keys name.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use rustix::io::Errno;
+use terrace_files::{FileExtent, FileRegion, Files, LayoutError, OpenError};
+use terrace_memory::{Pager, RegionPolicy};
+use terrace_nic::{Error, Mr, MrRequest, Paging, Pd};
+use terrace_sync::Mutex;
+
+use super::append_only::AppendOnly;
+use super::tree;
+use crate::proto::{Attributes, FileId, FileKey, OpenAccess};
+
+/// `ibv_access_flags`: local write, remote write, remote read, both placements of FLUSH.
+const LOCAL_WRITE: u32 = 1;
+const REMOTE_WRITE: u32 = 1 << 1;
+const REMOTE_READ: u32 = 1 << 2;
+const FLUSH: u32 = 1 << 8 | 1 << 9;
+
+/// What decides whether a client may still access a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rights {
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl Rights {
+    /// Those of a file now.
+    pub fn of(attributes: &Attributes) -> Rights {
+        Rights { mode: attributes.mode, uid: attributes.uid, gid: attributes.gid }
+    }
+}
+
+/// A file that a client has opened.
+pub struct Open {
+    pub id: FileId,
+    pub access: OpenAccess,
+    /// An `O_PATH` descriptor.
+    pub node: Arc<OwnedFd>,
+    pub region: Arc<FileRegion>,
+    mr: Arc<Mr>,
+    /// The rights with which it was opened, or that the client itself has set since.
+    pub rights: Mutex<Rights>,
+    /// Whether the client itself has removed the file's last name.
+    pub is_unlinked_by_own: AtomicBool,
+    /// Whether the kernel reports changes of the file's attributes for it.
+    pub is_watched: AtomicBool,
+}
+
+impl Open {
+    /// Makes a region of a file that the client may access so.
+    ///
+    /// # Errors
+    /// Of the file system, and `ENOMEM` if the NIC has no room.
+    pub fn new(
+        files: &Files,
+        pd: &Arc<Pd>,
+        node: Arc<OwnedFd>,
+        file: OwnedFd,
+        access: OpenAccess,
+    ) -> io::Result<Open> {
+        let region = region(files, &file, access.changes())?;
+        if access.contains(OpenAccess::TRUNCATE) {
+            if !access.contains(OpenAccess::WRITE) {
+                return Err(Errno::INVAL.into());
+            }
+            region.truncate(0).map_err(layout_error)?;
+        }
+        let attributes = tree::attributes(node.as_fd())?;
+        let mr = register(pd, &region, access)?;
+        let rights = Mutex::new(Rights::of(&attributes));
+        let (is_unlinked_by_own, is_watched) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Open { id: attributes.id, access, node, region, mr, rights, is_unlinked_by_own, is_watched })
+    }
+
+    /// The key for the client.
+    pub fn key(&self, attributes: &Attributes) -> FileKey {
+        FileKey { rkey: self.mr.rkey(), len: attributes.len, version: attributes.version }
+    }
+
+    /// Revokes the key: no access by it runs any more when this returns.
+    ///
+    /// # Errors
+    /// `Busy` when a same-host peer does not end its access. The caller tries again later.
+    pub fn revoke(&self) -> Result<(), Error> {
+        match self.mr.dereg() {
+            Err(error @ Error::Busy(_)) => Err(error),
+            // Otherwise it has ended already.
+            _ => {
+                self.region.wait_idle();
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The region of a file, which needs a descriptor that is open for reading, too.
+pub fn region(files: &Files, file: &OwnedFd, is_writable: bool) -> io::Result<Arc<FileRegion>> {
+    let mode = rustix::fs::fcntl_getfl(file)? & rustix::fs::OFlags::ACCMODE;
+    let opened = match mode == rustix::fs::OFlags::WRONLY {
+        true => files.open(tree::reopen(file.as_fd())?.as_fd(), is_writable, FileExtent::WHOLE),
+        false => files.open(file.as_fd(), is_writable, FileExtent::WHOLE),
+    };
+    opened.map_err(|error| match error {
+        OpenError::NotOpen => Errno::BADF.into(),
+        OpenError::NotRegular => Errno::OPNOTSUPP.into(),
+        OpenError::NotPermitted(_) => Errno::ACCESS.into(),
+        OpenError::NoDescriptor(error) | OpenError::System(error) => error,
+    })
+}
+
+fn register(pd: &Arc<Pd>, region: &Arc<FileRegion>, access: OpenAccess) -> io::Result<Arc<Mr>> {
+    let mut flags = FLUSH;
+    if access.contains(OpenAccess::READ) {
+        flags |= REMOTE_READ;
+    }
+    if access.changes() {
+        flags |= LOCAL_WRITE | REMOTE_WRITE;
+    }
+    let pager: Arc<dyn Pager> = match access.contains(OpenAccess::WRITE) || !access.changes() {
+        true => region.clone(),
+        false => Arc::new(AppendOnly(region.clone())),
+    };
+    let range = pager.translation().range();
+    // No peer of an export knows of signature pages.
+    let paging = Paging { pager, pattern: Arc::new([0; 4096]), policy: RegionPolicy::Wait };
+    let request =
+        MrRequest { addr: range.addr, length: range.len, iova: 0, access: flags, paging: Some(paging) };
+    pd.reg_mr(request).map_err(|error| {
+        tracing::warn!(%error, "a file does not become a region");
+        Errno::NOMEM.into()
+    })
+}
+
+/// As an error of the system.
+pub fn layout_error(error: LayoutError) -> io::Error {
+    match error {
+        LayoutError::NotWritable => Errno::BADF.into(),
+        LayoutError::System(error) => error,
+    }
+}

@@ -1,0 +1,456 @@
+//! What a server does with a request.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::connection::Connection;
+use super::identity::act_as;
+use super::opens::{Open, Rights, layout_error, region};
+use super::state::State;
+use super::tree::{self, by_descriptor, check_name};
+use super::watches::Interest;
+use crate::ends::{OpenPair, SERVED_ACCESS};
+use crate::error::{UNKNOWN_FILE, UNKNOWN_OPEN};
+use crate::proto::{
+    Answer, Attributes, FileId, FileKind, LockKind, OpenAccess, Opened, RenameMode, Request, SetAttributes,
+    Text,
+};
+
+/// The most open files of a connection.
+const OPENS_MAX: usize = 65_536;
+/// The most locks of a connection.
+const LOCKS_MAX: usize = 4096;
+/// The most watches of a connection.
+const WATCHES_MAX: usize = 16_384;
+
+/// Why a request is not done.
+#[derive(Debug)]
+enum Refusal {
+    System(io::Error),
+    UnknownFile,
+    UnknownOpen,
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Refusal {
+        Refusal::System(error)
+    }
+}
+
+impl From<Errno> for Refusal {
+    fn from(errno: Errno) -> Refusal {
+        Refusal::System(errno.into())
+    }
+}
+
+impl Refusal {
+    fn errno(&self) -> u16 {
+        match self {
+            Refusal::UnknownFile => UNKNOWN_FILE,
+            Refusal::UnknownOpen => UNKNOWN_OPEN,
+            Refusal::System(error) => {
+                let errno = error.raw_os_error().or(match error.kind() {
+                    io::ErrorKind::ResourceBusy => Some(Errno::BUSY.raw_os_error()),
+                    io::ErrorKind::PermissionDenied => Some(Errno::ACCESS.raw_os_error()),
+                    _ => None,
+                });
+                errno.unwrap_or(Errno::IO.raw_os_error()) as u16
+            }
+        }
+    }
+}
+
+type Outcome = Result<Answer, Refusal>;
+
+/// One request of a client.
+pub struct Serving<'a> {
+    pub state: &'a State,
+    pub connection: &'a Arc<Connection>,
+}
+
+impl Serving<'_> {
+    /// Carries a request out.
+    pub fn serve(&self, request: Request) -> Answer {
+        if self.connection.identity.is_read_only && changes(&request) {
+            return Answer::Failed { errno: Errno::ROFS.raw_os_error() as u16 };
+        }
+        self.carry_out(request).unwrap_or_else(|refusal| Answer::Failed { errno: refusal.errno() })
+    }
+
+    fn carry_out(&self, request: Request) -> Outcome {
+        match request {
+            Request::Lookup { parent, name } => self.lookup(parent, &name),
+            Request::LookupPath { path } => self.lookup_path(&path, true),
+            Request::Reclaim { id, path } => self.reclaim(id, &path),
+            Request::GetAttributes { id } => {
+                let attributes = tree::attributes(self.file(id)?.as_fd())?;
+                Ok(Answer::Attributes { attributes })
+            }
+            Request::SetAttributes { id, set } => self.set_attributes(id, &set),
+            Request::CheckAccess { id, mode } => {
+                let file = self.file(id)?;
+                self.act(|| tree::check_access(file.as_fd(), mode))?;
+                Ok(Answer::Done {})
+            }
+            Request::Open { id, access } => self.open(id, access),
+            Request::Create { parent, name, mode, access, exclusive } => {
+                self.create(parent, &name, mode, access, exclusive)
+            }
+            Request::Close { open } => self.close(open),
+            Request::MakeDirectory { parent, name, mode } => {
+                self.make(parent, &name, |parent, name| tree::make_directory(parent, name, mode))
+            }
+            Request::MakeFifo { parent, name, mode } => {
+                self.make(parent, &name, |parent, name| tree::make_fifo(parent, name, mode))
+            }
+            Request::Symlink { parent, name, target } => {
+                self.make(parent, &name, |parent, name| tree::symlink(parent, name, &target))
+            }
+            Request::Link { id, parent, name } => {
+                let file = self.file(id)?;
+                self.make(parent, &name, |parent, name| tree::link(file.as_fd(), parent, name))
+            }
+            Request::Unlink { parent, name } => self.unlink(parent, &name, false),
+            Request::RemoveDirectory { parent, name } => self.unlink(parent, &name, true),
+            Request::Rename { parent, name, new_parent, new_name, mode } => {
+                self.rename((parent, &name), (new_parent, &new_name), mode)
+            }
+            Request::ReadLink { id } => {
+                let file = self.file(id)?;
+                Ok(Answer::Text { text: tree::read_link(file.as_fd())? })
+            }
+            Request::ReadDirectory { id, cookie, attributes } => self.read_directory(id, cookie, attributes),
+            Request::GetFileSystem { id } => {
+                Ok(Answer::FileSystem { file_system: tree::file_system(self.file(id)?.as_fd())? })
+            }
+            Request::Truncate { open, len } => self.change_layout(open, OpenAccess::WRITE, |open| {
+                open.region.truncate(len).map_err(layout_error)
+            }),
+            Request::Grow { open, len } => self
+                .change_layout(open, OpenAccess::WRITE, |open| open.region.grow(len).map_err(layout_error)),
+            Request::Punch { open, offset, len } => self.change_layout(open, OpenAccess::WRITE, |open| {
+                open.region.punch_hole(offset, len).map_err(layout_error)
+            }),
+            Request::GetOpenAttributes { open } => {
+                let open = self.opened(open)?;
+                Ok(Answer::Attributes { attributes: tree::attributes(open.node.as_fd())? })
+            }
+            Request::Sync { id } => {
+                let file = self.file(id)?;
+                self.act(|| tree::sync(file.as_fd()))?;
+                Ok(Answer::Done {})
+            }
+            Request::Lock { id, owner, kind } => self.lock(id, owner, kind),
+            Request::Watch { id, on } => self.watch(id, on),
+            Request::Renew {} => Ok(Answer::Done {}),
+            Request::Pair { link, endpoint } => {
+                let pair = OpenPair::new(&self.connection.pd, &self.state.cq, 0).map_err(no_memory)?;
+                if let Err(error) = pair.connect(self.connection.path, endpoint, SERVED_ACCESS) {
+                    crate::ends::destroy(&pair.qp);
+                    return Err(no_memory(error));
+                }
+                self.connection.replace_pair(link, pair.qp);
+                Ok(Answer::Paired { endpoint: pair.endpoint })
+            }
+        }
+    }
+
+    /// Calls `act` as the client's user.
+    fn act<T>(&self, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        act_as(&self.connection.identity, act)
+    }
+
+    /// A file that the client knows.
+    fn file(&self, id: FileId) -> Result<Arc<OwnedFd>, Refusal> {
+        if id == self.state.root_id {
+            return Ok(self.state.root.clone());
+        }
+        self.connection.nodes.get(id).ok_or(Refusal::UnknownFile)
+    }
+
+    fn opened(&self, open: u64) -> Result<Arc<Open>, Refusal> {
+        self.connection.opens.lock().get(&open).cloned().ok_or(Refusal::UnknownOpen)
+    }
+
+    /// Adds a file to those that the client knows.
+    fn found(&self, file: OwnedFd) -> Result<Attributes, Refusal> {
+        let attributes = tree::attributes(file.as_fd())?;
+        if attributes.id != self.state.root_id {
+            self.connection.nodes.add(attributes.id, file);
+        }
+        Ok(attributes)
+    }
+
+    fn lookup(&self, parent: FileId, name: &Text) -> Outcome {
+        let (parent, name) = (self.file(parent)?, check_name(name)?);
+        let file = self.act(|| tree::lookup(parent.as_fd(), name))?;
+        Ok(Answer::Attributes { attributes: self.found(file)? })
+    }
+
+    fn lookup_path(&self, path: &Text, follow: bool) -> Outcome {
+        let file = self.act(|| tree::lookup_path(self.state.root.as_fd(), &path.0, follow))?;
+        Ok(Answer::Attributes { attributes: self.found(file)? })
+    }
+
+    fn reclaim(&self, id: FileId, path: &Text) -> Outcome {
+        let stale = |error: io::Error| match Errno::from_io_error(&error) {
+            Some(Errno::NOENT | Errno::NOTDIR) => Errno::STALE.into(),
+            _ => error,
+        };
+        let file = self.act(|| tree::lookup_path(self.state.root.as_fd(), &path.0, false)).map_err(stale)?;
+        if tree::attributes(file.as_fd())?.id != id {
+            return Err(Errno::STALE.into());
+        }
+        Ok(Answer::Attributes { attributes: self.found(file)? })
+    }
+
+    fn set_attributes(&self, id: FileId, set: &SetAttributes) -> Outcome {
+        let file = self.file(id)?;
+        if let Some(len) = set.len {
+            let opened = self.act(|| tree::open(file.as_fd(), OpenAccess::WRITE))?;
+            region(&self.state.files, &opened, true)?.truncate(len).map_err(layout_error)?;
+        }
+        let changes_rights = set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
+        if changes_rights {
+            // The client keeps the keys that it has: what it does to itself is no surprise to it.
+            self.keep_own(id, || self.act(|| tree::set_attributes(file.as_fd(), set)))?;
+            self.state.check_rights(id);
+        } else {
+            self.act(|| tree::set_attributes(file.as_fd(), set))?;
+        }
+        Ok(Answer::Attributes { attributes: tree::attributes(file.as_fd())? })
+    }
+
+    /// Calls `change`, which changes the rights or the number of names of a file, so that the client's own keys stay valid.
+    fn keep_own(&self, id: FileId, change: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let own = self.state.opens_of(self.connection, id);
+        if own.is_empty() {
+            return change();
+        }
+        let _checking = self.state.checking.lock();
+        change()?;
+        for open in own {
+            if let Ok(attributes) = tree::attributes(open.node.as_fd()) {
+                *open.rights.lock() = Rights::of(&attributes);
+                open.is_unlinked_by_own.fetch_or(attributes.links == 0, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&self, id: FileId, access: OpenAccess) -> Outcome {
+        if self.connection.identity.is_read_only
+            && (access.changes() || access.contains(OpenAccess::TRUNCATE))
+        {
+            return Err(Errno::ROFS.into());
+        }
+        let node = self.file(id)?;
+        let file = self.act(|| tree::open(node.as_fd(), access))?;
+        self.finish_open(node, file, access)
+    }
+
+    fn create(&self, parent: FileId, name: &Text, mode: u32, access: OpenAccess, exclusive: bool) -> Outcome {
+        let (parent, name) = (self.file(parent)?, check_name(name)?);
+        // Who makes a file may access it as wanted, whatever its mode says; a region needs it readable.
+        let create = |access| self.act(|| tree::create(parent.as_fd(), name, mode, access, exclusive));
+        let file = create(access | OpenAccess::READ).or_else(|error| match Errno::from_io_error(&error) {
+            Some(Errno::ACCESS) => create(access),
+            _ => Err(error),
+        })?;
+        let node =
+            rustix::fs::open(by_descriptor(file.as_fd()), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let attributes = tree::attributes(node.as_fd())?;
+        if attributes.kind != FileKind::Regular {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        self.connection.nodes.add(attributes.id, node);
+        self.finish_open(self.file(attributes.id)?, file, access)
+    }
+
+    fn finish_open(&self, node: Arc<OwnedFd>, file: OwnedFd, access: OpenAccess) -> Outcome {
+        if self.connection.opens.lock().len() >= OPENS_MAX {
+            return Err(Errno::MFILE.into());
+        }
+        let state = self.state;
+        let open = Arc::new(Open::new(&state.files, &self.connection.pd, node, file, access)?);
+        let attributes = tree::attributes(open.node.as_fd())?;
+        if attributes.links == 0 && !state.rules.keep_unlinked {
+            state.revoke(open);
+            return Err(Errno::STALE.into());
+        }
+        let number = state.add_open(self.connection, open.clone());
+        if self.connection.has_ended() {
+            // Whoever ended it may have missed this file.
+            state.release_all(self.connection);
+        }
+        let key = open.key(&attributes);
+        Ok(Answer::Opened { opened: Opened { open: number, key, attributes } })
+    }
+
+    fn close(&self, open: u64) -> Outcome {
+        let closed = self.connection.opens.lock().remove(&open).ok_or(Refusal::UnknownOpen)?;
+        self.state.release(self.connection, open, closed);
+        Ok(Answer::Done {})
+    }
+
+    /// Makes a file of a name that is no regular file, and looks it up.
+    fn make(
+        &self,
+        parent: FileId,
+        name: &Text,
+        make: impl FnOnce(std::os::fd::BorrowedFd<'_>, &[u8]) -> io::Result<()>,
+    ) -> Outcome {
+        let (parent, name) = (self.file(parent)?, check_name(name)?);
+        let file = self.act(|| {
+            make(parent.as_fd(), name)?;
+            tree::lookup(parent.as_fd(), name)
+        })?;
+        Ok(Answer::Attributes { attributes: self.found(file)? })
+    }
+
+    fn unlink(&self, parent: FileId, name: &Text, is_directory: bool) -> Outcome {
+        let (parent, name) = (self.file(parent)?, check_name(name)?);
+        self.remove_name(&parent, name, || tree::unlink(parent.as_fd(), name, is_directory))?;
+        Ok(Answer::Done {})
+    }
+
+    fn rename(&self, from: (FileId, &Text), to: (FileId, &Text), mode: RenameMode) -> Outcome {
+        let (parent, name) = (self.file(from.0)?, check_name(from.1)?);
+        let (new_parent, new_name) = (self.file(to.0)?, check_name(to.1)?);
+        self.remove_name(&new_parent, new_name, || {
+            tree::rename(parent.as_fd(), name, new_parent.as_fd(), new_name, mode)
+        })?;
+        Ok(Answer::Done {})
+    }
+
+    /// Calls `change` as the client's user, which may remove a name. Other clients' keys of the file are revoked if that was
+    /// its last one.
+    fn remove_name(
+        &self,
+        parent: &OwnedFd,
+        name: &[u8],
+        change: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<()> {
+        let removed = self.act(|| tree::lookup(parent.as_fd(), name));
+        let id = removed.and_then(|file| Ok(tree::attributes(file.as_fd())?.id)).ok();
+        let change = || self.act(change);
+        match id {
+            Some(id) => {
+                self.keep_own(id, change)?;
+                self.state.check_rights(id);
+            }
+            None => change()?,
+        }
+        Ok(())
+    }
+
+    fn read_directory(&self, id: FileId, cookie: u64, with_attributes: bool) -> Outcome {
+        let directory = self.file(id)?;
+        let (page, found) = self.act(|| tree::read_directory(directory.as_fd(), cookie, with_attributes))?;
+        for (id, file) in found {
+            self.connection.nodes.add(id, file);
+        }
+        Ok(Answer::Directory { page })
+    }
+
+    fn change_layout(
+        &self,
+        open: u64,
+        needed: OpenAccess,
+        change: impl FnOnce(&Open) -> io::Result<()>,
+    ) -> Outcome {
+        let open = self.opened(open)?;
+        if !open.access.contains(needed) {
+            return Err(Errno::BADF.into());
+        }
+        change(&open)?;
+        Ok(Answer::Attributes { attributes: tree::attributes(open.node.as_fd())? })
+    }
+
+    /// Locks a file by `flock(2)`, so that local programs see the lock, too.
+    fn lock(&self, id: FileId, owner: u64, kind: LockKind) -> Outcome {
+        let key = (id, owner);
+        let mut locks = self.connection.locks.lock();
+        let operation = match kind {
+            LockKind::Unlock => {
+                drop(locks.remove(&key));
+                return Ok(Answer::Done {});
+            }
+            LockKind::Shared => FlockOperation::NonBlockingLockShared,
+            LockKind::Exclusive => FlockOperation::NonBlockingLockExclusive,
+        };
+        if let Some(held) = locks.get(&key) {
+            rustix::fs::flock(held, operation)?;
+            return Ok(Answer::Done {});
+        }
+        if locks.len() >= LOCKS_MAX {
+            return Err(Errno::NOLCK.into());
+        }
+        let file = self.file(id)?;
+        let opened = self.act(|| {
+            tree::open(file.as_fd(), OpenAccess::READ)
+                .or_else(|_| tree::open(file.as_fd(), OpenAccess::WRITE))
+        })?;
+        rustix::fs::flock(&opened, operation)?;
+        locks.insert(key, opened);
+        drop(locks);
+        if self.connection.has_ended() {
+            self.state.release_all(self.connection);
+        }
+        Ok(Answer::Done {})
+    }
+
+    fn watch(&self, id: FileId, on: bool) -> Outcome {
+        let mut watched = self.connection.watches.lock();
+        if !on {
+            if watched.remove(&id) {
+                self.state.watches.remove(id);
+            }
+            return Ok(Answer::Done {});
+        }
+        if watched.contains(&id) {
+            return Ok(Answer::Done {});
+        }
+        if watched.len() >= WATCHES_MAX {
+            return Err(Errno::NOSPC.into());
+        }
+        let file = self.file(id)?;
+        self.act(|| tree::check_access(file.as_fd(), 4))?;
+        self.state.watches.add(id, file.as_fd(), Interest::All)?;
+        watched.insert(id);
+        drop(watched);
+        if self.connection.has_ended() {
+            self.state.release_all(self.connection);
+        }
+        Ok(Answer::Done {})
+    }
+}
+
+fn no_memory(error: terrace_nic::Error) -> Refusal {
+    tracing::debug!(%error, "no queue pair for a client");
+    Errno::NOMEM.into()
+}
+
+/// Whether a request changes files. Opening for writing is checked where files are opened.
+fn changes(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::SetAttributes { .. }
+            | Request::Create { .. }
+            | Request::MakeDirectory { .. }
+            | Request::MakeFifo { .. }
+            | Request::Symlink { .. }
+            | Request::Link { .. }
+            | Request::Unlink { .. }
+            | Request::RemoveDirectory { .. }
+            | Request::Rename { .. }
+            | Request::Truncate { .. }
+            | Request::Grow { .. }
+            | Request::Punch { .. }
+    )
+}

@@ -1,0 +1,355 @@
+//! What the threads of a server share.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+use terrace_files::Files;
+use terrace_nic::{Cq, Device, ProgressCallback, Wc, WcOpcode, WcStatus};
+use terrace_sync::{Mutex, RwLock};
+
+use super::connection::{Connection, EVENTS_SENT};
+use super::identity::act_as;
+use super::nodes::DescriptorBudget;
+use super::opens::{Open, Rights};
+use super::requests::Serving;
+use super::tree;
+use super::watches::{Interest, Watches};
+use super::workers::{Job, Work};
+use crate::proto::{ChangeSet, Event, FileId, Revocation};
+use crate::rules::Rules;
+
+/// The most completions that are handled at once.
+const COMPLETIONS_PER_PASS: usize = 64;
+
+/// The statistics of an export, for `terrace stat`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ExportStats {
+    /// Connected clients.
+    pub clients: usize,
+    /// Open files.
+    pub open_files: usize,
+    /// Locks held.
+    pub locks: usize,
+    /// Requests served.
+    pub requests: u64,
+    /// Keys that were revoked by changes of rights and unlinks.
+    pub revoked: u64,
+}
+
+/// What the threads of a server share.
+pub struct State {
+    pub device: Arc<Device>,
+    pub cq: Arc<Cq>,
+    pub files: Files,
+    pub root: Arc<OwnedFd>,
+    pub root_id: FileId,
+    pub rules: Rules,
+    pub lease: Duration,
+    /// Distinguishes this process from earlier ones.
+    pub boot: u64,
+    pub budget: Arc<DescriptorBudget>,
+    pub watches: Watches,
+    pub work: Work,
+    /// Held while rights are checked, or changed by a client that has the file open.
+    pub checking: Mutex<()>,
+    next_open: AtomicU64,
+    connections: RwLock<HashMap<u32, Arc<Connection>>>,
+    /// Who has which file open: connection and number.
+    opened: Mutex<HashMap<FileId, HashSet<(u32, u64)>>>,
+    /// Keys that could not be revoked yet, because a same-host peer does not end its access.
+    unrevoked: Mutex<Vec<Arc<Open>>>,
+    /// Connections whose sockets are to be closed.
+    ended: Mutex<Vec<u32>>,
+    requests: AtomicU64,
+    revoked: AtomicU64,
+}
+
+/// What a server's state begins with.
+pub struct NewState {
+    pub device: Arc<Device>,
+    pub cq: Arc<Cq>,
+    pub files: Files,
+    pub root: OwnedFd,
+    pub root_id: FileId,
+    pub rules: Rules,
+    pub lease: Duration,
+    pub budget: DescriptorBudget,
+    pub watches: Watches,
+}
+
+impl State {
+    /// Without clients.
+    pub fn new(new: NewState) -> State {
+        let NewState { device, cq, files, root, root_id, rules, lease, budget, watches } = new;
+        State {
+            device,
+            cq,
+            files,
+            root: Arc::new(root),
+            root_id,
+            rules,
+            lease,
+            boot: rand::random(),
+            budget: Arc::new(budget),
+            watches,
+            work: Work::default(),
+            checking: Mutex::default(),
+            next_open: AtomicU64::new(1),
+            connections: RwLock::default(),
+            opened: Mutex::default(),
+            unrevoked: Mutex::default(),
+            ended: Mutex::default(),
+            requests: AtomicU64::new(0),
+            revoked: AtomicU64::new(0),
+        }
+    }
+
+    /// Adds a connection.
+    pub fn add_connection(&self, connection: Arc<Connection>) {
+        self.connections.write().insert(connection.qpn, connection);
+    }
+
+    /// The connection with this queue pair number of ours.
+    pub fn connection(&self, qpn: u32) -> Option<Arc<Connection>> {
+        self.connections.read().get(&qpn).cloned()
+    }
+
+    /// All connections.
+    pub fn connections(&self) -> Vec<Arc<Connection>> {
+        self.connections.read().values().cloned().collect()
+    }
+
+    /// Ends a connection. A worker releases what it had.
+    pub fn end(&self, connection: &Arc<Connection>, why: &str) {
+        if connection.begin_end() {
+            tracing::debug!(client = %connection.peer, why, "a client's connection has ended");
+            self.connections.write().remove(&connection.qpn);
+            self.ended.lock().push(connection.qpn);
+            self.work.add(Job::End(connection.clone()));
+        }
+    }
+
+    /// The connections that have ended since the last call.
+    pub fn drain_ended(&self) -> Vec<u32> {
+        std::mem::take(&mut self.ended.lock())
+    }
+
+    /// Does a job, in a worker.
+    pub fn carry_out(&self, job: Job) {
+        match job {
+            Job::Serve(connection) => {
+                let (request, wants_worker) = connection.take_request();
+                if wants_worker {
+                    self.work.add(Job::Serve(connection.clone()));
+                }
+                let Some((id, request)) = request else { return };
+                self.requests.fetch_add(1, Ordering::Relaxed);
+                let answer = Serving { state: self, connection: &connection }.serve(request);
+                if connection.answer(id, answer) {
+                    self.work.add(Job::Serve(connection));
+                }
+            }
+            Job::End(connection) => {
+                connection.close();
+                self.release_all(&connection);
+                // Fails while a key is not revoked yet: the domain lasts as long.
+                let _ = connection.pd.dealloc();
+            }
+            Job::Check(id) => self.check_rights(id),
+        }
+    }
+
+    /// Adds an open file to a connection, and returns its number.
+    pub fn add_open(&self, connection: &Connection, open: Arc<Open>) -> u64 {
+        let number = self.next_open.fetch_add(1, Ordering::Relaxed);
+        self.opened.lock().entry(open.id).or_default().insert((connection.qpn, number));
+        match self.watches.add(open.id, open.node.as_fd(), Interest::Rights) {
+            Ok(()) => open.is_watched.store(true, Ordering::Relaxed),
+            Err(error) => tracing::debug!(%error, "local changes of a file's rights are not seen"),
+        }
+        connection.opens.lock().insert(number, open);
+        number
+    }
+
+    /// The open files of a connection that are this file.
+    pub fn opens_of(&self, connection: &Connection, id: FileId) -> Vec<Arc<Open>> {
+        let opened = self.opened.lock();
+        let numbers = opened.get(&id).into_iter().flatten().filter(|(qpn, _)| *qpn == connection.qpn);
+        let numbers: Vec<_> = numbers.map(|(_, number)| *number).collect();
+        drop(opened);
+        let opens = connection.opens.lock();
+        numbers.iter().filter_map(|number| opens.get(number).cloned()).collect()
+    }
+
+    /// Revokes the key of a file that was taken out of its connection's table.
+    pub fn release(&self, connection: &Connection, number: u64, open: Arc<Open>) {
+        let mut opened = self.opened.lock();
+        if let Some(users) = opened.get_mut(&open.id) {
+            users.remove(&(connection.qpn, number));
+            if users.is_empty() {
+                opened.remove(&open.id);
+            }
+        }
+        drop(opened);
+        if open.is_watched.swap(false, Ordering::Relaxed) {
+            self.watches.remove(open.id);
+        }
+        self.revoke(open);
+    }
+
+    /// Revokes a key, now or as soon as possible.
+    pub fn revoke(&self, open: Arc<Open>) {
+        if let Err(error) = open.revoke() {
+            tracing::warn!(%error, "a key is revoked later: a client does not end its access");
+            self.unrevoked.lock().push(open);
+        }
+    }
+
+    /// Tries to revoke the keys again that could not be revoked.
+    pub fn revoke_again(&self) {
+        let unrevoked = std::mem::take(&mut *self.unrevoked.lock());
+        unrevoked.into_iter().for_each(|open| self.revoke(open));
+    }
+
+    /// Releases all that a connection has that has ended.
+    pub fn release_all(&self, connection: &Connection) {
+        let opens = std::mem::take(&mut *connection.opens.lock());
+        opens.into_iter().for_each(|(number, open)| self.release(connection, number, open));
+        // Closing the descriptors releases the locks.
+        connection.locks.lock().clear();
+        let watches = std::mem::take(&mut *connection.watches.lock());
+        watches.into_iter().for_each(|id| self.watches.remove(id));
+    }
+
+    /// Revokes the keys of a file whose clients may not access it any more so.
+    pub fn check_rights(&self, id: FileId) {
+        let users: Vec<_> = self.opened.lock().get(&id).into_iter().flatten().copied().collect();
+        if users.is_empty() {
+            return;
+        }
+        let _checking = self.checking.lock();
+        for (qpn, number) in users {
+            let Some(connection) = self.connection(qpn) else { continue };
+            let Some(open) = connection.opens.lock().get(&number).cloned() else { continue };
+            let Some(reason) = self.lost_right(&connection, &open) else { continue };
+            let removed = connection.opens.lock().remove(&number);
+            if let Some(open) = removed {
+                self.release(&connection, number, open);
+                self.revoked.fetch_add(1, Ordering::Relaxed);
+                connection.send_event(Event::Revoked { open: number, reason });
+            }
+        }
+    }
+
+    /// Why a client may not access a file any more, if so.
+    fn lost_right(&self, connection: &Connection, open: &Open) -> Option<Revocation> {
+        let attributes = tree::attributes(open.node.as_fd()).ok()?;
+        let is_unlinked = attributes.links == 0 && !open.is_unlinked_by_own.load(Ordering::Relaxed);
+        if is_unlinked && !self.rules.keep_unlinked {
+            return Some(Revocation::Unlinked);
+        }
+        let now = Rights::of(&attributes);
+        if *open.rights.lock() == now {
+            return None;
+        }
+        let access = open.access & !crate::proto::OpenAccess::TRUNCATE;
+        let opened = act_as(&connection.identity, || tree::open(open.node.as_fd(), access));
+        let is_denied = opened.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied);
+        if is_denied {
+            return Some(Revocation::Permission);
+        }
+        *open.rights.lock() = now;
+        None
+    }
+
+    /// Handles what the kernel reports of watched files.
+    pub fn handle_changes(&self) {
+        let connections = self.connections();
+        self.watches.take(|id, change| {
+            let Some(id) = id else {
+                self.handle_lost_changes(&connections);
+                return;
+            };
+            if change.contains(ChangeSet::ATTRIBUTES) {
+                self.work.add(Job::Check(id));
+            }
+            for connection in &connections {
+                if connection.watches.lock().contains(&id) {
+                    connection.send_event(Event::Changed { id, change });
+                }
+            }
+        });
+    }
+
+    fn handle_lost_changes(&self, connections: &[Arc<Connection>]) {
+        let ids: Vec<_> = self.opened.lock().keys().copied().collect();
+        ids.into_iter().for_each(|id| self.work.add(Job::Check(id)));
+        for connection in connections {
+            if !connection.watches.lock().is_empty() {
+                let (id, change) = (FileId::default(), ChangeSet::LOST);
+                connection.send_event(Event::Changed { id, change });
+            }
+        }
+    }
+
+    /// The statistics now.
+    pub fn stats(&self) -> ExportStats {
+        let connections = self.connections();
+        ExportStats {
+            clients: connections.len(),
+            open_files: connections.iter().map(|connection| connection.opens.lock().len()).sum(),
+            locks: connections.iter().map(|connection| connection.locks.lock().len()).sum(),
+            requests: self.requests.load(Ordering::Relaxed),
+            revoked: self.revoked.load(Ordering::Relaxed),
+        }
+    }
+
+    fn handle_completion(&self, wc: &Wc, bytes: &mut Vec<u8>) {
+        let Some(connection) = self.connection(wc.qpn) else { return };
+        if wc.status != WcStatus::Success {
+            self.end(&connection, &format!("{:?}", wc.status));
+            return;
+        }
+        match wc.opcode {
+            WcOpcode::Recv => match connection.receive(wc, bytes) {
+                Ok(true) => self.work.add(Job::Serve(connection)),
+                Ok(false) => {}
+                Err(why) => self.end(&connection, &why),
+            },
+            WcOpcode::RecvRdmaWithImm => self.end(&connection, "a WRITE with immediate"),
+            _ if wc.wr_id == EVENTS_SENT => connection.handle_events_sent(),
+            _ => connection.post(),
+        }
+    }
+}
+
+/// Receives messages.
+pub struct Receiver {
+    pub state: Arc<State>,
+    pub bytes: Mutex<Vec<u8>>,
+}
+
+impl ProgressCallback for Receiver {
+    fn advance(&self) -> bool {
+        if self.state.cq.is_empty() {
+            return false;
+        }
+        let mut completions = Vec::with_capacity(COMPLETIONS_PER_PASS);
+        // Queue pairs whose completions an overrun has lost are in the error state, and their connections end by lease.
+        let _ = self.state.cq.take(COMPLETIONS_PER_PASS, &mut |wc| completions.push(*wc));
+        let mut bytes = self.bytes.lock();
+        completions.iter().for_each(|wc| self.state.handle_completion(wc, &mut bytes));
+        if !self.state.cq.is_empty() {
+            self.state.device.request_callbacks();
+        }
+        true
+    }
+
+    fn report(&self) -> Option<(String, serde_json::Value)> {
+        Some(("export".into(), serde_json::to_value(self.state.stats()).ok()?))
+    }
+}

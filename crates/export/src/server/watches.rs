@@ -1,0 +1,137 @@
+//! Changes of files, by whomever: the kernel reports them (`inotify(7)`).
+
+use std::collections::HashMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use rustix::io::Errno;
+use terrace_sync::Mutex;
+
+use super::tree::by_descriptor;
+use crate::proto::{ChangeSet, FileId};
+
+/// Bytes of events that are read at once.
+const EVENTS_BYTES: usize = 4096;
+
+/// How much the kernel is to report of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// Attributes, for files that clients have open: a client may lose its right.
+    Rights,
+    /// Everything, for files that clients watch.
+    All,
+}
+
+impl Interest {
+    fn flags(self) -> WatchFlags {
+        // Several watches of one file are one watch of the kernel.
+        let rights = WatchFlags::ATTRIB | WatchFlags::MASK_ADD;
+        match self {
+            Interest::Rights => rights,
+            Interest::All => {
+                rights
+                    | WatchFlags::MODIFY
+                    | WatchFlags::CREATE
+                    | WatchFlags::DELETE
+                    | WatchFlags::MOVE
+                    | WatchFlags::MOVE_SELF
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    watched: HashMap<FileId, Watch>,
+    by_number: HashMap<i32, FileId>,
+}
+
+#[derive(Debug)]
+struct Watch {
+    number: i32,
+    users: usize,
+}
+
+/// The watched files.
+#[derive(Debug)]
+pub struct Watches {
+    inotify: OwnedFd,
+    table: Mutex<Table>,
+}
+
+impl Watches {
+    /// None yet.
+    ///
+    /// # Errors
+    /// `EMFILE` if the user has as many inotify instances as the system permits.
+    pub fn new() -> io::Result<Watches> {
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        Ok(Watches { inotify, table: Mutex::default() })
+    }
+
+    /// Readable when something has changed.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.inotify.as_fd()
+    }
+
+    /// Watches a file once more.
+    ///
+    /// # Errors
+    /// `ENOSPC` if the user has as many watches as the system permits; `EACCES` if the server may not read it.
+    pub fn add(&self, id: FileId, file: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
+        let mut table = self.table.lock();
+        let number = inotify::add_watch(&self.inotify, by_descriptor(file), interest.flags())?;
+        table.by_number.insert(number, id);
+        table.watched.entry(id).or_insert(Watch { number, users: 0 }).users += 1;
+        Ok(())
+    }
+
+    /// Watches a file once less.
+    pub fn remove(&self, id: FileId) {
+        let mut table = self.table.lock();
+        let Some(watch) = table.watched.get_mut(&id) else { return };
+        watch.users -= 1;
+        if watch.users > 0 {
+            return;
+        }
+        let number = watch.number;
+        table.watched.remove(&id);
+        table.by_number.remove(&number);
+        // It has ended with its file, perhaps.
+        let _ = inotify::remove_watch(&self.inotify, number);
+    }
+
+    /// Reports what has changed to `report`; `None` for all files, when the kernel has lost changes.
+    pub fn take(&self, mut report: impl FnMut(Option<FileId>, ChangeSet)) {
+        let mut buffer = [MaybeUninit::uninit(); EVENTS_BYTES];
+        let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
+        loop {
+            let (number, flags) = match reader.next() {
+                Ok(event) => (event.wd(), event.events()),
+                Err(Errno::INTR) => continue,
+                Err(_) => return,
+            };
+            if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+                report(None, ChangeSet::LOST);
+                continue;
+            }
+            let id = self.table.lock().by_number.get(&number).copied();
+            if let Some(id) = id {
+                report(Some(id), change_of(flags));
+            }
+        }
+    }
+}
+
+fn change_of(flags: ReadFlags) -> ChangeSet {
+    let mut change = ChangeSet::empty();
+    change.set(ChangeSet::CONTENTS, flags.contains(ReadFlags::MODIFY));
+    change.set(ChangeSet::ATTRIBUTES, flags.contains(ReadFlags::ATTRIB));
+    let entries = ReadFlags::CREATE | ReadFlags::DELETE | ReadFlags::MOVED_FROM | ReadFlags::MOVED_TO;
+    change.set(ChangeSet::ENTRIES, flags.intersects(entries));
+    let name = ReadFlags::MOVE_SELF | ReadFlags::DELETE_SELF | ReadFlags::IGNORED;
+    change.set(ChangeSet::NAME, flags.intersects(name));
+    change
+}

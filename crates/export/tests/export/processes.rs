@@ -1,0 +1,251 @@
+//! Servers and clients that are killed, stopped and started again.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::{READ_WRITE, connect, errno, server_config, wait_until};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+use terrace_export::{Change, ChangeSet, ExportError, LockKind, OpenAccess, Server, ServerConfig};
+use terrace_nic::PathChoice;
+
+/// What a child process of this test does: `serve` or `lock`.
+const ROLE: &str = "EXPORT_TEST_ROLE";
+const DIRECTORY: &str = "EXPORT_TEST_DIRECTORY";
+const ADDRESS: &str = "EXPORT_TEST_ADDRESS";
+const TRANSPORT: &str = "EXPORT_TEST_PATH";
+const LEASE: Duration = Duration::from_secs(2);
+const WOULD_BLOCK: i32 = Errno::WOULDBLOCK.raw_os_error();
+
+/// A child process, which is killed at the end.
+struct Process {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Process {
+    fn start(role: &str, directory: &Path, address: SocketAddr, path: PathChoice) -> Process {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "processes::child", "--nocapture"])
+            .env(ROLE, role)
+            .env(DIRECTORY, directory)
+            .env(ADDRESS, address.to_string())
+            .env(TRANSPORT, path.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Process { child, output }
+    }
+
+    /// Waits for a line that begins so, and returns the rest.
+    fn expect(&mut self, start: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the child has ended");
+            // The harness of the tests prints, too, without a newline.
+            if let Some((_, rest)) = line.split_once(start) {
+                return rest.trim().into();
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        if signal == Signal::STOP {
+            // Until then it may still answer.
+            let path = format!("/proc/{}/stat", self.child.id());
+            wait_until("the process is stopped", || std::fs::read_to_string(&path).unwrap().contains(") T "));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn serve(directory: &Path, address: SocketAddr, path: PathChoice) -> (Process, SocketAddr) {
+    let mut server = Process::start("serve", directory, address, path);
+    let address = server.expect("serving at ").parse().unwrap();
+    (server, address)
+}
+
+fn any() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+/// Not a test: what the child processes do.
+#[test]
+fn child() {
+    let variable = |name| std::env::var(name).unwrap();
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let address: SocketAddr = variable(ADDRESS).parse().unwrap();
+    let (directory, path) = (variable(DIRECTORY), variable(TRANSPORT).parse().unwrap());
+    if role == "serve" {
+        let config =
+            ServerConfig { listen: address, lease: LEASE, ..server_config(directory.as_ref(), path) };
+        let server = Server::open(&config).unwrap();
+        println!("serving at {}", server.address());
+        std::thread::park();
+    } else {
+        let client = connect(address, path);
+        let found = client.lookup_path("file".as_ref()).unwrap();
+        let file = client.open(found.id, READ_WRITE).unwrap();
+        file.lock(1, LockKind::Exclusive, Duration::ZERO).unwrap();
+        println!("locked");
+        std::thread::park();
+    }
+}
+
+fn a_killed_server_is_replaced(path: PathChoice) {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("sub")).unwrap();
+    std::fs::write(directory.path().join("sub/file"), "0123456789").unwrap();
+    let (mut server, address) = serve(directory.path(), any(), path);
+    let client = connect(address, path);
+    let sub = client.lookup(client.root(), "sub".as_ref()).unwrap();
+    let found = client.lookup(sub.id, "file".as_ref()).unwrap();
+    let file = client.open(found.id, READ_WRITE).unwrap();
+    file.write_at(0, b"a").unwrap();
+    file.lock(1, LockKind::Exclusive, Duration::ZERO).unwrap();
+    client.watch(sub.id).unwrap();
+    for round in 0..3_u8 {
+        server.signal(Signal::KILL);
+        drop(server);
+        (server, _) = serve(directory.path(), address, path);
+        // Handles and open files are valid at the next server.
+        file.write_at(1, &[b'a' + round]).unwrap();
+        let mut text = [0; 10];
+        assert_eq!(file.read_at(0, &mut text).unwrap(), 10);
+        assert_eq!(text[..2], [b'a', b'a' + round]);
+        assert_eq!(client.attributes(found.id).unwrap().len, 10);
+        // The lock is held again.
+        let other = connect(address, path);
+        let same = other.lookup_path("sub/file".as_ref()).unwrap();
+        let second = other.open(same.id, READ_WRITE).unwrap();
+        assert_eq!(errno(second.lock(1, LockKind::Exclusive, Duration::ZERO)), WOULD_BLOCK);
+    }
+    // The watch is, too.
+    std::fs::write(directory.path().join("sub/new"), "").unwrap();
+    wait_until("the new name is announced", || {
+        let change = client.next_change(Duration::from_secs(1));
+        matches!(change, Some(Change::Changed { id, change }) if id == sub.id && change.contains(ChangeSet::ENTRIES))
+    });
+    // A file that was replaced meanwhile is another one.
+    server.signal(Signal::KILL);
+    drop(server);
+    std::fs::rename(directory.path().join("sub/new"), directory.path().join("sub/file")).unwrap();
+    let _server = serve(directory.path(), address, path);
+    assert_eq!(errno(file.write_at(0, b"x")), Errno::STALE.raw_os_error());
+    assert_eq!(std::fs::read(directory.path().join("sub/file")).unwrap(), b"");
+}
+
+#[test]
+fn a_killed_server_is_replaced_by_packets() {
+    a_killed_server_is_replaced(PathChoice::Udp);
+}
+
+#[test]
+fn a_killed_server_is_replaced_within_the_host() {
+    a_killed_server_is_replaced(PathChoice::Local);
+}
+
+fn locks_end_with_their_client(path: PathChoice) {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("file"), "0123456789").unwrap();
+    let (_server, address) = serve(directory.path(), any(), path);
+    let client = connect(address, path);
+    let found = client.lookup_path("file".as_ref()).unwrap();
+    let file = client.open(found.id, READ_WRITE).unwrap();
+    for signal in [Signal::KILL, Signal::STOP] {
+        let mut holder = Process::start("lock", directory.path(), address, path);
+        holder.expect("locked");
+        assert_eq!(errno(file.lock(1, LockKind::Shared, Duration::ZERO)), WOULD_BLOCK);
+        holder.signal(signal);
+        let begun = Instant::now();
+        file.lock(1, LockKind::Exclusive, Duration::from_secs(15)).unwrap();
+        // A stopped client loses its lock with its lease.
+        assert!(begun.elapsed() < LEASE + Duration::from_secs(8), "{:?}", begun.elapsed());
+        file.lock(1, LockKind::Unlock, Duration::ZERO).unwrap();
+    }
+    // Local programs see locks, and the client sees theirs.
+    let local = std::fs::File::open(directory.path().join("file")).unwrap();
+    local.lock().unwrap();
+    assert_eq!(errno(file.lock(1, LockKind::Exclusive, Duration::from_millis(30))), WOULD_BLOCK);
+    local.unlock().unwrap();
+    file.lock(1, LockKind::Exclusive, Duration::ZERO).unwrap();
+    assert!(local.try_lock_shared().is_err());
+    assert_eq!(errno(file.lock(2, LockKind::Exclusive, Duration::ZERO)), WOULD_BLOCK);
+    file.lock(1, LockKind::Shared, Duration::ZERO).unwrap();
+    file.lock(2, LockKind::Shared, Duration::ZERO).unwrap();
+}
+
+#[test]
+fn locks_end_with_their_client_by_packets() {
+    locks_end_with_their_client(PathChoice::Udp);
+}
+
+#[test]
+fn locks_end_with_their_client_within_the_host() {
+    locks_end_with_their_client(PathChoice::Local);
+}
+
+fn a_stopped_server_delays_no_call_for_ever(path: PathChoice) {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("file"), "0123456789").unwrap();
+    let (server, address) = serve(directory.path(), any(), path);
+    let config = terrace_export::ClientConfig {
+        port: crate::support::port(path),
+        timeout: Duration::from_secs(3),
+        ..terrace_export::ClientConfig::new(address)
+    };
+    let client = terrace_export::Client::connect(&config).unwrap();
+    let found = client.lookup_path("file".as_ref()).unwrap();
+    let file = client.open(found.id, READ_WRITE).unwrap();
+    server.signal(Signal::STOP);
+    let begun = Instant::now();
+    let asked = client.attributes(found.id);
+    assert!(matches!(asked, Err(ExportError::Lost)), "{asked:?}");
+    assert!(matches!(file.append(b"x"), Err(ExportError::Lost | ExportError::Unanswered)));
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    server.signal(Signal::CONT);
+    wait_until("the client is connected again", || client.attributes(found.id).is_ok());
+    assert_eq!(file.read_at(0, &mut [0; 10]).unwrap(), 10);
+}
+
+#[test]
+fn a_stopped_server_delays_no_call_for_ever_by_packets() {
+    a_stopped_server_delays_no_call_for_ever(PathChoice::Udp);
+}
+
+#[test]
+fn a_stopped_server_delays_no_call_for_ever_within_the_host() {
+    a_stopped_server_delays_no_call_for_ever(PathChoice::Local);
+}
+
+#[test]
+fn a_lock_that_another_client_has_taken_is_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("file"), "0123456789").unwrap();
+    let (server, address) = serve(directory.path(), any(), PathChoice::Udp);
+    let client = connect(address, PathChoice::Udp);
+    let found = client.lookup_path("file".as_ref()).unwrap();
+    let file = client.open(found.id, READ_WRITE).unwrap();
+    file.lock(1, LockKind::Exclusive, Duration::ZERO).unwrap();
+    server.signal(Signal::KILL);
+    drop(server);
+    let local = std::fs::File::open(directory.path().join("file")).unwrap();
+    local.lock().unwrap();
+    let _server = serve(directory.path(), address, PathChoice::Udp);
+    assert!(matches!(file.write_at(0, b"x"), Err(ExportError::LockLost)));
+    assert!(matches!(file.lock(1, LockKind::Unlock, Duration::ZERO), Err(ExportError::LockLost)));
+    file.write_at(0, b"x").unwrap();
+    let reader = client.open(found.id, OpenAccess::READ).unwrap();
+    assert_eq!(reader.read_at(0, &mut [0; 1]).unwrap(), 1);
+}
