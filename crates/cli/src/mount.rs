@@ -1,0 +1,218 @@
+//! `terrace mount`: an export as a file system of this host.
+
+use std::io::{self, IsTerminal, Write};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use terrace_export::{Client, ClientConfig, ExportError};
+use terrace_mount::{MountConfig, mount as mount_export};
+use terrace_nic::{PathChoice, PortConfig};
+
+use crate::log::LogOption;
+use crate::values;
+
+const AFTER_HELP: &str = "\
+Examples:
+  terrace export /srv/data                       # on the host 192.0.2.7
+  terrace mount 192.0.2.7:/ /mnt                 # on another one
+  terrace mount 192.0.2.7:/projects ~/projects   # a directory of the export, as an ordinary user
+  fusermount3 -u ~/projects                      # or Ctrl-C, or SIGTERM
+
+The path begins at the exported directory. The command stays in the foreground while the export is
+mounted. An ordinary user needs fusermount3 (Debian: package fuse3).
+
+Consistency is close-to-open: a file that one client has closed is what another one finds that opens it
+afterwards. Errors of written data are reported by fsync and close. Names and attributes may be --cache
+seconds old.
+
+A request waits up to --timeout seconds for a server that does not answer, while the client connects
+again, and then fails with \"Input/output error\".";
+
+/// Options of `terrace mount`.
+#[derive(Args)]
+#[command(after_long_help = AFTER_HELP)]
+pub struct Options {
+    /// The export's host, and the directory below the exported one
+    #[arg(value_name = "HOST:/DIR")]
+    source: Source,
+    /// Where: an empty directory
+    #[arg(value_name = "MOUNTPOINT")]
+    mount_point: PathBuf,
+    /// The export's port
+    #[arg(long, value_name = "PORT", default_value_t = terrace_export::DEFAULT_PORT)]
+    port: u16,
+    /// Local address [default: chosen as for `terrace run`]
+    #[arg(long, value_name = "ADDRESS", env = "TERRACE_ADDR", hide_env_values = true)]
+    addr: Option<IpAddr>,
+    /// Largest path MTU in bytes
+    #[arg(long, value_name = "BYTES", env = "TERRACE_MTU", hide_env_values = true)]
+    mtu: Option<u32>,
+    /// Transport to an export on this host
+    #[arg(long, value_name = "PATH", env = "TERRACE_PATH", hide_env_values = true, default_value = "auto", value_parser = values::path())]
+    path: PathChoice,
+    /// Seconds for which a request waits for the server
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    timeout: u64,
+    /// Seconds for which the kernel believes names and attributes
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    cache: f64,
+    /// Permit no changes
+    #[arg(long)]
+    read_only: bool,
+    /// Serve all users of this host. The kernel checks their rights, and new files are theirs; the export must take root of
+    /// this host for root. For an ordinary user /etc/fuse.conf has to permit it
+    #[arg(long)]
+    allow_other: bool,
+    #[command(flatten)]
+    log: LogOption,
+}
+
+/// `HOST:/DIR`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Source {
+    host: String,
+    directory: PathBuf,
+}
+
+impl FromStr for Source {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Source, String> {
+        let (host, directory) = text.split_once(":/").ok_or("HOST:/DIR is needed, such as 192.0.2.7:/")?;
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        if host.is_empty() {
+            return Err("there is no host before the colon".into());
+        }
+        Ok(Source { host: host.into(), directory: directory.trim_matches('/').into() })
+    }
+}
+
+/// Why nothing is mounted.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// The host has no address.
+    #[error("no address of {host}: {reason}")]
+    Host {
+        /// As given.
+        host: String,
+        /// The resolver's reason.
+        reason: io::Error,
+    },
+    /// The export's or the port's.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// The directory below the export cannot be mounted.
+    #[error("{} is not a directory of the export: {reason}", .directory.display())]
+    Directory {
+        /// As given.
+        directory: PathBuf,
+        /// The server's reason.
+        reason: ExportError,
+    },
+    /// The kernel's or fusermount3's.
+    #[error("cannot mount at {}: {reason}", .mount_point.display())]
+    Fuse {
+        /// As given.
+        mount_point: PathBuf,
+        /// Their reason.
+        reason: io::Error,
+    },
+    /// The operating system's.
+    #[error("{0}")]
+    System(#[from] io::Error),
+}
+
+/// Mounts, and serves the kernel until it is unmounted, SIGINT or SIGTERM.
+pub fn mount(options: &Options) -> Result<(), MountError> {
+    // The signals are blocked before threads start, so that no thread receives them.
+    let termination = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
+    // Blocking existing signals cannot fail.
+    let _ = termination.thread_block();
+    let signals = SignalFd::with_flags(&termination, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
+        .map_err(io::Error::from)?;
+    options.log.install();
+    let client = connect(options)?;
+    let root = directory(&client, &options.source.directory)?;
+    let config = MountConfig {
+        root,
+        mount_point: options.mount_point.clone(),
+        source: format!("{}:/{}", options.source.host, options.source.directory.display()),
+        ttl: Duration::try_from_secs_f64(options.cache).unwrap_or(Duration::ZERO),
+        serves_others: options.allow_other,
+        is_read_only: options.read_only || client.is_read_only(),
+    };
+    let refused =
+        |reason| MountError::Fuse { mount_point: options.mount_point.clone(), reason };
+    let mounted = mount_export(client, &config).map_err(refused)?;
+    announce(&config);
+    while !mounted.is_unmounted() && !matches!(signals.read_signal(), Ok(Some(_))) {
+        thread::sleep(Duration::from_millis(50));
+    }
+    mounted.unmount().map_err(refused)
+}
+
+fn connect(options: &Options) -> Result<Client, MountError> {
+    let host = &options.source.host;
+    let failed = |reason| MountError::Host { host: host.clone(), reason };
+    let server: SocketAddr = (host.as_str(), options.port)
+        .to_socket_addrs()
+        .map_err(failed)?
+        .next()
+        .ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+    let defaults = ClientConfig::new(server);
+    Ok(Client::connect(&ClientConfig {
+        port: PortConfig {
+            address: options.addr.or(defaults.port.address),
+            mtu: options.mtu,
+            path: options.path,
+            ..defaults.port
+        },
+        timeout: Duration::from_secs(options.timeout),
+        ..defaults
+    })?)
+}
+
+/// The directory of the export that is mounted.
+fn directory(client: &Client, directory: &Path) -> Result<terrace_export::FileId, MountError> {
+    if directory.as_os_str().is_empty() {
+        return Ok(client.root());
+    }
+    let failed = |reason| MountError::Directory { directory: directory.into(), reason };
+    let attributes = client.lookup_path(directory).map_err(failed)?;
+    match attributes.kind {
+        terrace_export::FileKind::Directory => Ok(attributes.id),
+        _ => Err(failed(ExportError::Os(nix::errno::Errno::ENOTDIR as i32))),
+    }
+}
+
+fn announce(config: &MountConfig) {
+    let mut lines = format!("{} is mounted at {}\n", config.source, config.mount_point.display());
+    if io::stdout().is_terminal() {
+        lines += "Ctrl-C unmounts it.\n";
+    }
+    // The mount does not depend on an open standard output.
+    let _ = io::stdout().write_all(lines.as_bytes()).and_then(|()| io::stdout().flush());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_have_a_host_and_a_directory_below_the_export() {
+        let parsed = |text: &str| text.parse::<Source>();
+        let source = |host: &str, directory: &str| Ok(Source { host: host.into(), directory: directory.into() });
+        assert_eq!(parsed("a:/"), source("a", ""));
+        assert_eq!(parsed("192.0.2.7:/x/y/"), source("192.0.2.7", "x/y"));
+        assert_eq!(parsed("[2001:db8::1]:/x"), source("2001:db8::1", "x"));
+        for invalid in ["", "a", "a:x", ":/x", "/x"] {
+            assert!(parsed(invalid).is_err(), "{invalid}");
+        }
+    }
+}

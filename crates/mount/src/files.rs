@@ -1,0 +1,221 @@
+//! Open files: reading, writing, closing, synchronizing.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fuser::{Errno, FopenFlags, OpenAccMode, OpenFlags};
+use rustix::fs::OFlags;
+use terrace_export::{Attributes, OpenAccess, SetAttributes, SetTime};
+
+use crate::attributes::errno;
+use crate::inodes::Inode;
+use crate::mount::Mount;
+use crate::readahead::{Fetch, ReadAhead};
+use crate::remote::{Remote, RemoteOpen};
+use crate::write_behind::{ErrorCursor, Found, Next, Sink};
+
+/// An open file.
+pub(crate) struct OpenFile<R: Remote> {
+    pub(crate) inode: Arc<Inode<R>>,
+    pub(crate) remote: Arc<R::File>,
+    pub(crate) is_writable: bool,
+    sink: Arc<dyn Sink>,
+    ahead: ReadAhead,
+    /// The errors of write-behind that it has reported.
+    cursor: ErrorCursor,
+}
+
+struct FileSink<F>(Arc<F>);
+
+impl<F: RemoteOpen> Sink for FileSink<F> {
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        self.0.write_at(offset, bytes).map_err(|error| errno(&error))
+    }
+}
+
+/// What the kernel's open flags ask of the server.
+pub(crate) fn access_of(flags: OpenFlags) -> OpenAccess {
+    let mut access = match flags.acc_mode() {
+        OpenAccMode::O_RDONLY => OpenAccess::READ,
+        OpenAccMode::O_WRONLY => OpenAccess::WRITE,
+        OpenAccMode::O_RDWR => OpenAccess::READ | OpenAccess::WRITE,
+    };
+    let is_truncated = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::TRUNC);
+    access.set(OpenAccess::TRUNCATE, is_truncated && access.changes());
+    access
+}
+
+impl<R: Remote> OpenFile<R> {
+    fn new(inode: &Arc<Inode<R>>, remote: R::File, access: OpenAccess) -> Arc<OpenFile<R>> {
+        let remote = Arc::new(remote);
+        let file = Arc::new(OpenFile {
+            inode: inode.clone(),
+            sink: Arc::new(FileSink(remote.clone())),
+            remote,
+            is_writable: access.changes(),
+            ahead: ReadAhead::default(),
+            cursor: inode.dirty.cursor(),
+        });
+        inode.add_open(&file);
+        file
+    }
+
+    /// Whether write-behind has failed since the file reported it last.
+    fn report(&self) -> Result<(), Errno> {
+        self.inode.dirty.report(&self.cursor)
+    }
+}
+
+impl<R: Remote> Mount<R> {
+    /// Opens a file. The kernel keeps what it has of the contents if the server's file has not changed since.
+    pub(crate) fn open(&self, ino: u64, flags: OpenFlags) -> Result<(u64, FopenFlags), Errno> {
+        let inode = self.inode(ino)?;
+        let access = access_of(flags);
+        if access.contains(OpenAccess::TRUNCATE) {
+            inode.dirty.write_all();
+            inode.note_change();
+        }
+        let remote = self.remote.open(inode.id, access).map_err(|error| errno(&error))?;
+        let attributes = remote.attributes().map_err(|error| errno(&error))?;
+        let file = OpenFile::new(&inode, remote, access);
+        let is_same = inode.cached_version.swap(attributes.version, Ordering::Relaxed) == attributes.version;
+        if !is_same {
+            inode.note_change();
+            inode.cached_version.store(attributes.version, Ordering::Relaxed);
+        }
+        inode.len.store(attributes.len, Ordering::Relaxed);
+        let keep = if is_same { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
+        Ok((self.files.add(file), keep))
+    }
+
+    /// Adds an open file that has just been made.
+    pub(crate) fn add_created(&self, inode: &Arc<Inode<R>>, remote: R::File, access: OpenAccess) -> u64 {
+        self.files.add(OpenFile::new(inode, remote, access))
+    }
+
+    pub(crate) fn file(&self, handle: u64) -> Result<Arc<OpenFile<R>>, Errno> {
+        self.files.get(handle).ok_or(Errno::EBADF)
+    }
+
+    /// Reads up to `len` bytes, fewer only at the end of the file.
+    pub(crate) fn read(&self, handle: u64, offset: u64, len: u32) -> Result<Vec<u8>, Errno> {
+        let file = self.file(handle)?;
+        let range = offset..offset.saturating_add(len.into());
+        match file.inode.dirty.find(&range) {
+            Found::Dirty(bytes) => return Ok(bytes),
+            Found::Mixed => file.inode.dirty.write_all(),
+            Found::Clean => {}
+        }
+        self.read_ahead(&file, &range);
+        let mut bytes = vec![0; len as usize];
+        let count = match file.ahead.copy(offset, &mut bytes) {
+            Some(count) => count,
+            None => file.remote.read_at(offset, &mut bytes).map_err(|error| errno(&error))?,
+        };
+        bytes.truncate(count);
+        Ok(bytes)
+    }
+
+    fn read_ahead(&self, file: &Arc<OpenFile<R>>, range: &Range<u64>) {
+        let changes = file.inode.changes();
+        for fetch in file.ahead.note(range, file.inode.len.load(Ordering::Relaxed), changes) {
+            let file = file.clone();
+            self.workers.submit(move || fetch_chunk(&file, &fetch));
+        }
+    }
+
+    /// Writes: at once if `is_synchronous`, else behind.
+    pub(crate) fn write(
+        &self,
+        handle: u64,
+        offset: u64,
+        bytes: &[u8],
+        is_synchronous: bool,
+    ) -> Result<(), Errno> {
+        let file = self.file(handle)?;
+        let inode = &file.inode;
+        inode.note_change();
+        inode.is_unstamped.store(true, Ordering::Release);
+        if inode.dirty.write(&file.sink, offset, bytes) == Next::Submit {
+            let inode = inode.clone();
+            self.workers.submit(move || {
+                inode.dirty.write_extent();
+            });
+        }
+        if is_synchronous {
+            inode.dirty.write_all();
+            return file.report();
+        }
+        Ok(())
+    }
+
+    /// Writes what is dirty, and has the server note the time. Returns the attributes if it was asked for them.
+    pub(crate) fn settle(&self, inode: &Inode<R>) -> Result<Option<Attributes>, Errno> {
+        inode.dirty.write_all();
+        if !inode.is_unstamped.swap(false, Ordering::AcqRel) {
+            return Ok(None);
+        }
+        let now = SetAttributes { modified: Some(SetTime::Now), ..SetAttributes::default() };
+        let stamped = self.remote.set_attributes(inode.id, &now).map_err(|error| errno(&error))?;
+        Ok(Some(stamped))
+    }
+
+    /// A descriptor of the file is closed: all bytes are on the server afterwards, or an error is reported.
+    pub(crate) fn flush(&self, handle: u64) -> Result<(), Errno> {
+        let file = self.file(handle)?;
+        if file.is_writable {
+            // A file that was deleted has no time that matters.
+            let _ = self.settle(&file.inode);
+        }
+        file.report()
+    }
+
+    /// The last descriptor and mapping of the file are gone.
+    pub(crate) fn release(&self, handle: u64) -> Result<(), Errno> {
+        let Some(file) = self.files.remove(handle) else { return Err(Errno::EBADF) };
+        if file.is_writable {
+            let _ = self.settle(&file.inode);
+        }
+        file.report()
+    }
+
+    /// Makes the file's bytes persistent.
+    pub(crate) fn synchronize(&self, handle: u64, only_data: bool) -> Result<(), Errno> {
+        let file = self.file(handle)?;
+        let _ = self.settle(&file.inode);
+        file.report()?;
+        let committer = match file.is_writable {
+            true => Some(file.clone()),
+            false => file.inode.any_open(true),
+        };
+        if let Some(committer) = committer {
+            committer.remote.commit().map_err(|error| errno(&error))?;
+        }
+        match only_data {
+            true => Ok(()),
+            false => self.remote.sync(file.inode.id).map_err(|error| errno(&error)),
+        }
+    }
+
+    /// Gives the blocks of a range back.
+    pub(crate) fn punch(&self, handle: u64, offset: u64, len: u64) -> Result<(), Errno> {
+        let file = self.file(handle)?;
+        file.inode.dirty.write_all();
+        file.inode.note_change();
+        file.inode.is_unstamped.store(true, Ordering::Release);
+        file.remote.punch(offset, len).map_err(|error| errno(&error))
+    }
+}
+
+fn fetch_chunk<R: Remote>(file: &OpenFile<R>, fetch: &Fetch) {
+    let changes = file.inode.changes();
+    let mut bytes = vec![0; (fetch.range.end - fetch.range.start) as usize];
+    let result = file.remote.read_at(fetch.range.start, &mut bytes).map_err(|error| errno(&error));
+    let result = result.map(|count| {
+        bytes.truncate(count);
+        bytes
+    });
+    // A change meanwhile makes the count another one, and the chunk is dropped.
+    file.ahead.complete(fetch, result, if file.inode.changes() == changes { changes } else { u64::MAX });
+}

@@ -1,0 +1,364 @@
+//! The kernel's requests.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use fuser::{
+    AccessFlags, BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, KernelConfig,
+    LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
+};
+use rustix::fs::{FallocateFlags, OFlags};
+use terrace_export::SetAttributes;
+
+use crate::attributes::{errno, set_time};
+use crate::mount::Mount;
+use crate::names::{Caller, Entry};
+use crate::remote::Remote;
+
+/// Most bytes of a write request.
+const WRITE_BYTES_MAX: u32 = 1 << 20;
+/// Requests that the kernel has in flight for readahead.
+const BACKGROUND_MAX: u16 = 32;
+
+/// Answers the kernel's requests.
+pub(crate) struct Requests<R: Remote>(pub(crate) Arc<Mount<R>>);
+
+fn caller(request: &Request) -> Caller {
+    Caller { uid: request.uid(), gid: request.gid() }
+}
+
+impl<R: Remote> Requests<R> {
+    fn reply_entry(&self, reply: ReplyEntry, result: Result<Entry, Errno>) {
+        match result {
+            Ok(entry) => reply.entry(&self.0.ttl, &entry.attr, entry.generation),
+            Err(errno) => reply.error(errno),
+        }
+    }
+}
+
+fn reply_empty(reply: ReplyEmpty, result: Result<(), Errno>) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(errno) => reply.error(errno),
+    }
+}
+
+impl<R: Remote> Filesystem for Requests<R> {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let wanted = [
+            InitFlags::FUSE_ATOMIC_O_TRUNC,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_CACHE_SYMLINKS,
+            InitFlags::FUSE_ASYNC_DIO,
+        ];
+        for flag in wanted {
+            // An older kernel does without.
+            let _ = config.add_capabilities(flag);
+        }
+        // Both are below their limits.
+        let _ = config.set_max_write(WRITE_BYTES_MAX);
+        let _ = config.set_max_background(BACKGROUND_MAX);
+        Ok(())
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.reply_entry(reply, self.0.lookup(parent.0, name));
+    }
+
+    fn forget(&self, _request: &Request, ino: INodeNo, count: u64) {
+        self.0.inodes.forget(ino.0, count);
+    }
+
+    fn getattr(&self, _request: &Request, ino: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+        match self.0.attributes(ino.0) {
+            Ok(attr) => reply.attr(&self.0.ttl, &attr),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn setattr(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _handle: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let set = SetAttributes {
+            mode: mode.map(|mode| mode & 0o7777),
+            uid,
+            gid,
+            len: size,
+            accessed: atime.map(set_time),
+            modified: mtime.map(set_time),
+        };
+        match self.0.set_attributes(ino.0, &set) {
+            Ok(attr) => reply.attr(&self.0.ttl, &attr),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
+        match self.0.read_link(ino.0) {
+            Ok(target) => reply.data(target.as_bytes()),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        _rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        self.reply_entry(reply, self.0.make_node(caller(request), parent.0, name, mode));
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        self.reply_entry(reply, self.0.make_directory(caller(request), parent.0, name, mode));
+    }
+
+    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(reply, self.0.unlink(parent.0, name));
+    }
+
+    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(reply, self.0.remove_directory(parent.0, name));
+    }
+
+    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        self.reply_entry(reply, self.0.symlink(caller(request), parent.0, name, target.as_os_str()));
+    }
+
+    fn rename(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        reply_empty(reply, self.0.rename(parent.0, name, new_parent.0, new_name, flags));
+    }
+
+    fn link(&self, _request: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.reply_entry(reply, self.0.link(ino.0, parent.0, name));
+    }
+
+    fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        match self.0.open(ino.0, flags) {
+            Ok((handle, flags)) => reply.opened(FileHandle(handle), flags),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        match self.0.create(caller(request), parent.0, name, mode, OpenFlags(flags)) {
+            Ok((entry, handle)) => reply.created(
+                &self.0.ttl,
+                &entry.attr,
+                entry.generation,
+                FileHandle(handle),
+                FopenFlags::empty(),
+            ),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match self.0.read(handle.0, offset, size) {
+            Ok(bytes) => reply.data(&bytes),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        // A page of a mapping: its error belongs to the mapping, which the kernel tells only now.
+        let is_page = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let is_synchronous =
+            OFlags::from_bits_retain(flags.0 as u32).intersects(OFlags::SYNC | OFlags::DSYNC | OFlags::DIRECT);
+        match self.0.write(handle.0, offset, data, is_page || is_synchronous) {
+            Ok(()) => reply.written(data.len() as u32),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn flush(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
+        reply_empty(reply, self.0.flush(handle.0));
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        reply_empty(reply, self.0.release(handle.0));
+    }
+
+    fn fsync(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, only_data: bool, reply: ReplyEmpty) {
+        reply_empty(reply, self.0.synchronize(handle.0, only_data));
+    }
+
+    fn fallocate(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let result = match FallocateFlags::from_bits_retain(mode as u32) == punch {
+            true => self.0.punch(handle.0, offset, length),
+            false => Err(Errno::EOPNOTSUPP),
+        };
+        reply_empty(reply, result);
+    }
+
+    fn opendir(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        match self.0.open_directory(ino.0) {
+            Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        match self.0.read_directory(handle.0, offset, &mut reply) {
+            Ok(()) => reply.ok(),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn readdirplus(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        match self.0.read_directory_plus(handle.0, offset, &mut reply) {
+            Ok(()) => reply.ok(),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn releasedir(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.0.close_directory(handle.0);
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, _request: &Request, ino: INodeNo, _handle: FileHandle, _only_data: bool, reply: ReplyEmpty) {
+        reply_empty(reply, self.0.synchronize_directory(ino.0));
+    }
+
+    fn statfs(&self, _request: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        let result = self
+            .0
+            .inode(ino.0)
+            .and_then(|inode| self.0.remote.file_system(inode.id).map_err(|error| errno(&error)));
+        match result {
+            Ok(of) => reply.statfs(
+                of.blocks,
+                of.blocks_free,
+                of.blocks_available,
+                of.files,
+                of.files_free,
+                u32::try_from(of.block_bytes).unwrap_or(4096),
+                u32::try_from(of.name_bytes_max).unwrap_or(255),
+                u32::try_from(of.block_bytes).unwrap_or(4096),
+            ),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn access(&self, _request: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
+        let result = self.0.inode(ino.0).and_then(|inode| {
+            let mode = (mask.bits() & 7) as u8;
+            self.0.remote.check_access(inode.id, mode).map_err(|error| errno(&error))
+        });
+        reply_empty(reply, result);
+    }
+}

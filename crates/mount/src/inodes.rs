@@ -1,0 +1,158 @@
+//! The inodes that the kernel knows: numbers for the server's files.
+//!
+//! The kernel holds an inode from the first answer that names it until it forgets it. A file keeps the server's inode number,
+//! unless another file has it here: one that was deleted while it was open, or one of another device.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use terrace_export::FileId;
+use terrace_sync::Mutex;
+
+use crate::files::OpenFile;
+use crate::remote::Remote;
+use crate::write_behind::{Budget, DirtyFile};
+
+/// The number of the mounted directory.
+pub(crate) const ROOT: u64 = 1;
+/// Numbers from here on are for files whose number on the server is taken.
+const OTHER_NUMBERS: u64 = 1 << 63;
+
+/// A file that the kernel knows.
+pub(crate) struct Inode<R: Remote> {
+    /// Its number here.
+    pub(crate) ino: u64,
+    /// Its identity on the server.
+    pub(crate) id: FileId,
+    /// Bytes that the server does not have yet.
+    pub(crate) dirty: DirtyFile,
+    /// Bytes have been written whose time of modification the server does not know yet.
+    pub(crate) is_unstamped: AtomicBool,
+    /// Counts the changes of the contents that are known here, so that readahead drops what is older.
+    changes: AtomicU64,
+    /// The version of the contents that the kernel has in its page cache; 0 if it is unknown.
+    pub(crate) cached_version: AtomicU64,
+    /// The length in bytes as far as it is known: only a hint for readahead.
+    pub(crate) len: AtomicU64,
+    opens: Mutex<Vec<Weak<OpenFile<R>>>>,
+}
+
+impl<R: Remote> Inode<R> {
+    /// The number of known changes of the contents.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// The contents change.
+    pub(crate) fn note_change(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+        self.cached_version.store(0, Ordering::Relaxed);
+    }
+
+    /// Remembers an open file.
+    pub(crate) fn add_open(&self, file: &Arc<OpenFile<R>>) {
+        let mut opens = self.opens.lock();
+        opens.retain(|open| open.strong_count() > 0);
+        opens.push(Arc::downgrade(file));
+    }
+
+    /// An open file of the inode, by which a file without a name is still reached. `for_writing` asks for one that may be
+    /// written.
+    pub(crate) fn any_open(&self, for_writing: bool) -> Option<Arc<OpenFile<R>>> {
+        let opens = self.opens.lock();
+        opens.iter().filter_map(Weak::upgrade).find(|file| file.is_writable || !for_writing)
+    }
+}
+
+/// All inodes that the kernel knows.
+pub(crate) struct InodeTable<R: Remote> {
+    state: Mutex<State<R>>,
+    budget: Arc<Budget>,
+}
+
+struct State<R: Remote> {
+    by_number: HashMap<u64, Entry<R>>,
+    by_id: HashMap<FileId, u64>,
+    last_other: u64,
+}
+
+struct Entry<R: Remote> {
+    inode: Arc<Inode<R>>,
+    /// Answers that named the inode and that the kernel has not forgotten.
+    lookups: u64,
+}
+
+impl<R: Remote> InodeTable<R> {
+    /// A table with the mounted directory, which is never forgotten.
+    pub(crate) fn new(root: FileId, budget: Arc<Budget>) -> InodeTable<R> {
+        let state = State { by_number: HashMap::new(), by_id: HashMap::new(), last_other: OTHER_NUMBERS };
+        let table = InodeTable { state: Mutex::new(state), budget };
+        table.state.lock().insert(ROOT, root, &table.budget);
+        table
+    }
+
+    /// The inode of a number.
+    pub(crate) fn get(&self, ino: u64) -> Option<Arc<Inode<R>>> {
+        self.state.lock().by_number.get(&ino).map(|entry| entry.inode.clone())
+    }
+
+    /// The inode of a file, if the kernel knows it.
+    pub(crate) fn find(&self, id: FileId) -> Option<Arc<Inode<R>>> {
+        let state = self.state.lock();
+        let ino = state.by_id.get(&id)?;
+        state.by_number.get(ino).map(|entry| entry.inode.clone())
+    }
+
+    /// The inode of a file in an answer to the kernel, which counts it as looked up.
+    pub(crate) fn look_up(&self, id: FileId) -> Arc<Inode<R>> {
+        let mut state = self.state.lock();
+        let ino = match state.by_id.get(&id) {
+            Some(&ino) => ino,
+            None => state.choose_number(id),
+        };
+        let entry = state.insert(ino, id, &self.budget);
+        entry.lookups += 1;
+        entry.inode.clone()
+    }
+
+    /// The kernel forgets `count` answers that named the inode.
+    pub(crate) fn forget(&self, ino: u64, count: u64) {
+        let mut state = self.state.lock();
+        let Some(entry) = state.by_number.get_mut(&ino) else { return };
+        entry.lookups = entry.lookups.saturating_sub(count);
+        if entry.lookups > 0 || ino == ROOT {
+            return;
+        }
+        if let Some(entry) = state.by_number.remove(&ino) {
+            state.by_id.remove(&entry.inode.id);
+        }
+    }
+}
+
+impl<R: Remote> State<R> {
+    fn choose_number(&mut self, id: FileId) -> u64 {
+        if id.ino > ROOT && id.ino < OTHER_NUMBERS && !self.by_number.contains_key(&id.ino) {
+            return id.ino;
+        }
+        self.last_other += 1;
+        self.last_other
+    }
+
+    fn insert(&mut self, ino: u64, id: FileId, budget: &Arc<Budget>) -> &mut Entry<R> {
+        self.by_id.insert(id, ino);
+        self.by_number.entry(ino).or_insert_with(|| Entry {
+            inode: Arc::new(Inode {
+                ino,
+                id,
+                dirty: DirtyFile::new(budget.clone()),
+                is_unstamped: AtomicBool::new(false),
+                changes: AtomicU64::new(0),
+                cached_version: AtomicU64::new(0),
+                len: AtomicU64::new(0),
+                opens: Mutex::default(),
+            }),
+            lookups: 0,
+        })
+    }
+}

@@ -1,0 +1,45 @@
+//! `terrace mount`: an export as a file system of this host, by FUSE.
+//!
+//! ```text
+//!   program ── system call ──> kernel: page cache, names, attributes
+//!                                │ /dev/fuse, 8 threads
+//!                                v
+//!   filesystem ──> names, directories, files ── write-behind, readahead ──> Remote: the export's client
+//! ```
+//!
+//! | module | contains |
+//! |---|---|
+//! | `session` | mounting, unmounting, the housekeeping thread |
+//! | `filesystem` | the kernel's requests |
+//! | `mount` | the tables of a mount; invalidation |
+//! | `names`, `directories`, `files` | what requests do |
+//! | `inodes`, `handles` | numbers for files, and for open files |
+//! | `write_behind`, `readahead`, `workers` | bytes on their way, and the threads that carry them |
+//! | `repeat` | requests whose answer was lost |
+//! | `attributes` | attributes, times and errors as the kernel has them |
+//! | `remote` | what a mount needs of an export |
+//!
+//! # Consistency
+//! Close-to-open: `close` and `fsync` return when the server has every byte, or with the error. `open` asks the server for the
+//! file's version, and the kernel keeps its pages only if the version is the one that they were read at.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod attributes;
+mod directories;
+mod files;
+mod filesystem;
+mod handles;
+mod inodes;
+mod mount;
+mod names;
+mod readahead;
+mod remote;
+mod repeat;
+mod session;
+mod workers;
+mod write_behind;
+
+pub use remote::{Remote, RemoteOpen};
+pub use session::{MountConfig, Mounted, mount};

@@ -1,0 +1,103 @@
+//! A mounted export: its tables and caches.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fuser::{Notifier, INodeNo};
+use terrace_export::{Change, ChangeSet, FileId};
+
+use crate::directories::OpenDirectory;
+use crate::files::OpenFile;
+use crate::handles::Handles;
+use crate::inodes::InodeTable;
+use crate::remote::Remote;
+use crate::workers::Workers;
+use crate::write_behind::Budget;
+
+/// Bytes of all files that may be dirty before writers write by themselves.
+const DIRTY_BYTES_MAX: usize = 32 << 20;
+/// Bytes are written when they have been dirty for so long.
+const DIRTY_AGE_MAX: Duration = Duration::from_secs(1);
+/// Threads that read ahead and write behind.
+const WORKERS: usize = 4;
+
+/// A mounted export.
+pub(crate) struct Mount<R: Remote> {
+    pub(crate) remote: Arc<R>,
+    pub(crate) inodes: InodeTable<R>,
+    pub(crate) files: Handles<OpenFile<R>>,
+    pub(crate) directories: Handles<OpenDirectory<R>>,
+    pub(crate) workers: Workers,
+    /// How long the kernel believes names and attributes.
+    pub(crate) ttl: Duration,
+    /// Whether other users than the one who mounts have access.
+    pub(crate) serves_others: bool,
+}
+
+impl<R: Remote> Mount<R> {
+    /// Prepares the tables.
+    ///
+    /// # Errors
+    /// If the system has no more threads.
+    pub(crate) fn new(
+        remote: Arc<R>,
+        root: FileId,
+        ttl: Duration,
+        serves_others: bool,
+    ) -> io::Result<Mount<R>> {
+        let budget = Arc::new(Budget::new(DIRTY_BYTES_MAX));
+        Ok(Mount {
+            inodes: InodeTable::new(root, budget),
+            remote,
+            files: Handles::default(),
+            directories: Handles::default(),
+            workers: Workers::start(WORKERS)?,
+            ttl,
+            serves_others,
+        })
+    }
+
+    /// Writes what has been dirty for long.
+    pub(crate) fn write_old(&self) {
+        for file in self.files.all() {
+            if file.is_writable && file.inode.dirty.is_old(DIRTY_AGE_MAX) {
+                let inode = file.inode.clone();
+                self.workers.submit(move || inode.dirty.write_all());
+            }
+        }
+    }
+
+    /// Writes everything.
+    pub(crate) fn write_all(&self) {
+        for file in self.files.all() {
+            file.inode.dirty.write_all();
+        }
+    }
+
+    /// Has the kernel drop what the server says has changed.
+    pub(crate) fn apply(&self, change: Change, notifier: &Notifier) {
+        match change {
+            Change::Changed { id, change } if !change.contains(ChangeSet::LOST) => {
+                self.invalidate(id, change, notifier);
+            }
+            // Anything may have changed, also while there was no connection.
+            Change::Changed { .. } | Change::Reconnected => {
+                for file in self.files.all() {
+                    self.invalidate(file.inode.id, ChangeSet::all(), notifier);
+                }
+            }
+        }
+    }
+
+    fn invalidate(&self, id: FileId, change: ChangeSet, notifier: &Notifier) {
+        let Some(inode) = self.inodes.find(id) else { return };
+        let mut first = -1;
+        if change.contains(ChangeSet::CONTENTS) {
+            inode.note_change();
+            first = 0;
+        }
+        // Fails if the kernel does not have the inode any more.
+        let _ = notifier.inval_inode(INodeNo(inode.ino), first, 0);
+    }
+}

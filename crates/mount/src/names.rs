@@ -1,0 +1,268 @@
+//! Names and attributes.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fuser::{Errno, FileAttr, Generation, OpenFlags, RenameFlags};
+use rustix::fs::{FileType, OFlags};
+use terrace_export::{Attributes, FileId, FileKind, RenameMode, SetAttributes};
+
+use crate::attributes::{errno, file_attr};
+use crate::files::access_of;
+use crate::inodes::Inode;
+use crate::mount::Mount;
+use crate::remote::{Remote, RemoteOpen};
+use crate::repeat;
+
+/// The user of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Caller {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+/// What an answer to the kernel says of a file.
+pub(crate) struct Entry {
+    pub(crate) attr: FileAttr,
+    pub(crate) generation: Generation,
+}
+
+impl<R: Remote> Mount<R> {
+    /// The inode of a number that the kernel holds.
+    pub(crate) fn inode(&self, ino: u64) -> Result<Arc<Inode<R>>, Errno> {
+        self.inodes.get(ino).ok_or(Errno::ESTALE)
+    }
+
+    fn id(&self, ino: u64) -> Result<FileId, Errno> {
+        Ok(self.inode(ino)?.id)
+    }
+
+    /// The file of a name.
+    pub(crate) fn lookup(&self, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
+        let attributes = self.remote.lookup(self.id(parent)?, name).map_err(|error| errno(&error))?;
+        self.entry(&attributes)
+    }
+
+    /// An answer that names the file. The kernel takes the length from it, so dirty bytes are written first.
+    pub(crate) fn entry(&self, attributes: &Attributes) -> Result<Entry, Errno> {
+        let fresh = match self.inodes.find(attributes.id) {
+            Some(inode) if self.is_behind(&inode) => self.attributes_of(&inode)?,
+            _ => *attributes,
+        };
+        let inode = self.inodes.look_up(fresh.id);
+        Ok(Entry { attr: file_attr(inode.ino, &fresh), generation: Generation(fresh.id.generation) })
+    }
+
+    /// Whether the server's attributes are not those that a program here has to see.
+    fn is_behind(&self, inode: &Inode<R>) -> bool {
+        inode.is_unstamped.load(Ordering::Acquire) || !inode.dirty.is_clean()
+    }
+
+    /// The attributes of a file.
+    pub(crate) fn attributes(&self, ino: u64) -> Result<FileAttr, Errno> {
+        let inode = self.inode(ino)?;
+        Ok(file_attr(ino, &self.attributes_of(&inode)?))
+    }
+
+    fn attributes_of(&self, inode: &Inode<R>) -> Result<Attributes, Errno> {
+        if self.is_behind(inode)
+            && let Ok(Some(attributes)) = self.settle(inode)
+        {
+            return Ok(attributes);
+        }
+        match self.remote.attributes(inode.id) {
+            // A deleted file is reached by an open one.
+            Err(error) if errno(&error).code() == Errno::ESTALE.code() => match inode.any_open(false) {
+                Some(file) => file.remote.attributes().map_err(|error| errno(&error)),
+                None => Err(errno(&error)),
+            },
+            result => result.map_err(|error| errno(&error)),
+        }
+    }
+
+    /// Sets attributes.
+    pub(crate) fn set_attributes(&self, ino: u64, set: &SetAttributes) -> Result<FileAttr, Errno> {
+        let inode = self.inode(ino)?;
+        // Later than the writes before it, whose time must not replace one that is set here.
+        let _ = self.settle(&inode);
+        if let Some(len) = set.len {
+            inode.note_change();
+            inode.len.store(len, Ordering::Relaxed);
+            // By the right that the file was opened with.
+            if let Some(file) = inode.any_open(true) {
+                file.remote.truncate(len).map_err(|error| errno(&error))?;
+                let rest = SetAttributes { len: None, ..*set };
+                return match rest == SetAttributes::default() {
+                    true => Ok(file_attr(ino, &self.attributes_of(&inode)?)),
+                    false => self.set_rest(&inode, &rest),
+                };
+            }
+        }
+        self.set_rest(&inode, set)
+    }
+
+    fn set_rest(&self, inode: &Inode<R>, set: &SetAttributes) -> Result<FileAttr, Errno> {
+        let attributes = self.remote.set_attributes(inode.id, set).map_err(|error| errno(&error))?;
+        Ok(file_attr(inode.ino, &attributes))
+    }
+
+    /// Gives a new file to the caller, where the mount serves other users than its own.
+    fn give_to(&self, caller: Caller, parent: FileId, made: &Attributes) -> Result<Attributes, Errno> {
+        if !self.serves_others || (made.uid == caller.uid && made.gid == caller.gid) {
+            return Ok(*made);
+        }
+        let parent_attributes = self.remote.attributes(parent).map_err(|error| errno(&error))?;
+        // Below a directory with this bit, a file has the directory's group, and the server has seen to it.
+        let has_group_of_parent = parent_attributes.mode & 0o2000 != 0;
+        let set = SetAttributes {
+            uid: Some(caller.uid),
+            gid: (!has_group_of_parent).then_some(caller.gid),
+            // A change of the owner clears set-user-ID and set-group-ID.
+            mode: (made.mode & 0o6000 != 0 && made.kind != FileKind::SymbolicLink).then_some(made.mode),
+            ..SetAttributes::default()
+        };
+        self.remote.set_attributes(made.id, &set).map_err(|error| errno(&error))
+    }
+
+    /// The answer for a file that a request has made; for one that had been made before the connection was lost it is looked
+    /// up.
+    fn made(
+        &self,
+        caller: Caller,
+        parent: FileId,
+        name: &OsStr,
+        result: Result<Option<Attributes>, terrace_export::ExportError>,
+    ) -> Result<Entry, Errno> {
+        let attributes = match result.map_err(|error| errno(&error))? {
+            Some(attributes) => attributes,
+            None => self.remote.lookup(parent, name).map_err(|error| errno(&error))?,
+        };
+        self.entry(&self.give_to(caller, parent, &attributes)?)
+    }
+
+    /// Makes a directory.
+    pub(crate) fn make_directory(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+    ) -> Result<Entry, Errno> {
+        let parent = self.id(parent)?;
+        let result = repeat::once(Errno::EEXIST, || self.remote.make_directory(parent, name, mode & 0o7777));
+        self.made(caller, parent, name, result)
+    }
+
+    /// Makes a symbolic link.
+    pub(crate) fn symlink(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &OsStr,
+        target: &OsStr,
+    ) -> Result<Entry, Errno> {
+        let parent = self.id(parent)?;
+        let result = repeat::once(Errno::EEXIST, || self.remote.symlink(parent, name, target));
+        self.made(caller, parent, name, result)
+    }
+
+    /// Makes a FIFO or an empty regular file. Exports have no sockets and no devices.
+    pub(crate) fn make_node(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+    ) -> Result<Entry, Errno> {
+        let id = self.id(parent)?;
+        match FileType::from_raw_mode(mode) {
+            FileType::Fifo => {
+                let result = repeat::once(Errno::EEXIST, || self.remote.make_fifo(id, name, mode & 0o7777));
+                self.made(caller, id, name, result)
+            }
+            FileType::RegularFile => {
+                let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
+                let (entry, handle) = self.create(caller, parent, name, mode, OpenFlags(flags.bits() as i32))?;
+                self.release(handle)?;
+                Ok(entry)
+            }
+            _ => Err(Errno::EPERM),
+        }
+    }
+
+    /// Makes a regular file and opens it.
+    pub(crate) fn create(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, u64), Errno> {
+        let parent = self.id(parent)?;
+        let access = access_of(flags);
+        let is_exclusive = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::EXCL);
+        let make = |is_exclusive| self.remote.create(parent, name, mode & 0o7777, access, is_exclusive);
+        let remote = match repeat::once(Errno::EEXIST, || make(is_exclusive)).map_err(|error| errno(&error))? {
+            Some(remote) => remote,
+            None => make(false).map_err(|error| errno(&error))?,
+        };
+        let attributes = remote.attributes().map_err(|error| errno(&error))?;
+        let entry = self.entry(&self.give_to(caller, parent, &attributes)?)?;
+        let inode = self.inode(entry.attr.ino.0)?;
+        Ok((entry, self.add_created(&inode, remote, access)))
+    }
+
+    /// Makes a further name.
+    pub(crate) fn link(&self, ino: u64, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
+        let inode = self.inode(ino)?;
+        let parent = self.id(parent)?;
+        let result = repeat::once(Errno::EEXIST, || self.remote.link(inode.id, parent, name));
+        match result.map_err(|error| errno(&error))? {
+            Some(attributes) => self.entry(&attributes),
+            None => {
+                let attributes = self.remote.lookup(parent, name).map_err(|error| errno(&error))?;
+                self.entry(&attributes)
+            }
+        }
+    }
+
+    /// Removes a name of a file.
+    pub(crate) fn unlink(&self, parent: u64, name: &OsStr) -> Result<(), Errno> {
+        let parent = self.id(parent)?;
+        let result = repeat::once(Errno::ENOENT, || self.remote.unlink(parent, name));
+        result.map(|_| ()).map_err(|error| errno(&error))
+    }
+
+    /// Removes a directory.
+    pub(crate) fn remove_directory(&self, parent: u64, name: &OsStr) -> Result<(), Errno> {
+        let parent = self.id(parent)?;
+        let result = repeat::once(Errno::ENOENT, || self.remote.remove_directory(parent, name));
+        result.map(|_| ()).map_err(|error| errno(&error))
+    }
+
+    /// Renames. An exchange whose answer was lost is not repeated, because that would undo it.
+    pub(crate) fn rename(
+        &self,
+        parent: u64,
+        name: &OsStr,
+        new_parent: u64,
+        new_name: &OsStr,
+        flags: RenameFlags,
+    ) -> Result<(), Errno> {
+        let (parent, new_parent) = (self.id(parent)?, self.id(new_parent)?);
+        let mode = match flags {
+            flags if flags.is_empty() => RenameMode::Replace,
+            RenameFlags::RENAME_NOREPLACE => RenameMode::NoReplace,
+            RenameFlags::RENAME_EXCHANGE => RenameMode::Exchange,
+            _ => return Err(Errno::EINVAL),
+        };
+        let rename = || self.remote.rename(parent, name, new_parent, new_name, mode);
+        let result = match mode {
+            RenameMode::Exchange => rename(),
+            _ => repeat::once(Errno::ENOENT, rename).map(|_| ()),
+        };
+        result.map_err(|error| errno(&error))
+    }
+}

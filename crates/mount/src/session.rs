@@ -1,0 +1,158 @@
+//! Mounting and unmounting.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use fuser::{BackgroundSession, Config, MountOption, Notifier, Session, SessionACL};
+use terrace_export::FileId;
+
+use crate::filesystem::Requests;
+use crate::mount::Mount;
+use crate::remote::Remote;
+
+/// Threads that answer the kernel's requests. A request that waits for the server takes one.
+const THREADS: usize = 8;
+/// How often the housekeeping thread looks for old dirty bytes.
+const HOUSEKEEPING: Duration = Duration::from_millis(200);
+
+/// How long unmounting waits for programs to close their files.
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// How an export is mounted.
+#[derive(Clone, Debug)]
+pub struct MountConfig {
+    /// The directory of the export that is mounted.
+    pub root: FileId,
+    /// Where.
+    pub mount_point: PathBuf,
+    /// The name of the source in `/proc/mounts`.
+    pub source: String,
+    /// How long the kernel believes names and attributes.
+    pub ttl: Duration,
+    /// Whether other users have access (`allow_other`); the kernel checks their permissions, and new files are theirs.
+    pub serves_others: bool,
+    /// Whether nothing may be changed.
+    pub is_read_only: bool,
+}
+
+/// A mounted export. Dropping it unmounts.
+pub struct Mounted<R: Remote> {
+    mount: Arc<Mount<R>>,
+    session: Option<BackgroundSession>,
+    has_ended: Arc<AtomicBool>,
+    housekeeper: Option<JoinHandle<()>>,
+}
+
+/// Mounts an export.
+///
+/// # Errors
+/// The kernel's or fusermount3's: no right, no such directory, no FUSE.
+pub fn mount<R: Remote>(remote: R, config: &MountConfig) -> io::Result<Mounted<R>> {
+    detach_dead(&config.mount_point);
+    let mount = Arc::new(Mount::new(Arc::new(remote), config.root, config.ttl, config.serves_others)?);
+    let session = Session::new(Requests(mount.clone()), &config.mount_point, &fuse_config(config))?;
+    let notifier = session.notifier();
+    let session = session.spawn()?;
+    let has_ended = Arc::new(AtomicBool::new(false));
+    let housekeeper = {
+        let (mount, has_ended) = (mount.clone(), has_ended.clone());
+        thread::Builder::new()
+            .name("mount-changes".into())
+            .spawn(move || keep_house(&mount, &notifier, &has_ended))?
+    };
+    Ok(Mounted { mount, session: Some(session), has_ended, housekeeper: Some(housekeeper) })
+}
+
+fn fuse_config(config: &MountConfig) -> Config {
+    let mut options = vec![
+        MountOption::FSName(config.source.clone()),
+        MountOption::Subtype("terrace".into()),
+        MountOption::NoSuid,
+        MountOption::NoDev,
+    ];
+    if config.is_read_only {
+        options.push(MountOption::RO);
+    }
+    if config.serves_others {
+        options.push(MountOption::DefaultPermissions);
+    }
+    let mut fuse = Config::default();
+    fuse.mount_options = options;
+    fuse.acl = if config.serves_others { SessionACL::All } else { SessionACL::Owner };
+    fuse.n_threads = Some(THREADS);
+    fuse.clone_fd = true;
+    fuse
+}
+
+/// Detaches a mount whose process was killed, so that the mount point can be used again.
+fn detach_dead(mount_point: &Path) {
+    let Err(error) = mount_point.metadata() else { return };
+    if error.raw_os_error() == Some(fuser::Errno::ENOTCONN.code()) {
+        // If that fails, mounting says why.
+        let _ = Command::new("fusermount3").arg("-uz").arg("--").arg(mount_point).status();
+    }
+}
+
+/// Applies the server's changes, and writes old dirty bytes.
+fn keep_house<R: Remote>(mount: &Mount<R>, notifier: &Notifier, has_ended: &AtomicBool) {
+    while !has_ended.load(Ordering::Acquire) {
+        if let Some(change) = mount.remote.next_change(HOUSEKEEPING) {
+            mount.apply(change, notifier);
+        }
+        mount.write_old();
+    }
+}
+
+impl<R: Remote> Mounted<R> {
+    /// Whether it has been unmounted from outside, by `umount` or `fusermount3 -u`.
+    pub fn is_unmounted(&self) -> bool {
+        self.session.as_ref().is_none_or(|session| session.guard.is_finished())
+    }
+
+    /// Writes everything that is dirty, and unmounts. Files that are still open fail from then on.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn unmount(mut self) -> io::Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        let Some(session) = self.session.take() else { return Ok(()) };
+        self.mount.write_all();
+        let result = detach(session);
+        self.mount.write_all();
+        self.has_ended.store(true, Ordering::Release);
+        if let Some(housekeeper) = self.housekeeper.take() {
+            // A panic of it has been printed.
+            let _ = housekeeper.join();
+        }
+        result
+    }
+}
+
+/// Detaches the mount from its mount point, and waits for the end of the session, which programs with open files delay: not
+/// longer than [`CLOSE_TIME_MAX`], after which the end of this process closes the session.
+fn detach(session: BackgroundSession) -> io::Result<()> {
+    let (done, is_done) = mpsc::channel();
+    thread::Builder::new().name("mount-end".into()).spawn(move || {
+        // Nobody waits any more after the time.
+        let _ = done.send(session.umount_and_join());
+    })?;
+    match is_done.recv_timeout(CLOSE_TIME_MAX) {
+        Ok(result) => result,
+        Err(_) => Ok(()),
+    }
+}
+
+impl<R: Remote> Drop for Mounted<R> {
+    fn drop(&mut self) {
+        // `unmount` returns the error to those who want it.
+        let _ = self.end();
+    }
+}

@@ -1,0 +1,448 @@
+//! Write-behind: bytes that programs have written and the server does not have yet.
+//!
+//! Each inode has one [`DirtyFile`], shared by all of its open files. Adjacent writes are joined into extents. A full extent is
+//! written by a worker at once; the others are written when the file is closed or synchronized, when another operation
+//! depends on them, when they are old, or when all files together have too many dirty bytes.
+//!
+//! ```text
+//!             write                 take                    Ok
+//!   (clean) --------> extent -------------> in flight -------------> (clean)
+//!                        ^  join, overwrite     |
+//!                        |                      | Err: the bytes are dropped, the error is counted
+//!                        +-- never over a range in flight: a second extent of that range waits for the first
+//! ```
+//!
+//! An error is reported once to each open file, by the next `fsync` or `close`, and to the file that is opened next if no
+//! file has reported it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use fuser::Errno;
+use terrace_sync::{Condvar, Mutex};
+
+/// An extent of so many bytes is full.
+pub(crate) const EXTENT_BYTES: usize = 1 << 20;
+/// Buffers that are kept for further extents.
+const SPARE_BUFFERS: usize = 16;
+
+/// Writes bytes to the server.
+pub(crate) trait Sink: Send + Sync {
+    /// Writes all bytes, beyond the end of the file too.
+    ///
+    /// # Errors
+    /// Why they may not be in the file.
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno>;
+}
+
+/// The dirty bytes of all files, and buffers for more.
+#[derive(Default)]
+pub(crate) struct Budget {
+    dirty: AtomicUsize,
+    limit: usize,
+    spare: Mutex<Vec<Vec<u8>>>,
+}
+
+impl Budget {
+    /// At most `limit` bytes are dirty before writers write them themselves.
+    pub(crate) fn new(limit: usize) -> Budget {
+        Budget { limit, ..Budget::default() }
+    }
+
+    fn is_exceeded(&self) -> bool {
+        self.dirty.load(Ordering::Relaxed) > self.limit
+    }
+
+    /// An empty buffer. Fresh memory would cost a page fault for each page of it.
+    fn take_buffer(&self, len: usize) -> Vec<u8> {
+        match len {
+            SMALL.. => self.spare.lock().pop().unwrap_or_else(|| Vec::with_capacity(EXTENT_BYTES)),
+            _ => Vec::with_capacity(len),
+        }
+    }
+
+    fn give_back(&self, mut buffer: Vec<u8>) {
+        if buffer.capacity() >= EXTENT_BYTES {
+            buffer.clear();
+            let mut spare = self.spare.lock();
+            if spare.len() < SPARE_BUFFERS {
+                spare.push(buffer);
+            }
+        }
+    }
+}
+
+/// Extents of fewer bytes have a buffer of their own, which grows.
+const SMALL: usize = 64 << 10;
+
+/// The dirty bytes of a file.
+pub(crate) struct DirtyFile {
+    state: Mutex<State>,
+    written: Condvar,
+    budget: Arc<Budget>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By offset; they do not overlap.
+    extents: BTreeMap<u64, Vec<u8>>,
+    /// Their bytes.
+    bytes: usize,
+    /// Ranges that are being written.
+    in_flight: Vec<Range<u64>>,
+    /// Where the bytes go: the open file that has written last.
+    sink: Option<Arc<dyn Sink>>,
+    /// When the oldest of the extents was made.
+    since: Option<Instant>,
+    errors: Errors,
+}
+
+/// Errors of write-behind, counted.
+#[derive(Default)]
+struct Errors {
+    count: u64,
+    last: Option<Errno>,
+    is_reported: bool,
+}
+
+/// What an open file has reported of the errors.
+#[derive(Debug, Default)]
+pub(crate) struct ErrorCursor(Mutex<u64>);
+
+/// Where a range of a file is.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// No byte of it is dirty.
+    Clean,
+    /// All of it is dirty; here it is.
+    Dirty(Vec<u8>),
+    /// Some bytes are dirty: they have to be written before the range is read.
+    Mixed,
+}
+
+/// What the caller of [`DirtyFile::write`] has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Nothing.
+    Nothing,
+    /// Let a worker call [`DirtyFile::write_extent`].
+    Submit,
+}
+
+fn overlaps(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+fn range_of(offset: u64, bytes: &[u8]) -> Range<u64> {
+    offset..offset + bytes.len() as u64
+}
+
+impl DirtyFile {
+    /// A clean file.
+    pub(crate) fn new(budget: Arc<Budget>) -> DirtyFile {
+        DirtyFile { state: Mutex::default(), written: Condvar::default(), budget }
+    }
+
+    /// Remembers a write. The offset and the length together are less than 2^63, as the kernel has checked.
+    pub(crate) fn write(&self, sink: &Arc<dyn Sink>, offset: u64, bytes: &[u8]) -> Next {
+        let is_full = {
+            let mut state = self.state.lock();
+            state.sink = Some(sink.clone());
+            state.since.get_or_insert_with(Instant::now);
+            let before = state.bytes;
+            let is_full = state.insert(offset, bytes, &self.budget);
+            self.budget.dirty.fetch_add(state.bytes - before, Ordering::Relaxed);
+            is_full
+        };
+        // A writer that is faster than the server writes by itself, so it takes the server's time.
+        while self.budget.is_exceeded() && self.write_extent() {}
+        if is_full { Next::Submit } else { Next::Nothing }
+    }
+
+    /// Whether nothing is dirty or in flight.
+    pub(crate) fn is_clean(&self) -> bool {
+        let state = self.state.lock();
+        state.extents.is_empty() && state.in_flight.is_empty()
+    }
+
+    /// Whether bytes have been dirty for longer than `age`.
+    pub(crate) fn is_old(&self, age: Duration) -> bool {
+        self.state.lock().since.is_some_and(|since| since.elapsed() >= age)
+    }
+
+    /// Looks for a range among the dirty bytes.
+    pub(crate) fn find(&self, range: &Range<u64>) -> Found {
+        let state = self.state.lock();
+        if state.in_flight.iter().any(|other| overlaps(other, range)) {
+            return Found::Mixed;
+        }
+        let Some((&start, bytes)) = state.extents.range(..range.end).next_back() else {
+            return Found::Clean;
+        };
+        let extent = range_of(start, bytes);
+        if extent.start <= range.start && range.end <= extent.end {
+            let at = (range.start - start) as usize;
+            return Found::Dirty(bytes[at..at + (range.end - range.start) as usize].to_vec());
+        }
+        if overlaps(&extent, range) { Found::Mixed } else { Found::Clean }
+    }
+
+    /// Writes one extent. `false` if there is none that can be written now.
+    pub(crate) fn write_extent(&self) -> bool {
+        let Some((offset, bytes, sink)) = self.state.lock().take_extent() else {
+            return false;
+        };
+        let result = sink.write(offset, &bytes);
+        let mut state = self.state.lock();
+        let range = range_of(offset, &bytes);
+        state.in_flight.retain(|other| *other != range);
+        if let Err(errno) = result {
+            state.errors.count += 1;
+            state.errors.last = Some(errno);
+            state.errors.is_reported = false;
+        }
+        drop(state);
+        self.budget.dirty.fetch_sub(bytes.len(), Ordering::Relaxed);
+        self.budget.give_back(bytes);
+        self.written.notify_all();
+        true
+    }
+
+    /// Writes everything that was dirty when it is called, and waits for what others are writing. The caller asks for the
+    /// result with [`report`](Self::report).
+    pub(crate) fn write_all(&self) {
+        loop {
+            if self.write_extent() {
+                continue;
+            }
+            let mut state = self.state.lock();
+            if state.in_flight.is_empty() && state.extents.is_empty() {
+                return;
+            }
+            if !state.in_flight.is_empty() {
+                self.written.wait(&mut state);
+            }
+        }
+    }
+
+    /// The cursor of a file that is opened now.
+    pub(crate) fn cursor(&self) -> ErrorCursor {
+        let errors = &self.state.lock().errors;
+        let is_unseen = errors.count > 0 && !errors.is_reported;
+        ErrorCursor(Mutex::new(errors.count - u64::from(is_unseen)))
+    }
+
+    /// The last error of write-behind, unless the open file has reported it.
+    ///
+    /// # Errors
+    /// That error.
+    pub(crate) fn report(&self, cursor: &ErrorCursor) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        let mut seen = cursor.0.lock();
+        if *seen == state.errors.count {
+            return Ok(());
+        }
+        *seen = state.errors.count;
+        state.errors.is_reported = true;
+        state.errors.last.map_or(Ok(()), Err)
+    }
+}
+
+impl State {
+    /// Inserts a write. Returns whether its extent is full.
+    fn insert(&mut self, offset: u64, bytes: &[u8], budget: &Budget) -> bool {
+        if let Some((&start, extent)) = self.extents.range_mut(..=offset).next_back() {
+            let at = offset - start;
+            if at + bytes.len() as u64 <= extent.len() as u64 {
+                extent[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+                return false;
+            }
+            let has_room = extent.len() + bytes.len() <= EXTENT_BYTES;
+            if at == extent.len() as u64 && has_room && !self.has_extent_in(offset..offset + bytes.len() as u64) {
+                return self.append(start, bytes, budget);
+            }
+        }
+        self.remove(range_of(offset, bytes), budget);
+        let mut extent = budget.take_buffer(bytes.len());
+        extent.extend_from_slice(bytes);
+        let is_full = extent.len() >= EXTENT_BYTES;
+        self.bytes += bytes.len();
+        self.extents.insert(offset, extent);
+        is_full
+    }
+
+    fn has_extent_in(&self, range: Range<u64>) -> bool {
+        self.extents.range(range).next().is_some()
+    }
+
+    /// Appends to the extent at `start`, which has room.
+    fn append(&mut self, start: u64, bytes: &[u8], budget: &Budget) -> bool {
+        let Some(extent) = self.extents.get_mut(&start) else {
+            return false;
+        };
+        if extent.len() + bytes.len() > SMALL && extent.capacity() < EXTENT_BYTES {
+            let mut larger = budget.take_buffer(EXTENT_BYTES);
+            larger.extend_from_slice(extent);
+            *extent = larger;
+        }
+        extent.extend_from_slice(bytes);
+        self.bytes += bytes.len();
+        extent.len() >= EXTENT_BYTES
+    }
+
+    /// Removes a range from the extents: what is left of them on both sides becomes extents of its own.
+    fn remove(&mut self, range: Range<u64>, budget: &Budget) {
+        let first = self.extents.range(..=range.start).next_back().map_or(range.start, |(&start, _)| start);
+        let hit: Vec<u64> = self
+            .extents
+            .range(first..range.end)
+            .filter(|&(&start, bytes)| overlaps(&range_of(start, bytes), &range))
+            .map(|(&start, _)| start)
+            .collect();
+        for start in hit {
+            let Some(mut bytes) = self.extents.remove(&start) else { continue };
+            let extent = range_of(start, &bytes);
+            self.bytes -= (extent.end.min(range.end) - extent.start.max(range.start)) as usize;
+            if extent.end > range.end {
+                let rest = bytes[(range.end - start) as usize..].to_vec();
+                self.extents.insert(range.end, rest);
+            }
+            if start < range.start {
+                bytes.truncate((range.start - start) as usize);
+                self.extents.insert(start, bytes);
+            } else {
+                budget.give_back(bytes);
+            }
+        }
+    }
+
+    /// Takes the first extent that overlaps nothing in flight.
+    fn take_extent(&mut self) -> Option<(u64, Vec<u8>, Arc<dyn Sink>)> {
+        let sink = self.sink.clone()?;
+        let is_free = |range: &Range<u64>| !self.in_flight.iter().any(|other| overlaps(other, range));
+        let start =
+            self.extents.iter().find(|&(&start, bytes)| is_free(&range_of(start, bytes))).map(|(&at, _)| at)?;
+        let bytes = self.extents.remove(&start)?;
+        self.bytes -= bytes.len();
+        self.in_flight.push(range_of(start, &bytes));
+        if self.extents.is_empty() {
+            self.since = None;
+            // An open file is not kept open by what it has written.
+            self.sink = None;
+        }
+        Some((start, bytes, sink))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A file of the server in memory, with errors on demand.
+    #[derive(Default)]
+    struct Memory {
+        bytes: Mutex<Vec<u8>>,
+        error: Mutex<Option<Errno>>,
+    }
+
+    impl Sink for Memory {
+        fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+            if let Some(errno) = *self.error.lock() {
+                return Err(errno);
+            }
+            let mut file = self.bytes.lock();
+            let end = offset as usize + bytes.len();
+            if file.len() < end {
+                file.resize(end, 0);
+            }
+            file[offset as usize..end].copy_from_slice(bytes);
+            Ok(())
+        }
+    }
+
+    fn dirty_file(limit: usize) -> (DirtyFile, Arc<Memory>, Arc<dyn Sink>) {
+        let memory = Arc::<Memory>::default();
+        let sink: Arc<dyn Sink> = memory.clone();
+        (DirtyFile::new(Arc::new(Budget::new(limit))), memory, sink)
+    }
+
+    #[test]
+    fn adjacent_writes_become_one_extent() {
+        let (file, memory, sink) = dirty_file(EXTENT_BYTES);
+        for at in 0..100u64 {
+            assert_eq!(file.write(&sink, at * 1000, &[at as u8; 1000]), Next::Nothing);
+        }
+        assert_eq!(file.find(&(500..1500)), Found::Dirty([[0; 500], [1; 500]].concat()));
+        assert_eq!(file.find(&(99_999..100_001)), Found::Mixed);
+        assert_eq!(file.find(&(100_000..100_001)), Found::Clean);
+        assert!(file.write_extent());
+        assert!(file.is_clean());
+        assert_eq!(memory.bytes.lock().len(), 100_000);
+    }
+
+    #[test]
+    fn a_full_extent_is_for_a_worker() {
+        let (file, _, sink) = dirty_file(8 * EXTENT_BYTES);
+        let half = vec![1; EXTENT_BYTES / 2];
+        assert_eq!(file.write(&sink, 0, &half), Next::Nothing);
+        assert_eq!(file.write(&sink, half.len() as u64, &half), Next::Submit);
+    }
+
+    #[test]
+    fn a_writer_over_the_limit_writes_itself() {
+        let (file, memory, sink) = dirty_file(1000);
+        file.write(&sink, 0, &[1; 1001]);
+        assert_eq!(memory.bytes.lock().len(), 1001);
+    }
+
+    #[test]
+    fn an_error_is_reported_once_to_each_open_file_and_to_one_opened_later_if_nobody_knows_it() {
+        let (file, memory, sink) = dirty_file(EXTENT_BYTES);
+        let (first, second) = (file.cursor(), file.cursor());
+        *memory.error.lock() = Some(Errno::ENOSPC);
+        file.write(&sink, 0, b"lost");
+        file.write_all();
+        let later = file.cursor();
+        for cursor in [&first, &second, &later] {
+            assert_eq!(file.report(cursor).map_err(|errno| errno.code()), Err(Errno::ENOSPC.code()));
+            assert!(file.report(cursor).is_ok());
+        }
+        assert!(file.report(&file.cursor()).is_ok(), "it has been reported");
+    }
+
+    proptest! {
+        #[test]
+        fn the_file_has_every_write_in_order(
+            writes in proptest::collection::vec((0..300u64, 1..80usize, any::<bool>()), 1..60),
+            limit in 1..500usize,
+        ) {
+            let (file, memory, sink) = dirty_file(limit);
+            let mut expected = Vec::new();
+            for (number, &(offset, len, reads)) in writes.iter().enumerate() {
+                let end = offset as usize + len;
+                if expected.len() < end {
+                    expected.resize(end, 0);
+                }
+                expected[offset as usize..end].fill(number as u8);
+                file.write(&sink, offset, &vec![number as u8; len]);
+                if reads {
+                    match file.find(&(offset..end as u64)) {
+                        Found::Dirty(bytes) => prop_assert_eq!(&bytes[..], &expected[offset as usize..end]),
+                        Found::Mixed => {}
+                        Found::Clean => {
+                            prop_assert_eq!(&memory.bytes.lock()[offset as usize..end], &expected[offset as usize..end]);
+                        }
+                    }
+                }
+            }
+            file.write_all();
+            prop_assert!(file.is_clean());
+            prop_assert_eq!(file.budget.dirty.load(Ordering::Relaxed), 0);
+            prop_assert_eq!(&*memory.bytes.lock(), &expected);
+        }
+    }
+}

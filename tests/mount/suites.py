@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""Runs the suites over `terrace mount`, and ends with a line "N passed, N failed".
+
+    suites.py [--short] [--loopback PROGRAM] [SUITE...]
+
+--short is the part that CI runs. --loopback mounts a local directory by the program of crates/mount/examples/loopback, so
+that only the mount is tested.
+"""
+
+import argparse
+import contextlib
+import filecmp
+import hashlib
+import pathlib
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+
+import place
+from place import ROOT
+
+TOOLS = ROOT / "build/mount/tools/bin"
+HERE = pathlib.Path(__file__).resolve().parent
+RESTART_S = 2.0
+SEEDS = (1, 2, 3)
+USERS = '[["nobody", "nogroup"], ["games", "games"]]'
+
+
+class Failed(Exception):
+    """A suite's failure, in one line or more."""
+
+
+def run(*command, seconds=600, **options):
+    """Runs a command; its output belongs to the failure."""
+    command = [str(part) for part in command]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                          timeout=seconds, check=False, **options)
+    if done.returncode:
+        raise Failed(f"{' '.join(command)}: status {done.returncode}\n{done.stdout[-6000:]}")
+    return done.stdout
+
+
+def restarting(at, options):
+    """Restarts of the server, unless there is none."""
+    return contextlib.nullcontext([]) if options.loopback else at.restarts(RESTART_S)
+
+
+def files(options):
+    """cp, diff, git: what everyone does."""
+    with place.mounted(loopback=options.loopback) as at:
+        source = ROOT / ("crates/mount" if options.short else "crates")
+        with restarting(at, options) as kills:
+            for number in range(1 if options.short else 5):
+                copy = at.path / f"copy-{number}"
+                run("cp", "-a", source, copy)
+                run("diff", "-r", source, copy)
+                git = ["git", "-C", copy, "-c", "user.name=a", "-c", "user.email=a@b"]
+                run(*git, "init", "-q")
+                run(*git, "add", ".")
+                run(*git, "commit", "-q", "-m", "all")
+                run(*git, "fsck", "--strict")
+                if run(*git, "status", "--porcelain"):
+                    raise Failed("git status finds changes")
+        compare(source, at.directory / "copy-0")
+        run("rm", "-r", at.path / "copy-0")
+        return f"{len(kills)} restarts"
+
+
+def compare(source, copy):
+    """The server has the bytes, too."""
+    for path in source.rglob("*"):
+        if path.is_file() and not filecmp.cmp(path, copy / path.relative_to(source), shallow=False):
+            raise Failed(f"{path} differs on the server")
+
+
+def pjdfstest(options):
+    """POSIX semantics, by the crate pjdfstest."""
+    excluded = tomllib.loads((HERE / "exclusions.toml").read_text()).get("pjdfstest", [])
+    names = ", ".join(f'"{case["name"]}"' for case in excluded)
+    with place.mounted(others=True, loopback=options.loopback) as at, tempfile.NamedTemporaryFile("w") as config:
+        config.write(f"[features]\nutime_now = {{}}\nutimensat = {{}}\n[settings]\nnaptime = 0.02\n"
+                     f"allow_remount = false\nexpected_failures = [{names}]\n[dummy_auth]\nentries = {USERS}\n")
+        config.flush()
+        at.path.chmod(0o755)
+        output = run(TOOLS / "pjdfstest", "-c", config.name, "-p", at.path, *options.only, cwd=at.path)
+    return output.strip().splitlines()[-1]
+
+
+FSX = """
+flen = 262144
+[opsize]
+max = 65536
+[weights]
+close_open = 1.0
+invalidate = 1.0
+mapread = 10.0
+mapwrite = 10.0
+read = 10.0
+write = 10.0
+truncate = 2.0
+fsync = 0.2
+fdatasync = 0.2
+punch_hole = 2.0
+sendfile = 5.0
+posix_fadvise = 1.0
+copy_file_range = 2.0
+"""
+
+
+def fsx(options):
+    """Random operations on a file, by the crate fsx, with restarts of the server after the first seed."""
+    operations = 5_000 if options.short else 1_000_000
+    seeds, kills = SEEDS[:1] if options.short else SEEDS, 0
+    with place.mounted(loopback=options.loopback) as at, tempfile.NamedTemporaryFile("w") as config:
+        config.write(FSX)
+        config.flush()
+        for seed in seeds:
+            with contextlib.nullcontext([]) if seed == SEEDS[0] else restarting(at, options) as killed:
+                run(TOOLS / "fsx", "-f", config.name, "-N", operations, "-S", seed, "-P", tempfile.gettempdir(),
+                    at.path / "fsx", seconds=7200)
+            kills += len(killed)
+    return f"{len(seeds)} seeds of {operations} operations, {kills} restarts"
+
+
+JOBS = {
+    "sequential": ["--rw=write", "--bs=64k"],
+    "random": ["--rw=randwrite", "--bsrange=512-128k", "--bs_unaligned=0"],
+    "mixed": ["--rw=randrw", "--bs=4k", "--fsync=64"],
+    "mmap": ["--rw=randwrite", "--bs=4k", "--ioengine=mmap"],
+    "direct": ["--rw=randwrite", "--bs=16k", "--direct=1"],
+}
+
+
+def fio(options):
+    """fio's verify jobs, with restarts of the server."""
+    size = "16m" if options.short else "256m"
+    with place.mounted(loopback=options.loopback) as at, restarting(at, options) as kills:
+        for name, job in JOBS.items():
+            engine = [] if any("ioengine" in part for part in job) else ["--ioengine=psync"]
+            run("fio", f"--name={name}", f"--directory={at.path}", f"--size={size}", "--numjobs=2", "--verify=crc32c",
+                "--verify_fatal=1", "--do_verify=1", "--group_reporting", *engine, *job)
+        return f"{len(JOBS)} jobs, {len(kills)} restarts"
+
+
+def sqlite(options):
+    """SQLite with a write-ahead log: two processes write, the server restarts, and every commit is there."""
+    rows, writers = (60, 2) if options.short else (1_000, 2)
+    with place.mounted(loopback=options.loopback) as at, restarting(at, options) as kills:
+        base = at.path / "base.sqlite"
+        with contextlib.closing(sqlite3.connect(base)) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("CREATE TABLE t (writer INTEGER, row INTEGER, text BLOB)")
+        processes = [subprocess.Popen([sys.executable, __file__, "--sqlite-writer", base, str(writer), str(rows)])
+                     for writer in range(writers)]
+        if any([process.wait() for process in processes]):
+            raise Failed("a writer failed")
+        with contextlib.closing(sqlite3.connect(base)) as connection:
+            (result,), (count,) = (connection.execute(text).fetchone()
+                                   for text in ("PRAGMA integrity_check", "SELECT count(*) FROM t"))
+        if (result, count) != ("ok", rows * writers):
+            raise Failed(f"{result}, {count} rows")
+        return f"{count} commits, {len(kills)} restarts"
+
+
+def write_rows(base, writer, rows):
+    """A writer of the suite sqlite."""
+    with contextlib.closing(sqlite3.connect(base, timeout=120)) as connection:
+        connection.execute("PRAGMA synchronous=FULL")
+        for row in range(rows):
+            text = hashlib.sha256(f"{writer}-{row}".encode()).digest() * 16
+            with connection:
+                connection.execute("INSERT INTO t VALUES (?, ?, ?)", (writer, row, text))
+
+
+def build(options):
+    """git clone and cargo build of a crate of this project, with restarts of the server."""
+    with place.mounted(loopback=options.loopback) as at, restarting(at, options) as kills:
+        run("git", "clone", "-q", "--no-hardlinks", "--depth", "1", f"file://{ROOT}", at.path / "clone", seconds=1200)
+        run("git", "-C", at.path / "clone", "fsck")
+        run("cargo", "build", "-q", "--locked", "--offline", "-p", "terrace-wire", cwd=at.path / "clone", seconds=1800)
+        run("cargo", "build", "-q", "--locked", "--offline", "-p", "terrace-wire", cwd=at.path / "clone", seconds=600)
+        return f"{len(kills)} restarts"
+
+
+SUITES = {suite.__name__: suite for suite in (files, pjdfstest, fsx, fio, sqlite, build)}
+SHORT = ("files", "pjdfstest", "fsx", "fio", "sqlite")
+
+
+def main():
+    if sys.argv[1:2] == ["--sqlite-writer"]:
+        return write_rows(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--loopback", type=pathlib.Path)
+    parser.add_argument("--only", action="append", default=[], help="pattern of test cases of pjdfstest")
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=", ".join(SUITES))
+    options = parser.parse_args()
+    passed = failed = 0
+    for name in options.suites or (SHORT if options.short else SUITES):
+        begin = time.monotonic()
+        try:
+            said = SUITES[name](options)
+            passed += 1
+            print(f"{name}: ok, {said}, {time.monotonic() - begin:.0f} s", flush=True)
+        except (Failed, OSError, subprocess.SubprocessError, sqlite3.Error, RuntimeError) as error:
+            failed += 1
+            print(f"{name}: FAILED, {error}", flush=True)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
