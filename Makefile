@@ -24,7 +24,7 @@ CFLAGS ?= -O2 -Wall -Wextra -Werror
 PYTEST ?= build/tools/bin/pytest
 pytest = $(PYTEST) --junit-xml=results/junit/$(1).xml $(if $(ONLY),-k '$(ONLY)')
 
-.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance conformance-programs interop interop-swap errors chaos fork crash endurance sanitize soak soak-np soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np bench-filemr bench-term bench-term-full docs lint clean
+.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance conformance-programs interop interop-swap errors chaos fork crash endurance sanitize soak soak-np soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np bench-filemr bench-mount mount-tests mount-tests-short bench-term bench-term-full docs lint clean
 .DEFAULT_GOAL := help
 # Targets share output directories, and cargo uses all processors by itself.
 .NOTPARALLEL:
@@ -217,6 +217,16 @@ endurance: build ## Run mixed load, faults and kills on eight processes for MINU
 	scripts/release.sh --package terrace-node --example endurance_client
 	$(PYTHON) tests/endurance/endurance.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
+mount-tests: build ## Run pjdfstest, fsx, fio, SQLite, git and a build over `terrace mount`, with restarts of the server (ONLY=SUITE for one)
+	@scripts/setup.sh mount-tests
+	$(PYTHON) -m unittest discover --start-directory tests/mount --pattern 'test_*.py'
+	unshare --net sh -c 'ip link set lo up && $(PYTHON) tests/mount/suites.py $(ONLY)'
+
+mount-tests-short: build ## The part of mount-tests that CI runs, under three minutes
+	@scripts/setup.sh mount-tests
+	$(PYTHON) -m unittest discover --start-directory tests/mount --pattern 'test_*.py'
+	unshare --net sh -c 'ip link set lo up && $(PYTHON) tests/mount/suites.py --short $(ONLY)'
+
 sanitize: build ## Run AddressSanitizer, ThreadSanitizer and valgrind on unsafe code (ONLY=address, thread, valgrind or short)
 	@scripts/setup.sh sanitize
 	@$(MAKE) --no-print-directory negative-programs build/bench/many
@@ -280,6 +290,10 @@ bench-filemr: build ## Regions that are files: translation caches (a model, on r
 	@$(MAKE) --no-print-directory build/bench/filemr/regions
 	$(PYTHON) bench/filemr/filemr.py
 	$(PYTHON) bench/filemr/regions.py
+
+bench-mount: build ## Compare `terrace mount` with SSHFS and the local file system: sequential and random IO (needs root)
+	@scripts/setup.sh bench-mount
+	unshare --net sh -c 'ip link set lo up && $(PYTHON) bench/mount/mount.py'
 
 bench-term: build ## Measure regions larger than memory as TeRM does: all figures, in a short run (TRANSPORT=local: over shared memory)
 	@scripts/setup.sh bench

@@ -2,7 +2,7 @@
 # Prepares a machine for a target of the Makefile: checks the Rust toolchain, and installs missing packages with apt-get (Debian,
 # Ubuntu) or dnf (Fedora). Prints nothing if nothing is missing.
 #
-#   scripts/setup.sh build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|sanitize|pytest|fuzz|docs|lint|all-but-fuzz|all
+#   scripts/setup.sh build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|bench-mount|mount-tests|sanitize|pytest|fuzz|docs|lint|all-but-fuzz|all
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -172,6 +172,13 @@ install_examples() {
         fail "cargo could not install examples of $crate"
 }
 
+# A test suite of file systems, built once.
+install_suite() {
+    [ -e "$root/build/mount/tools/bin/$1" ] && return 0
+    echo "setup: building $1 $2 (once, a minute)"
+    cargo install --locked --quiet --root "$root/build/mount/tools" --version "$2" "$1" || fail "cargo could not install $1"
+}
+
 # The kernel of the guest that `make interop` boots. The kernel is unpacked below build/ and not installed: boot loader,
 # modules and initramfs of the machine do not change.
 fetch_kernel() {
@@ -252,6 +259,14 @@ interop)
 bench) check_rust; install_packages $compiler $verbs $plots perftest linux-perf; install_if_possible fio ;;
 bench-peers) check_rust; install_packages $compiler $verbs $plots; install_if_possible $peers ;;
 bench-filemr) check_rust; install_packages $compiler $verbs strace redis-server redis-tools ;;
+# The suites pjdfstest and fsx come from crates.io.
+mount-tests)
+    check_rust
+    install_packages $compiler $verbs fuse3 git fio
+    install_suite fsx 0.3.2
+    install_suite pjdfstest 0.2.2
+    ;;
+bench-mount) check_rust; install_packages $compiler $verbs fuse3 fio sshfs openssh-server openssh-client ;;
 sanitize) check_rust; install_packages $compiler $verbs valgrind ;;
 pytest) install_packages python3; install_pytest ;;
 docs)
@@ -269,9 +284,9 @@ lint)
     install_cargo_tool cargo-deny 0.20.2
     ;;
 all-but-fuzz)
-    for part in build demo test conformance interop bench sanitize lint; do "$0" "$part"; done
+    for part in build demo test conformance interop bench mount-tests sanitize lint; do "$0" "$part"; done
     "$0" profile || echo "setup: continues without profiles" >&2
     ;;
 all) "$0" all-but-fuzz && "$0" packages && "$0" docs && "$0" fuzz ;;
-*) fail "usage: $0 build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|sanitize|pytest|fuzz|docs|lint|all-but-fuzz|all" ;;
+*) fail "usage: $0 build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|bench-mount|mount-tests|sanitize|pytest|fuzz|docs|lint|all-but-fuzz|all" ;;
 esac

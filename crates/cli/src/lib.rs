@@ -19,6 +19,7 @@ mod log;
 mod memory_node;
 mod pager;
 mod pool;
+mod mount;
 mod program;
 mod recover;
 mod regions;
@@ -75,6 +76,8 @@ enum Command {
     SwapDevice(swap_device::Options),
     /// Export a directory whose files peers read and write one-sidedly
     Export(export::Options),
+    /// Mount an exported directory as a file system
+    Mount(mount::Options),
     /// Write back what a killed server has left in memory
     Recover(recover::Options),
     /// Show the device that a program gets
@@ -119,6 +122,7 @@ pub fn run() -> ExitCode {
         Command::Export(options) => {
             export::export(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))
         }
+        Command::Mount(options) => mount::mount(&options).map_err(|error| (1, error.to_string())),
         Command::Recover(options) => recover::recover(&options).map_err(|error| (1, error.to_string())),
         Command::Devices(options) => {
             devices::show(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))

@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Args;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use terrace_export::{Client, ClientConfig, ExportError};
+use terrace_export::{Client, ClientConfig, ExportError, FileId, FileKind};
 use terrace_mount::{MountConfig, mount as mount_export};
 use terrace_nic::{PathChoice, PortConfig};
 
@@ -34,6 +34,9 @@ seconds old.
 A request waits up to --timeout seconds for a server that does not answer, while the client connects
 again, and then fails with \"Input/output error\".";
 
+/// The port of exports.
+const PORT: u16 = 7447;
+
 /// Options of `terrace mount`.
 #[derive(Args)]
 #[command(after_long_help = AFTER_HELP)]
@@ -45,7 +48,7 @@ pub struct Options {
     #[arg(value_name = "MOUNTPOINT")]
     mount_point: PathBuf,
     /// The export's port
-    #[arg(long, value_name = "PORT", default_value_t = terrace_export::DEFAULT_PORT)]
+    #[arg(long, value_name = "PORT", default_value_t = PORT)]
     port: u16,
     /// Local address [default: chosen as for `terrace run`]
     #[arg(long, value_name = "ADDRESS", env = "TERRACE_ADDR", hide_env_values = true)]
@@ -179,14 +182,14 @@ fn connect(options: &Options) -> Result<Client, MountError> {
 }
 
 /// The directory of the export that is mounted.
-fn directory(client: &Client, directory: &Path) -> Result<terrace_export::FileId, MountError> {
+fn directory(client: &Client, directory: &Path) -> Result<FileId, MountError> {
     if directory.as_os_str().is_empty() {
         return Ok(client.root());
     }
     let failed = |reason| MountError::Directory { directory: directory.into(), reason };
     let attributes = client.lookup_path(directory).map_err(failed)?;
     match attributes.kind {
-        terrace_export::FileKind::Directory => Ok(attributes.id),
+        FileKind::Directory => Ok(attributes.id),
         _ => Err(failed(ExportError::Os(nix::errno::Errno::ENOTDIR as i32))),
     }
 }

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use fuser::{Errno, FopenFlags, OpenAccMode, OpenFlags};
 use rustix::fs::OFlags;
@@ -15,6 +16,9 @@ use crate::readahead::{Fetch, ReadAhead};
 use crate::remote::{Remote, RemoteOpen};
 use crate::write_behind::{ErrorCursor, Found, Next, Sink};
 
+/// A file that has been open for so long is watched, so that programs that keep it open see others' changes.
+const WATCH_AGE: Duration = Duration::from_secs(1);
+
 /// An open file.
 pub(crate) struct OpenFile<R: Remote> {
     pub(crate) inode: Arc<Inode<R>>,
@@ -24,6 +28,9 @@ pub(crate) struct OpenFile<R: Remote> {
     ahead: ReadAhead,
     /// The errors of write-behind that it has reported.
     cursor: ErrorCursor,
+    since: Instant,
+    /// The server announces changes of the file.
+    is_watched: AtomicBool,
 }
 
 struct FileSink<F>(Arc<F>);
@@ -56,6 +63,8 @@ impl<R: Remote> OpenFile<R> {
             is_writable: access.changes(),
             ahead: ReadAhead::default(),
             cursor: inode.dirty.cursor(),
+            since: Instant::now(),
+            is_watched: AtomicBool::new(false),
         });
         inode.add_open(&file);
         file
@@ -137,6 +146,7 @@ impl<R: Remote> Mount<R> {
         let inode = &file.inode;
         inode.note_change();
         inode.is_unstamped.store(true, Ordering::Release);
+        inode.len.fetch_max(offset + bytes.len() as u64, Ordering::Relaxed);
         if inode.dirty.write(&file.sink, offset, bytes) == Next::Submit {
             let inode = inode.clone();
             self.workers.submit(move || {
@@ -177,7 +187,21 @@ impl<R: Remote> Mount<R> {
         if file.is_writable {
             let _ = self.settle(&file.inode);
         }
+        if file.is_watched.load(Ordering::Relaxed) && !file.inode.has_open_besides(&file) {
+            // A watch that is left over costs the server an entry.
+            let _ = self.remote.unwatch(file.inode.id);
+        }
         file.report()
+    }
+
+    /// Has the server announce changes of files that have been open for long. A server that cannot leaves it at what
+    /// attributes show.
+    pub(crate) fn watch_open_files(&self) {
+        for file in self.files.all() {
+            if file.since.elapsed() >= WATCH_AGE && !file.is_watched.swap(true, Ordering::Relaxed) {
+                let _ = self.remote.watch(file.inode.id);
+            }
+        }
     }
 
     /// Makes the file's bytes persistent.
@@ -185,17 +209,16 @@ impl<R: Remote> Mount<R> {
         let file = self.file(handle)?;
         let _ = self.settle(&file.inode);
         file.report()?;
-        let committer = match file.is_writable {
-            true => Some(file.clone()),
-            false => file.inode.any_open(true),
-        };
-        if let Some(committer) = committer {
-            committer.remote.commit().map_err(|error| errno(&error))?;
+        if !only_data {
+            match self.remote.sync(file.inode.id).map_err(|error| errno(&error)) {
+                // A deleted file has no attributes that matter.
+                Err(errno) if errno.code() == Errno::ESTALE.code() => {}
+                result => return result,
+            }
         }
-        match only_data {
-            true => Ok(()),
-            false => self.remote.sync(file.inode.id).map_err(|error| errno(&error)),
-        }
+        // Readers have no right to commit, and nothing to.
+        let committer = if file.is_writable { Some(file) } else { file.inode.any_open(true) };
+        committer.map_or(Ok(()), |file| file.remote.commit().map_err(|error| errno(&error)))
     }
 
     /// Gives the blocks of a range back.

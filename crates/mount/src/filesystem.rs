@@ -10,12 +10,13 @@ use std::time::SystemTime;
 use fuser::{
     AccessFlags, BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, KernelConfig,
     LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
+    ReplyEmpty, ReplyEntry, ReplyLock, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 use rustix::fs::{FallocateFlags, OFlags};
-use terrace_export::SetAttributes;
+use terrace_export::{LockKind, SetAttributes};
 
 use crate::attributes::{errno, set_time};
+use crate::locks::{LockRequest, set_lock};
 use crate::mount::Mount;
 use crate::names::{Caller, Entry};
 use crate::remote::Remote;
@@ -32,13 +33,39 @@ fn caller(request: &Request) -> Caller {
     Caller { uid: request.uid(), gid: request.gid() }
 }
 
+/// Kinds of locks, as `fcntl(2)` numbers them on every architecture that Linux has FUSE on.
+const F_RDLCK: i32 = 0;
+const F_WRLCK: i32 = 1;
+const F_UNLCK: i32 = 2;
+
 impl<R: Remote> Requests<R> {
+    /// Releases what an owner holds of a file that it closes. An error means that the server does not have the lock.
+    fn unlock_all(&self, handle: FileHandle, owner: LockOwner) {
+        if let Ok(file) = self.0.file(handle.0)
+            && file.inode.locks.is_held_by(owner.0)
+        {
+            let all = LockRequest { owner: owner.0, range: 0..u64::MAX, kind: LockKind::Unlock, pid: 0 };
+            let _ = set_lock(&file, &all);
+        }
+    }
+
     fn reply_entry(&self, reply: ReplyEntry, result: Result<Entry, Errno>) {
         match result {
             Ok(entry) => reply.entry(&self.0.ttl, &entry.attr, entry.generation),
             Err(errno) => reply.error(errno),
         }
     }
+}
+
+/// The kernel's lock as a request; `None` for a kind that does not exist. Its last byte is included.
+fn lock_request(owner: LockOwner, start: u64, end: u64, kind: i32, pid: u32) -> Option<LockRequest> {
+    let kind = match kind {
+        F_RDLCK => LockKind::Shared,
+        F_WRLCK => LockKind::Exclusive,
+        F_UNLCK => LockKind::Unlock,
+        _ => return None,
+    };
+    Some(LockRequest { owner: owner.0, range: start..end.saturating_add(1), kind, pid })
 }
 
 fn reply_empty(reply: ReplyEmpty, result: Result<(), Errno>) {
@@ -57,6 +84,8 @@ impl<R: Remote> Filesystem for Requests<R> {
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_CACHE_SYMLINKS,
             InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_POSIX_LOCKS,
+            InitFlags::FUSE_FLOCK_LOCKS,
         ];
         for flag in wanted {
             // An older kernel does without.
@@ -244,8 +273,10 @@ impl<R: Remote> Filesystem for Requests<R> {
         }
     }
 
-    fn flush(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
-        reply_empty(reply, self.0.flush(handle.0));
+    fn flush(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
+        let result = self.0.flush(handle.0);
+        self.unlock_all(handle, owner);
+        reply_empty(reply, result);
     }
 
     fn release(
@@ -254,15 +285,71 @@ impl<R: Remote> Filesystem for Requests<R> {
         _ino: INodeNo,
         handle: FileHandle,
         _flags: OpenFlags,
-        _owner: Option<LockOwner>,
+        owner: Option<LockOwner>,
         _flush: bool,
         reply: ReplyEmpty,
     ) {
+        if let Some(owner) = owner {
+            self.unlock_all(handle, owner);
+        }
         reply_empty(reply, self.0.release(handle.0));
     }
 
     fn fsync(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, only_data: bool, reply: ReplyEmpty) {
         reply_empty(reply, self.0.synchronize(handle.0, only_data));
+    }
+
+    fn getlk(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        kind: i32,
+        pid: u32,
+        reply: ReplyLock,
+    ) {
+        let Some(request) = lock_request(owner, start, end, kind, pid) else {
+            return reply.error(Errno::EINVAL);
+        };
+        match self.0.file(handle.0).map(|file| file.inode.locks.conflict(&request)) {
+            Ok(None) => reply.locked(start, end, F_UNLCK, 0),
+            Ok(Some(held)) => {
+                let kind = if held.kind == LockKind::Shared { F_RDLCK } else { F_WRLCK };
+                reply.locked(held.range.start, held.range.end - 1, kind, held.pid);
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn setlk(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        kind: i32,
+        pid: u32,
+        waits: bool,
+        reply: ReplyEmpty,
+    ) {
+        let Some(request) = lock_request(owner, start, end, kind, pid) else {
+            return reply.error(Errno::EINVAL);
+        };
+        let file = match self.0.file(handle.0) {
+            Ok(file) => file,
+            Err(errno) => return reply.error(errno),
+        };
+        match set_lock(&file, &request) {
+            Err(errno) if waits && errno.code() == Errno::EAGAIN.code() => {
+                self.0.lock_waiters.wait(file, request, reply);
+            }
+            result => reply_empty(reply, result),
+        }
     }
 
     fn fallocate(

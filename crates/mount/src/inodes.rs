@@ -11,6 +11,7 @@ use terrace_export::FileId;
 use terrace_sync::Mutex;
 
 use crate::files::OpenFile;
+use crate::locks::FileLocks;
 use crate::remote::Remote;
 use crate::write_behind::{Budget, DirtyFile};
 
@@ -35,6 +36,7 @@ pub(crate) struct Inode<R: Remote> {
     pub(crate) cached_version: AtomicU64,
     /// The length in bytes as far as it is known: only a hint for readahead.
     pub(crate) len: AtomicU64,
+    pub(crate) locks: FileLocks,
     opens: Mutex<Vec<Weak<OpenFile<R>>>>,
 }
 
@@ -55,6 +57,11 @@ impl<R: Remote> Inode<R> {
         let mut opens = self.opens.lock();
         opens.retain(|open| open.strong_count() > 0);
         opens.push(Arc::downgrade(file));
+    }
+
+    /// Whether the inode has an open file besides this one.
+    pub(crate) fn has_open_besides(&self, file: &Arc<OpenFile<R>>) -> bool {
+        self.opens.lock().iter().filter_map(Weak::upgrade).any(|open| !Arc::ptr_eq(&open, file))
     }
 
     /// An open file of the inode, by which a file without a name is still reached. `for_writing` asks for one that may be
@@ -150,6 +157,7 @@ impl<R: Remote> State<R> {
                 changes: AtomicU64::new(0),
                 cached_version: AtomicU64::new(0),
                 len: AtomicU64::new(0),
+                locks: FileLocks::default(),
                 opens: Mutex::default(),
             }),
             lookups: 0,

@@ -15,6 +15,7 @@
 //! | `names`, `directories`, `files` | what requests do |
 //! | `inodes`, `handles` | numbers for files, and for open files |
 //! | `write_behind`, `readahead`, `workers` | bytes on their way, and the threads that carry them |
+//! | `locks` | locks of files, and the programs that wait for them |
 //! | `repeat` | requests whose answer was lost |
 //! | `attributes` | attributes, times and errors as the kernel has them |
 //! | `remote` | what a mount needs of an export |
@@ -32,6 +33,7 @@ mod files;
 mod filesystem;
 mod handles;
 mod inodes;
+mod locks;
 mod mount;
 mod names;
 mod readahead;

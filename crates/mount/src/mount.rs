@@ -4,13 +4,14 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fuser::{Notifier, INodeNo};
+use fuser::{INodeNo, Notifier};
 use terrace_export::{Change, ChangeSet, FileId};
 
 use crate::directories::OpenDirectory;
 use crate::files::OpenFile;
 use crate::handles::Handles;
 use crate::inodes::InodeTable;
+use crate::locks::LockWaiters;
 use crate::remote::Remote;
 use crate::workers::Workers;
 use crate::write_behind::Budget;
@@ -29,6 +30,7 @@ pub(crate) struct Mount<R: Remote> {
     pub(crate) files: Handles<OpenFile<R>>,
     pub(crate) directories: Handles<OpenDirectory<R>>,
     pub(crate) workers: Workers,
+    pub(crate) lock_waiters: LockWaiters<R>,
     /// How long the kernel believes names and attributes.
     pub(crate) ttl: Duration,
     /// Whether other users than the one who mounts have access.
@@ -53,6 +55,7 @@ impl<R: Remote> Mount<R> {
             files: Handles::default(),
             directories: Handles::default(),
             workers: Workers::start(WORKERS)?,
+            lock_waiters: LockWaiters::start()?,
             ttl,
             serves_others,
         })

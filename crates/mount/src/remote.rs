@@ -63,6 +63,10 @@ pub trait Remote: Send + Sync + 'static {
     fn file_system(&self, id: FileId) -> Result<FileSystem, ExportError>;
     /// See [`Client::sync`].
     fn sync(&self, id: FileId) -> Result<(), ExportError>;
+    /// See [`Client::watch`].
+    fn watch(&self, id: FileId) -> Result<(), ExportError>;
+    /// See [`Client::unwatch`].
+    fn unwatch(&self, id: FileId) -> Result<(), ExportError>;
     /// See [`Client::next_change`].
     fn next_change(&self, timeout: Duration) -> Option<Change>;
 }
@@ -168,6 +172,14 @@ impl Remote for Client {
 
     fn sync(&self, id: FileId) -> Result<(), ExportError> {
         Client::sync(self, id)
+    }
+
+    fn watch(&self, id: FileId) -> Result<(), ExportError> {
+        Client::watch(self, id)
+    }
+
+    fn unwatch(&self, id: FileId) -> Result<(), ExportError> {
+        Client::unwatch(self, id)
     }
 
     fn next_change(&self, timeout: Duration) -> Option<Change> {

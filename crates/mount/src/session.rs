@@ -98,13 +98,14 @@ fn detach_dead(mount_point: &Path) {
     }
 }
 
-/// Applies the server's changes, and writes old dirty bytes.
+/// Applies the server's changes, writes old dirty bytes, and watches files.
 fn keep_house<R: Remote>(mount: &Mount<R>, notifier: &Notifier, has_ended: &AtomicBool) {
     while !has_ended.load(Ordering::Acquire) {
         if let Some(change) = mount.remote.next_change(HOUSEKEEPING) {
             mount.apply(change, notifier);
         }
         mount.write_old();
+        mount.watch_open_files();
     }
 }
 

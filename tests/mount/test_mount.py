@@ -1,0 +1,172 @@
+"""What users see of `terrace mount` beyond files: ordinary users, signals, servers that end or stop, other clients."""
+
+import errno
+import os
+import pathlib
+import signal
+import subprocess
+import time
+import unittest
+
+import place
+
+NOBODY = 65534
+
+
+@unittest.skipUnless(os.path.exists("/dev/fuse"), "this machine has no FUSE")
+class Mounts(unittest.TestCase):
+    def test_sigterm_unmounts_and_everything_is_on_the_server(self):
+        with place.mounted() as at:
+            (at.path / "file").write_text("kept")
+            opened = open(at.path / "open", "w", encoding="utf-8")
+            opened.write("dirty")
+            opened.flush()
+            self.assertEqual(at.mount.stop(), 0)
+            self.assertFalse(place.is_mounted(at.path))
+            self.assertEqual((at.directory / "file").read_text(), "kept")
+            self.assertEqual((at.directory / "open").read_text(), "dirty")
+            with self.assertRaises(OSError):
+                opened.write("more")
+                opened.flush()
+                os.fsync(opened.fileno())
+            opened.detach()
+
+    def test_umount_ends_the_command(self):
+        with place.mounted() as at:
+            subprocess.run(["umount", at.path], check=True)
+            self.assertEqual(at.mount.process.wait(timeout=10), 0)
+
+    def test_a_mount_point_whose_command_was_killed_can_be_used_again(self):
+        with place.mounted() as at:
+            at.mount.stop(signal.SIGKILL)
+            with self.assertRaises(OSError):
+                os.listdir(at.path)
+            at.mount.start()
+            self.assertEqual(os.listdir(at.path), [])
+
+    def test_an_ordinary_user_mounts_and_owns_the_files(self):
+        with place.temporary() as base:
+            directory, path = base / "exported", base / "mounted"
+            for made in (directory, path):
+                made.mkdir()
+                os.chown(made, NOBODY, NOBODY)
+            server, client, *_ = place.addresses()
+            export = place.Export(directory, server)
+            command = [place.TERRACE, "mount", f"{server}:/", path, "--addr", client]
+            mount = place.Mount(command, path, user=NOBODY, group=NOBODY, extra_groups=[], env={"PATH": os.environ["PATH"]})
+            try:
+                export.start()
+                mount.start()
+                subprocess.run(["sh", "-c", f"echo a >{path}/file"], check=True, user=NOBODY, group=NOBODY)
+                self.assertEqual((directory / "file").stat().st_uid, NOBODY)
+                with self.assertRaises(PermissionError):
+                    os.listdir(path)  # root is another user
+                subprocess.run(["fusermount3", "-u", path], check=True, user=NOBODY, group=NOBODY)
+                self.assertEqual(mount.process.wait(timeout=10), 0)
+            finally:
+                if place.is_mounted(path):
+                    subprocess.run(["umount", "--lazy", path], check=False)
+                export.stop()
+
+    def test_requests_wait_for_a_server_that_restarts(self):
+        with place.mounted() as at:
+            file = open(at.path / "file", "w+b", buffering=0)
+            file.write(b"before ")
+            os.fsync(file.fileno())
+            at.export.stop(signal.SIGKILL)
+            file.write(b"while ")
+            at.export.start()
+            file.write(b"after")
+            os.fsync(file.fileno())
+            file.close()
+            self.assertEqual((at.directory / "file").read_bytes(), b"before while after")
+
+    def test_a_server_that_stays_away_is_an_error_in_bounded_time(self):
+        with place.mounted(options=("--timeout", "2", "--cache", "0")) as at:
+            file = open(at.path / "file", "wb", buffering=0)
+            at.export.stop(signal.SIGKILL)
+            file.write(b"lost")
+            begin = time.monotonic()
+            with self.assertRaises(OSError) as failure:
+                os.fsync(file.fileno())
+            self.assertEqual(failure.exception.errno, errno.EIO)
+            with self.assertRaises(OSError):
+                os.listdir(at.path)
+            self.assertLess(time.monotonic() - begin, 15)
+            file.close()
+            at.export.start()
+            place.wait_until("the server", lambda: works(at.path))
+            self.assertEqual(os.listdir(at.path), ["file"])
+
+    def test_a_stopped_server_is_an_error_in_bounded_time(self):
+        with place.mounted(options=("--timeout", "2", "--cache", "0")) as at:
+            os.kill(at.export.process.pid, signal.SIGSTOP)
+            begin = time.monotonic()
+            with self.assertRaises(OSError) as failure:
+                os.listdir(at.path)
+            self.assertEqual(failure.exception.errno, errno.EIO)
+            self.assertLess(time.monotonic() - begin, 10)
+            os.kill(at.export.process.pid, signal.SIGCONT)
+            place.wait_until("the server", lambda: works(at.path))
+
+    def test_what_one_client_has_closed_another_finds_when_it_opens(self):
+        with place.mounted() as at:
+            second = at.path.parent / "second"
+            second.mkdir()
+            *_, address = place.addresses()
+            source = at.mount.command[2]
+            other = place.Mount([place.TERRACE, "mount", source, second, "--addr", address], second)
+            other.start()
+            try:
+                for number in range(20):
+                    text = f"{number} " * (number + 1)
+                    writer, reader = (at.path, second) if number % 2 else (second, at.path)
+                    with open(writer / "file", "w", encoding="utf-8") as file:
+                        file.write(text)
+                    with open(reader / "file", encoding="utf-8") as file:
+                        self.assertEqual(file.read(), text)
+            finally:
+                other.stop()
+
+    def test_changes_on_the_server_are_seen(self):
+        with place.mounted() as at:
+            (at.directory / "file").write_text("first")
+            self.assertEqual((at.path / "file").read_text(), "first")
+            (at.directory / "file").write_text("second, and longer")
+            place.wait_until("the change", lambda: (at.path / "file").read_text() == "second, and longer", 5)
+            (at.directory / "file").unlink()
+            place.wait_until("the removal", lambda: not (at.path / "file").exists(), 5)
+
+    def test_a_read_only_mount_changes_nothing(self):
+        with place.mounted(options=("--read-only",)) as at, self.assertRaises(OSError) as failure:
+            (at.path / "file").write_text("a")
+        self.assertEqual(failure.exception.errno, errno.EROFS)
+
+
+class CommandLine(unittest.TestCase):
+    def refused(self, *arguments):
+        done = subprocess.run([place.TERRACE, "mount", *arguments], capture_output=True, text=True, check=False, timeout=60)
+        return done.returncode, done.stderr
+
+    def test_a_source_without_a_directory_is_a_usage_error(self):
+        status, said = self.refused("nowhere", "/mnt")
+        self.assertEqual(status, 2)
+        self.assertIn("HOST:/DIR", said)
+
+    def test_no_export_is_one_line(self):
+        status, said = self.refused("127.0.0.1:/", str(pathlib.Path("/")), "--port", "1", "--timeout", "1")
+        self.assertEqual(status, 1)
+        self.assertEqual(len(said.strip().splitlines()), 1, said)
+
+
+def works(path):
+    """Whether the mount answers."""
+    try:
+        os.listdir(path)
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    unittest.main()
