@@ -45,7 +45,8 @@ class Export:
         self.process = None
 
     def start(self):
-        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
+        # The clients' umasks have been applied by their kernels.
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True, umask=0)
         if not self.process.stdout.readline():
             raise RuntimeError(f"the export ended with status {self.process.wait()}")
 
