@@ -3,8 +3,10 @@
 import errno
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
+import sys
 import time
 import unittest
 
@@ -13,23 +15,57 @@ import place
 NOBODY = 65534
 
 
+class Writer:
+    """A process with an open file. This process must not have it open: a server that it starts would close the file between
+    fork and exec, which waits for the server."""
+
+    CODE = """
+import os, sys
+file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
+print(0, flush=True)
+for line in sys.stdin:
+    try:
+        os.fsync(file) if line == "fsync\\n" else os.write(file, line[:-1].encode())
+        print(0, flush=True)
+    except OSError as error:
+        print(error.errno, flush=True)
+"""
+
+    def __init__(self, path):
+        self.process = subprocess.Popen([sys.executable, "-c", self.CODE, path], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self):
+        self.answer()
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+        self.process.stdout.close()
+
+    def answer(self):
+        return int(self.process.stdout.readline())
+
+    def ask(self, text):
+        """Writes the text, or calls fsync. Returns the error number, or 0."""
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+
 @unittest.skipUnless(os.path.exists("/dev/fuse"), "this machine has no FUSE")
 class Mounts(unittest.TestCase):
     def test_sigterm_unmounts_and_everything_is_on_the_server(self):
         with place.mounted() as at:
             (at.path / "file").write_text("kept")
-            opened = open(at.path / "open", "w", encoding="utf-8")
-            opened.write("dirty")
-            opened.flush()
-            self.assertEqual(at.mount.stop(), 0)
-            self.assertFalse(place.is_mounted(at.path))
-            self.assertEqual((at.directory / "file").read_text(), "kept")
-            self.assertEqual((at.directory / "open").read_text(), "dirty")
-            with self.assertRaises(OSError):
-                opened.write("more")
-                opened.flush()
-                os.fsync(opened.fileno())
-            opened.detach()
+            with Writer(at.path / "open") as writer:
+                self.assertEqual(writer.ask("dirty"), 0)
+                self.assertEqual(at.mount.stop(), 0)
+                self.assertFalse(place.is_mounted(at.path))
+                self.assertEqual((at.directory / "file").read_text(), "kept")
+                self.assertEqual((at.directory / "open").read_text(), "dirty")
+                self.assertNotEqual(writer.ask("more"), 0)
 
     def test_umount_ends_the_command(self):
         with place.mounted() as at:
@@ -42,6 +78,7 @@ class Mounts(unittest.TestCase):
             with self.assertRaises(OSError):
                 os.listdir(at.path)
             at.mount.start()
+            place.wait_until("the new mount", lambda: works(at.path))
             self.assertEqual(os.listdir(at.path), [])
 
     def test_an_ordinary_user_mounts_and_owns_the_files(self):
@@ -52,7 +89,8 @@ class Mounts(unittest.TestCase):
                 os.chown(made, NOBODY, NOBODY)
             server, client, *_ = place.addresses()
             export = place.Export(directory, server)
-            command = [place.TERRACE, "mount", f"{server}:/", path, "--addr", client]
+            program = shutil.copy(place.TERRACE, base / "terrace")  # the checkout may be below a directory of root's
+            command = [program, "mount", f"{server}:/", path, "--addr", client]
             mount = place.Mount(command, path, user=NOBODY, group=NOBODY, extra_groups=[], env={"PATH": os.environ["PATH"]})
             try:
                 export.start()
@@ -69,34 +107,30 @@ class Mounts(unittest.TestCase):
                 export.stop()
 
     def test_requests_wait_for_a_server_that_restarts(self):
-        with place.mounted() as at:
-            file = open(at.path / "file", "w+b", buffering=0)
-            file.write(b"before ")
-            os.fsync(file.fileno())
+        with place.mounted() as at, Writer(at.path / "file") as writer:
+            self.assertEqual(writer.ask("before "), 0)
+            self.assertEqual(writer.ask("fsync"), 0)
             at.export.stop(signal.SIGKILL)
-            file.write(b"while ")
+            self.assertEqual(writer.ask("while "), 0)
             at.export.start()
-            file.write(b"after")
-            os.fsync(file.fileno())
-            file.close()
+            self.assertEqual(writer.ask("after"), 0)
+            self.assertEqual(writer.ask("fsync"), 0)
             self.assertEqual((at.directory / "file").read_bytes(), b"before while after")
 
     def test_a_server_that_stays_away_is_an_error_in_bounded_time(self):
-        with place.mounted(options=("--timeout", "2", "--cache", "0")) as at:
-            file = open(at.path / "file", "wb", buffering=0)
+        with place.mounted(options=("--timeout", "2", "--cache", "0")) as at, Writer(at.path / "file") as writer:
             at.export.stop(signal.SIGKILL)
-            file.write(b"lost")
+            self.assertEqual(writer.ask("lost"), 0)
             begin = time.monotonic()
-            with self.assertRaises(OSError) as failure:
-                os.fsync(file.fileno())
-            self.assertEqual(failure.exception.errno, errno.EIO)
+            self.assertEqual(writer.ask("fsync"), errno.EIO)
             with self.assertRaises(OSError):
                 os.listdir(at.path)
             self.assertLess(time.monotonic() - begin, 15)
-            file.close()
             at.export.start()
             place.wait_until("the server", lambda: works(at.path))
-            self.assertEqual(os.listdir(at.path), ["file"])
+            self.assertEqual(writer.ask("kept"), 0)
+            self.assertEqual(writer.ask("fsync"), 0)
+            self.assertEqual((at.directory / "file").read_bytes(), b"\0\0\0\0kept")
 
     def test_a_stopped_server_is_an_error_in_bounded_time(self):
         with place.mounted(options=("--timeout", "2", "--cache", "0")) as at:
