@@ -149,14 +149,21 @@ def migration(pin_all):
 # ---- fio ----
 
 
-def fio(verb):
+BLOCK_BYTES = 64 << 10
+# fio's server has no deeper queue.
+DEPTH_MAX = 512
+
+
+def fio(verb, server_depth=8, blocks=1024):
     """fio's RDMA engine: a server and a client transfer all blocks. With every verb the client writes."""
+    size = blocks * BLOCK_BYTES
 
     def case(log_dir):
         port = procs.free_port()
-        common = ["fio", "--ioengine=rdma", f"--port={port}", "--bs=64k", "--size=64m", "--iodepth=8", "--output-format=json"]
-        server = [*common, "--name=server", "--rw=read"]
-        client = [*common, "--name=client", "--rw=write", f"--verb={verb}", f"--hostname={SERVER}"]
+        common = ["fio", "--ioengine=rdma", f"--port={port}", f"--bs={BLOCK_BYTES}", f"--size={size}",
+                  "--output-format=json"]
+        server = [*common, "--name=server", "--rw=read", f"--iodepth={server_depth}"]
+        client = [*common, "--name=client", "--iodepth=8", "--rw=write", f"--verb={verb}", f"--hostname={SERVER}"]
         pair = procs.run_pair(procs.under_terrace(server, addr=SERVER), procs.under_terrace(client, addr=CLIENT), port, log_dir,
                               timeout_s=LIMIT_S)
         for end, outcome in (("server", pair.server), ("client", pair.client)):
@@ -164,7 +171,7 @@ def fio(verb):
                 return pair.note or f"{end}: {outcome.verdict}: {last_output(outcome)}"
         job = json.loads(pair.client.out[pair.client.out.index("{"):])["jobs"][0]
         moved = job["write"]["io_bytes"]
-        return None if moved == 64 * MIB and job["error"] == 0 else f"{moved} bytes, error {job['error']}"
+        return None if moved == size and job["error"] == 0 else f"{moved} bytes, error {job['error']}"
 
     return case
 
@@ -174,4 +181,7 @@ SPECIAL = {
     "service/qemu-migration-pin-all": migration(pin_all=True),
     "service/fio-write": fio("write"),
     "service/fio-read": fio("read"),
+    # fio asks for no RNR retries (its rnr_retry_count is 0), so a message that finds no receive ends its queue pair. The server
+    # must have posted the receives of all messages in the half second that the client waits for it.
+    "service/fio-send": fio("send", server_depth=DEPTH_MAX, blocks=DEPTH_MAX),
 }
