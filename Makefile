@@ -121,9 +121,18 @@ build/interop/programs/swap_pattern: tests/interop/programs/swap_pattern.c
 
 build/interop/programs/cm_talk: LIBRARIES := -lrdmacm
 
+# With Terrace's own verbs, as build/examples/condition.
+build/interop/programs/offloaded_broadcast: tests/interop/programs/offloaded_broadcast.c crates/ibverbs/include/infiniband/terrace_exp.h | build
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -I$(HEADERS) -o $@ $< -L build/lib/terrace -l:libibverbs.so.1
+
 build/interop/programs/mpi_check: tests/interop/programs/mpi_check.c
 	@mkdir -p $(@D)
 	mpicc $(CFLAGS) -o $@ $<
+
+build/interop/programs/gloo_check: tests/interop/programs/gloo_check.cc
+	@mkdir -p $(@D)
+	$(CXX) $(CFLAGS) -o $@ $< -lgloo -libverbs -lpthread
 
 # Programs with intentional mistakes; env.c is shared.
 NEGATIVE_SHARED := $(wildcard tests/negative/programs/env.*) tests/negative/programs/check.h
@@ -175,11 +184,12 @@ test: build ## Run the tests, including 2,000 seeds of the simulation
 conformance: build ## Run real RDMA programs on Terrace: perftest, pingpongs, qperf, UCX, pyverbs (ONLY=WORDS for a part)
 	@scripts/setup.sh conformance
 	@$(MAKE) --no-print-directory build/examples/file_region build/examples/resilient_send build/interop/programs/append_stress build/interop/programs/paged_stress \
-	    build/interop/programs/mpi_check
+	    build/interop/programs/mpi_check build/examples/condition build/interop/programs/offloaded_broadcast
 	$(call pytest,conformance) -v tests/interop/test_conformance.py tests/interop/test_readme.py
 
-conformance-programs: build ## Run programs from PyPI and crates.io on Terrace: NIXL, Mooncake, crates (installs 500 MB below build/)
+conformance-programs: build ## Run further programs on Terrace, from PyPI, crates.io, Maven Central and Debian: NIXL, Mooncake, Valkey, Ceph, fabtests, JUCX, gloo (installs 1 GB below build/)
 	@scripts/setup.sh conformance-programs
+	@$(MAKE) --no-print-directory build/interop/programs/gloo_check
 	$(call pytest,conformance-programs) -v tests/interop/test_published.py
 
 interop: build ## Run Terrace against the Linux kernel's Soft-RoCE in a guest (ONLY=WORDS for a part)

@@ -148,8 +148,8 @@ install_pytest() {
     echo "$wanted" >"$root/build/tools/pytest"
 }
 
-# Programs from PyPI and crates.io that `make conformance-programs` runs. The wheels' own requirements are left out:
-# NIXL names PyTorch, of which the transfers need nothing.
+# Programs from PyPI, crates.io, Maven Central and Debian that `make conformance-programs` runs. The wheels' own requirements are left
+# out: NIXL names PyTorch, of which the transfers need nothing.
 install_published() {
     published=$root/build/programs
     [ -e "$published/python/bin/python" ] || python3 -m venv "$published/python"
@@ -157,6 +157,90 @@ install_published() {
         numpy==2.4.6 || fail "pip could not install the wheels (they need Python 3.10 or later)"
     install_examples sideway 0.4.3 rc_pingpong ibv_devinfo
     install_examples ibverbs 0.9.2 loopback
+    [ "$manager" = apt-get ] || fail "sources and packages of Debian need apt-get"
+    build_once valkey 8.1.1+dfsg1 build_valkey
+    build_once libfabric 2.1.0 build_fabtests
+    unpack_ceph
+    fetch_jar org.openucx:jucx:1.12.1
+}
+
+# A library from Maven Central.
+fetch_jar() {
+    jar=$(echo "$1" | cut -d : -f 2-3 | tr : -).jar
+    [ -e "$published/java/$jar" ] && return 0
+    mvn --quiet --batch-mode org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy "-Dartifact=$1" \
+        "-DoutputDirectory=$published/java" || fail "Maven could not download $1"
+}
+
+# Builds a program from the sources of Debian 13 into build/programs/NAME, once. The function runs in the sources' folder,
+# with the destination as its argument. CARGO_BUILD_JOBS limits make as it limits cargo.
+build_once() {
+    name=$1 version=$2 function=$3 jobs=${CARGO_BUILD_JOBS:-$(nproc)}
+    to=$published/$name-$version
+    [ -e "$to/complete" ] && return 0
+    echo "setup: building $name $version (once, a few minutes)"
+    rm -rf "$to"
+    mkdir -p "$to/source"
+    log=$to/log
+    if ! fetch_source || ! (cd "$to/source" && "$function" "$to") >>"$log" 2>&1; then
+        fail "could not build $name (all of its output: $log)"
+    fi
+    rm -rf "$to/source"
+    touch "$to/complete"
+}
+
+# The tarball of the original sources, from the archive that the machine uses. The lists of Debian 13 are this script's own: apt's lists
+# of the machine do not change.
+fetch_source() {
+    apt=$published/apt
+    mkdir -p "$apt/lists/partial"
+    archive=$(apt-get indextargets --format '$(REPO_URI)' 'Label: Debian' 'Component: main' | head -n 1)
+    [ -n "$archive" ] || fail "apt has no list of a Debian archive: run 'apt-get update'"
+    echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $archive trixie main" >"$apt/sources.list"
+    set -- -o "Dir::Etc::SourceList=$apt/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State::Lists=$apt/lists" \
+        -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User=
+    (
+        apt-get "$@" update && cd "$to" && apt-get "$@" source --download-only --tar-only "$name" &&
+            tar -x --strip-components 1 -C source -f "${name}_$version".orig.tar.* && rm "${name}_$version".orig.tar.*
+    ) >>"$log" 2>&1
+}
+
+# The server, its RDMA module, and its own test client.
+build_valkey() {
+    make --jobs="$jobs" BUILD_RDMA=module MALLOC=libc &&
+        make -C tests/rdma &&
+        cp src/valkey-server src/valkey-rdma.so tests/rdma/rdma-test "$1"
+}
+
+# libfabric with its providers over verbs, and its test programs.
+build_fabtests() {
+    ./autogen.sh &&
+        ./configure --prefix="$1" --disable-static --enable-only --enable-verbs --enable-rxm &&
+        make --jobs="$jobs" install &&
+        cd fabtests &&
+        ./autogen.sh &&
+        ./configure --prefix="$1" --with-libfabric="$1" &&
+        make --jobs="$jobs" install
+}
+
+# Ceph's packages are unpacked, not installed: they would enable services. So are those of the packages that they need and
+# that the machine does not have.
+unpack_ceph() {
+    to=$published/ceph log=$published/ceph/log
+    [ -e "$to/complete" ] && return 0
+    echo "setup: unpacking Ceph below build/"
+    rm -rf "$to"
+    mkdir -p "$to/packages"
+    for attempt in now after-update; do
+        [ "$attempt" = now ] || apt-get update >>"$log" 2>&1 || true
+        names=$(apt-get install --simulate --no-install-recommends ceph-mon ceph-osd ceph-common 2>>"$log" | sed -n 's/^Inst \([^ ]*\).*/\1/p')
+        # The list is meant to be split.
+        [ -n "$names" ] && (cd "$to/packages" && apt-get -o APT::Sandbox::User= download $names) >>"$log" 2>&1 && break
+        [ "$attempt" = now ] || fail "apt-get could not download Ceph (all of its output: $log)"
+    done
+    for package in "$to"/packages/*.deb; do dpkg-deb --extract "$package" "$to"; done
+    rm -r "$to/packages"
+    touch "$to/complete"
 }
 
 # The examples of a crate, built once.
@@ -241,10 +325,11 @@ demo) check_rust; install_packages $compiler $verbs perftest ;;
 # strace counts system calls; libnbd-bin, qemu-utils and fio use network block devices. Without them, tests are skipped.
 test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils librdmacm-dev iproute2; install_pytest; install_if_possible strace libnbd-bin qemu-utils fio ;;
 conformance) check_rust; install_packages $compiler $verbs $programs; install_pytest ;;
-# The crates' build scripts need cmake and libclang.
+# The crates' build scripts need cmake and libclang, libfabric needs autotools. JUCX loads the machine's UCX by its plain names.
 conformance-programs)
     check_rust
-    install_packages $compiler $verbs cmake g++ libclang-dev python3-venv
+    install_packages $compiler $verbs cmake g++ libclang-dev python3-venv librdmacm-dev pkg-config autoconf automake libtool \
+        libgloo-dev libucx-dev maven
     install_pytest
     install_published
     ;;

@@ -163,6 +163,24 @@ def last_output(outcome):
     return "(no output)"
 
 
+# ---- programs that start at once -----------------------------------------------------------------------------------------
+
+
+def all_verify(log_dir, commands, env=None, limit_s=90):
+    """Runs all programs at once: name -> command. Each must end well and say that it has verified its data."""
+    programs = {name: procs.Program(procs.under_terrace(command), log_dir, name, env) for name, command in commands.items()}
+    try:
+        for name, program in programs.items():
+            status = program.wait(limit_s)
+            if status != 0:
+                return f"the {name} {'is late' if status is None else 'failed'}: {last_output(program.outcome())}"
+            if "verified" not in program.outcome().out:
+                return f"the {name} verified nothing: {last_output(program.outcome())}"
+    finally:
+        procs.stop_all([program for program in programs.values() if program.process.poll() is None], are_late=True)
+    return None
+
+
 # ---- checks ------------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import pathlib
 
 import connections
+import offload
 from cases import Case, all_of, prints, prints_none, table_rows
 
 # ---- perftest ------------------------------------------------------------------------------------------------------------
@@ -261,5 +262,5 @@ def device_cases():
 
 def all_cases():
     """Every case except pyverbs' suite and those of `special`, which are not run as `Case`s."""
-    for cases in (device_cases, pingpong_cases, perftest_cases, qperf_cases, ucx_cases, mpi_cases, connections.cases):
+    for cases in (device_cases, pingpong_cases, perftest_cases, qperf_cases, ucx_cases, mpi_cases, connections.cases, offload.cases):
         yield from cases()

@@ -1,53 +1,94 @@
-"""Programs and libraries as their makers publish them on PyPI and crates.io. `scripts/setup.sh conformance-programs` installs
-them below build/programs, in the versions that it names."""
+"""Programs and libraries as their makers publish them on PyPI, crates.io and in Debian. `scripts/setup.sh conformance-programs`
+installs them below build/programs, in the versions that it names."""
 
 import pathlib
 
-from cases import Case, last_output, prints
+import ceph
+import fabtests
+from cases import Case, all_verify, prints
 from harness import procs
 
 HERE = pathlib.Path(__file__).resolve().parent
 INSTALLED = procs.ROOT / "build/programs"
 PYTHON = str(INSTALLED / "python/bin/python")
 CRATES = INSTALLED / "crates/bin"
-LIMIT_S = 90
+VALKEY = INSTALLED / "valkey-8.1.1+dfsg1"
+JUCX = INSTALLED / "java/jucx-1.12.1.jar"
+GLOO_CHECK = str(procs.ROOT / "build/interop/programs/gloo_check")
+# With the default of two threads for each context, three threads spin on a machine with two processors.
+MOONCAKE = {"MC_WORKERS_PER_CTX": "1"}
 
 
 def transfer(script, env, *arguments):
     """Two processes: the initiator READs and WRITEs the target's memory, and both compare every byte."""
 
     def case(log_dir):
-        def start(role):
-            command = [PYTHON, str(HERE / "programs" / script), role, str(log_dir), *arguments]
-            return procs.Program(procs.under_terrace(command), log_dir, role, env)
-
-        programs = {role: start(role) for role in ("target", "initiator")}
-        try:
-            for role, program in programs.items():
-                status = program.wait(LIMIT_S)
-                if status != 0:
-                    return f"the {role} {'is late' if status is None else 'failed'}: {last_output(program.outcome())}"
-                if "verified" not in program.outcome().out:
-                    return f"the {role} verified nothing: {last_output(program.outcome())}"
-        finally:
-            procs.stop_all([program for program in programs.values() if program.process.poll() is None], are_late=True)
-        return None
+        path = str(HERE / "programs" / script)
+        roles = ("target", "initiator")
+        return all_verify(log_dir, {role: [PYTHON, path, role, str(log_dir), *arguments] for role in roles}, env)
 
     return case
+
+
+def mooncake_store(log_dir):
+    """A client puts objects into another process's memory, gets them, and compares every byte."""
+    port, metrics_port = procs.free_port(), procs.free_port()
+    # It uses no RDMA itself.
+    master = procs.Program([str(INSTALLED / "python/bin/mooncake_master"), f"--rpc_port={port}", f"--metrics_port={metrics_port}"],
+                           log_dir, "master")
+    try:
+        procs.wait_until(lambda: procs.is_listening(port), "Mooncake's master listens")
+        path = str(HERE / "programs/mooncake_store.py")
+        roles = {role: [PYTHON, path, role, str(log_dir), procs.HOST, f"{procs.HOST}:{port}"] for role in ("segment", "client")}
+        return all_verify(log_dir, roles, MOONCAKE)
+    finally:
+        master.stop()
+
+
+def gloo(log_dir):
+    """Collective operations of three ranks, which compare all values."""
+    addresses = log_dir / "addresses"
+    addresses.mkdir()
+    return all_verify(log_dir, {f"rank-{rank}": [GLOO_CHECK, str(rank), "3", str(addresses)] for rank in range(3)})
 
 
 SPECIAL = {
     # Only queue pairs: without these settings UCX prefers shared memory and TCP on one host.
     "published/nixl": transfer("nixl_transfer.py", {"UCX_TLS": "rc_v,ud_v", "UCX_NET_DEVICES": "terrace0:1"}),
-    # With the default of two threads for each context, three threads spin on a machine with two processors.
-    "published/mooncake": transfer("mooncake_transfer.py", {"MC_WORKERS_PER_CTX": "1"}, procs.HOST),
+    "published/mooncake": transfer("mooncake_transfer.py", MOONCAKE, procs.HOST),
+    "published/mooncake-store": mooncake_store,
+    "published/gloo": gloo,
+    **ceph.SPECIAL,
 }
 
 
+def valkey_case():
+    """Valkey with its RDMA module. Four clients of its own test program, each with a thread and a connection, set up to 2,048
+    values of 1 KiB and compare what they get. One of them asks for a snapshot, which a forked child writes."""
+    server = (str(VALKEY / "valkey-server"), "--port", "0", "--protected-mode", "no", "--save", "", "--dir", str(VALKEY),
+              "--loadmodule", str(VALKEY / "valkey-rdma.so"), "--rdma-port", "{port}", "--rdma-bind", "{addr}")
+    client = (str(VALKEY / "rdma-test"), "--host", "{addr}", "--port", "{port}", "--thread", "4", "-m", "256", "-M", "2048")
+    return Case("published/valkey", server, client, check=prints("BGSAVE [OK]", "test [OK]"), addr="127.0.0.57",
+                client_addr="127.0.0.58", is_server_permanent=True)
+
+
+def jucx_case():
+    """JUCX's own benchmark: the receiver READs the sender's memory, and `-ea` compares its hash."""
+    def role(name):
+        return ("java", "-ea", "-cp", str(JUCX), f"org.openucx.jucx.examples.UcxReadBWBenchmark{name}", "s={addr}", "p={port}", "t=8388608")
+
+    env = {"UCX_TLS": "rc_v,ud_v", "UCX_NET_DEVICES": "terrace0:1", "UCX_WARN_UNUSED_ENV_VARS": "n"}
+    return Case("published/jucx", role("Receiver"), role("Sender"), addr="127.0.0.59", client_addr="127.0.0.60", env=env,
+                check=prints("Iteration 4,", end="server"))
+
+
 def all_cases():
-    """Examples of crates over verbs, each with its own way to say that all is well."""
+    """The programs that are a server and a client, or one process."""
     # It uses GID 1: the loopback's IPv6 address.
     yield Case("published/ibverbs-loopback", single=(str(CRATES / "loopback"),), check=prints("sent", "received", end="program"))
     yield Case("published/sideway-devinfo", single=(str(CRATES / "ibv_devinfo"),), check=prints("terrace0", end="program"))
     pingpong = (str(CRATES / "rc_pingpong"), "-p", "{port}", "-g", "0")
     yield Case("published/sideway-pingpong", pingpong, (*pingpong, "{host}"), check=prints("bytes in"))
+    yield valkey_case()
+    yield jucx_case()
+    yield from fabtests.cases()

@@ -10,6 +10,7 @@ import time
 import append
 import faults
 import multicast
+import offload
 import paged
 import services
 from cases import FAILED, PASSED, Result, last_output
@@ -169,6 +170,7 @@ SPECIAL = {
     **faults.SPECIAL,
     **paged.SPECIAL,
     **services.SPECIAL,
+    **offload.SPECIAL,
     **multicast.SPECIAL,
 }
 
