@@ -1,11 +1,12 @@
 """Programs and libraries as their makers publish them on PyPI, crates.io and in Debian. `scripts/setup.sh conformance-programs`
 installs them below build/programs, in the versions that it names."""
 
+import os
 import pathlib
 
 import ceph
 import fabtests
-from cases import Case, all_verify, prints
+from cases import Case, all_of, all_verify, prints, prints_none
 from harness import procs
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -15,6 +16,8 @@ CRATES = INSTALLED / "crates/bin"
 VALKEY = INSTALLED / "valkey-8.1.1+dfsg1"
 JUCX = INSTALLED / "java/jucx-1.12.1.jar"
 GLOO_CHECK = str(procs.ROOT / "build/interop/programs/gloo_check")
+# Programs that no registry has, built by hand (docs/programs.md): a library, and the folder of a server and a client.
+NCCL_NET, BRPC = os.environ.get("TERRACE_NCCL_NET"), os.environ.get("TERRACE_BRPC")
 # With the default of two threads for each context, three threads spin on a machine with two processors.
 MOONCAKE = {"MC_WORKERS_PER_CTX": "1"}
 
@@ -45,6 +48,13 @@ def mooncake_store(log_dir):
         master.stop()
 
 
+def nccl_net(log_dir):
+    """A network plugin of NCCL sends and receives host memory."""
+    script = str(HERE / "programs/nccl_net.py")
+    roles = ("receiver", "sender")
+    return all_verify(log_dir, {role: [PYTHON, script, role, str(log_dir), NCCL_NET] for role in roles}, {"NCCL_SOCKET_IFNAME": "lo"})
+
+
 def gloo(log_dir):
     """Collective operations of three ranks, which compare all values."""
     addresses = log_dir / "addresses"
@@ -59,6 +69,7 @@ SPECIAL = {
     "published/mooncake-store": mooncake_store,
     "published/gloo": gloo,
     **ceph.SPECIAL,
+    **({"published/nccl-net": nccl_net} if NCCL_NET else {}),
 }
 
 
@@ -82,6 +93,15 @@ def jucx_case():
                 check=prints("Iteration 4,", end="server"))
 
 
+def brpc_case():
+    """brpc's `rdma_performance`: the server returns the requests' attachments. The rate that the client prints is not 0."""
+    server = (f"{BRPC}/server", "--use_rdma=true", "--port={port}")
+    client = (f"{BRPC}/client", "--use_rdma=true", "--servers={addr}:{port}", "--test_seconds=2", "--thread_num=2",
+              "--attachment_size=65536", "--echo_attachment=true")
+    return Case("published/brpc", server, client, check=all_of(prints("RDMA: yes", "QPS: "), prints_none("QPS: 0k")),
+                addr="127.0.0.61", client_addr="127.0.0.62", is_server_permanent=True)
+
+
 def all_cases():
     """The programs that are a server and a client, or one process."""
     # It uses GID 1: the loopback's IPv6 address.
@@ -91,4 +111,6 @@ def all_cases():
     yield Case("published/sideway-pingpong", pingpong, (*pingpong, "{host}"), check=prints("bytes in"))
     yield valkey_case()
     yield jucx_case()
+    if BRPC:
+        yield brpc_case()
     yield from fabtests.cases()
