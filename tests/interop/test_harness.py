@@ -197,6 +197,15 @@ class Repetitions(unittest.TestCase):
         result.conclude(recorded, pathlib.Path())
         recorded.assert_called_once_with("flaky", result.reason)
 
+    def test_a_completion_that_was_not_there_is_a_cause(self):
+        unset, failed = (self.ends(1, f" Failed status {status}: wr_id 3 syndrom 0x7f\n") for status in (21845, 12))
+        reliable = next(case for case in matrix.all_cases() if case.name == "perftest/ib_send_lat/XRC/events")
+        with mock.patch.object(self, "CASE", reliable):
+            result, tries = self.run_case(unset, self.ends(0, BANDWIDTH))
+            self.assertEqual((result.status, result.is_flaky, tries), (cases.PASSED, True, 2))
+            result, tries = self.run_case(failed, self.ends(0, BANDWIDTH))
+            self.assertEqual((result.status, tries), (cases.FAILED, 1))
+
     def test_repetitions_are_limited(self):
         result, tries = self.run_case(*[self.ends(None, has_overflowed=True)] * 4)
         self.assertEqual((result.status, tries), (cases.FAILED, 3))

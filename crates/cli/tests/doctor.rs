@@ -196,6 +196,24 @@ fn a_root_without_privileges_is_told_what_to_do() {
 }
 
 #[test]
+fn a_container_without_proc_and_shared_memory_is_told_what_to_mount() {
+    let mounts = "mount -t tmpfs tmpfs /proc && mount --bind \"$0\" /dev/shm && exec \"$@\"";
+    let on_disk = env!("CARGO_MANIFEST_DIR");
+    let by = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounts, on_disk];
+    if !works(&by) {
+        return eprintln!("not done: no user name spaces here");
+    }
+    let (checks, is_ready) = Installation::new("mounts").checks(&by);
+    assert!(!is_ready);
+    for name in ["libibverbs", "process_vm_readv"] {
+        assert_eq!(text(&checks, name, "advice"), "mount -t proc proc /proc", "{checks:#?}");
+    }
+    assert_eq!(state(&checks, "/dev/shm"), "missing");
+    assert!(text(&checks, "/dev/shm", "meaning").contains("on a disk"), "{checks:#?}");
+    assert_eq!((state(&checks, "address"), state(&checks, "udp")), ("ok", "ok"));
+}
+
+#[test]
 fn a_firewall_is_found() {
     // A rule of routing does what a firewall does, and takes no firewall.
     let rule = "ip link set lo up && ip rule add pref 9 lookup local && ip rule del pref 0 && \
