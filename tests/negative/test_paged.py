@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import pathlib
+import resource
 import shutil
 import subprocess
 import tempfile
@@ -327,6 +328,12 @@ class Permissions(Paged):
         self.assertEqual(self.path.stat().st_size, 5 * PAGE + 77)
 
 
+def may_lock(size):
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return os.geteuid() == 0 or limit == resource.RLIM_INFINITY or limit >= size
+
+
+@unittest.skipUnless(may_lock(2 * BYTES), "needs root, or a limit of 16 MiB on locked memory (ulimit -l)")
 class PinMode(Paged):
     options = ("--dram", "16M", "--mode", "pin")
 

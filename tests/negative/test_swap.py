@@ -1,5 +1,6 @@
 """Private memory larger than the budget: it moves into a swap file when it is registered, is paged, and is private again."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -13,8 +14,22 @@ from support import ALL, ON_DEMAND, REM_ACCESS_ERR, REM_OP_ERR, SUCCESS, TERRACE
 from test_paged import BYTES, MIB, OWN_FAILURE, PAGE, PROT_READ, USAGE, Limited, Paged
 
 
+def is_refused():
+    """Whether this user may not page private memory of programs with threads: see `terrace doctor`. Root may."""
+    if os.geteuid() == 0:
+        return False
+    shown = subprocess.run([TERRACE, "doctor", "--json"], capture_output=True, text=True, timeout=60)
+    return any(check["name"] == "userfaultfd" and check["state"] != "ok" for check in json.loads(shown.stdout)["checks"])
+
+
 class Private(Paged):
     """A server with private memory of four times its budget."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        if is_refused():
+            raise unittest.SkipTest("needs root, or userfaultfd for faults of system calls (terrace doctor)")
 
     def setUp(self):
         # A name of its own, on a disk.
