@@ -1,10 +1,13 @@
 //! `--remote-memory`: where pages are that do not fit into the local memory.
 
 use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use terrace_far_memory::{ClientConfig, ConnectError};
+use terrace_pager::FarStore;
 use terrace_vm::{BackingStore, FileStore};
 
 /// Buffers of a file store.
@@ -16,7 +19,7 @@ const FILE_PAGES: u64 = 1 << 26;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FarMemory {
     /// Memory nodes by address.
-    Nodes(Vec<String>),
+    Nodes(Vec<SocketAddr>),
     /// A file without a name in a directory, for comparison.
     Directory(PathBuf),
 }
@@ -25,7 +28,7 @@ pub enum FarMemory {
 #[derive(Debug, thiserror::Error)]
 pub enum FarMemoryError {
     /// The text is neither.
-    #[error("{0:?} is not a list of memory nodes, such as 192.0.2.1:7471,192.0.2.2:7471")]
+    #[error("{0:?} is not a list of memory nodes that have addresses, such as 192.0.2.1:7471,192.0.2.2:7471")]
     Syntax(String),
     /// More copies than nodes.
     #[error("--mirror {mirror} needs as many memory nodes, and there are {nodes}")]
@@ -35,6 +38,9 @@ pub enum FarMemoryError {
         /// Memory nodes.
         nodes: usize,
     },
+    /// A node cannot be used.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
     /// The directory has no room for a file.
     #[error("{}: {error}", path.display())]
     Directory {
@@ -52,21 +58,19 @@ impl FromStr for FarMemory {
         if let Some(directory) = text.strip_prefix("file:") {
             return Ok(FarMemory::Directory(directory.into()));
         }
-        let nodes: Vec<String> = text.split(',').map(str::to_owned).collect();
-        let is_node = |node: &String| {
-            node.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
-        };
-        if nodes.iter().all(is_node) {
-            return Ok(FarMemory::Nodes(nodes));
-        }
-        Err(FarMemoryError::Syntax(text.to_owned()))
+        let nodes = text.split(',').map(|node| node.to_socket_addrs().ok()?.next());
+        let nodes: Option<Vec<_>> = nodes.collect();
+        nodes.map(FarMemory::Nodes).ok_or_else(|| FarMemoryError::Syntax(text.to_owned()))
     }
 }
 
 impl fmt::Display for FarMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            FarMemory::Nodes(nodes) => f.write_str(&nodes.join(",")),
+            FarMemory::Nodes(nodes) => {
+                let nodes: Vec<_> = nodes.iter().map(SocketAddr::to_string).collect();
+                f.write_str(&nodes.join(","))
+            }
             FarMemory::Directory(path) => write!(f, "file:{}", path.display()),
         }
     }
@@ -79,7 +83,10 @@ impl FarMemory {
             FarMemory::Nodes(nodes) if mirror > nodes.len() => {
                 Err(FarMemoryError::Mirror { mirror, nodes: nodes.len() })
             }
-            FarMemory::Nodes(_) => Err(FarMemoryError::Syntax("memory nodes are not there yet".into())),
+            FarMemory::Nodes(nodes) => {
+                let config = ClientConfig { copies: mirror, ..ClientConfig::new(nodes.clone(), 1) };
+                Ok(Box::new(FarStore::connect(config)?))
+            }
             FarMemory::Directory(path) => {
                 let file = std::fs::File::options()
                     .read(true)
@@ -103,9 +110,12 @@ mod tests {
     #[test]
     fn nodes_have_a_port_each() {
         let nodes = |text: &str| text.parse::<FarMemory>().map(|nodes| nodes.to_string());
-        assert_eq!(nodes("a:1,192.0.2.1:7471,[::1]:2").unwrap(), "a:1,192.0.2.1:7471,[::1]:2");
+        assert_eq!(
+            nodes("127.0.0.1:1,192.0.2.1:7471,[::1]:2").unwrap(),
+            "127.0.0.1:1,192.0.2.1:7471,[::1]:2"
+        );
         assert_eq!(nodes("file:/var/tmp").unwrap(), "file:/var/tmp");
-        for wrong in ["", "a", "a:", ":1", "a:70000", "a:1,", "a:1,b"] {
+        for wrong in ["", "127.0.0.1", "127.0.0.1:", ":1", "127.0.0.1:70000", "127.0.0.1:1,"] {
             assert!(nodes(wrong).is_err(), "{wrong:?}");
         }
     }

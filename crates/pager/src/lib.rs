@@ -21,6 +21,7 @@
 //! | `eviction` | pages leave: which ones, and what becomes of their bytes |
 //! | `changes` | unmapped, moved and forked memory |
 //! | `memory` | frames, buffers and transfers, which all processes share |
+//! | `far_store` | memory nodes as a backing store |
 //! | `page_table`, `slots` | the state of a page; pages of the store and their users |
 //!
 //! # Why no store is lost
@@ -35,6 +36,7 @@
 
 mod changes;
 mod eviction;
+mod far_store;
 mod faults;
 mod memory;
 mod page_table;
@@ -42,5 +44,6 @@ mod pager;
 mod process;
 mod slots;
 
+pub use far_store::FarStore;
 pub use memory::Statistics;
 pub use pager::{Pager, Settings};

@@ -1,4 +1,5 @@
-//! A pager over a local file, and unmodified C programs that run with it.
+//! A pager, and unmodified C programs that run with it.
+#![allow(dead_code)] // Every test file uses some of the helpers.
 
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use terrace_pager::{Pager, Settings, Statistics};
-use terrace_vm::FileStore;
+use terrace_vm::{BackingStore, FileStore};
 
 pub const MIB: u64 = 1 << 20;
 
@@ -22,12 +23,16 @@ pub struct TestPager {
 
 impl TestPager {
     pub fn start(local_bytes: u64, far_bytes: u64) -> TestPager {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), far_bytes / 4096, 256).unwrap();
+        TestPager::over(local_bytes, Box::new(store))
+    }
+
+    pub fn over(local_bytes: u64, store: Box<dyn BackingStore>) -> TestPager {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let store = FileStore::new(tempfile::tempfile().unwrap(), far_bytes / 4096, 256).unwrap();
         let settings = Settings { local_bytes, listener, root: None, stop: stop.clone() };
-        let thread = std::thread::spawn(move || Pager::new(settings, Box::new(store)).unwrap().run());
+        let thread = std::thread::spawn(move || Pager::new(settings, store).unwrap().run());
         TestPager { folder, stop, thread }
     }
 
