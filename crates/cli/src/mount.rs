@@ -150,8 +150,7 @@ pub fn mount(options: &Options) -> Result<(), MountError> {
         serves_others: options.allow_other,
         is_read_only: options.read_only || client.is_read_only(),
     };
-    let refused =
-        |reason| MountError::Fuse { mount_point: options.mount_point.clone(), reason };
+    let refused = |reason| MountError::Fuse { mount_point: options.mount_point.clone(), reason };
     let mounted = mount_export(client, &config).map_err(refused)?;
     announce(&config);
     while !mounted.is_unmounted() && !matches!(signals.read_signal(), Ok(Some(_))) {
@@ -210,7 +209,8 @@ mod tests {
     #[test]
     fn sources_have_a_host_and_a_directory_below_the_export() {
         let parsed = |text: &str| text.parse::<Source>();
-        let source = |host: &str, directory: &str| Ok(Source { host: host.into(), directory: directory.into() });
+        let source =
+            |host: &str, directory: &str| Ok(Source { host: host.into(), directory: directory.into() });
         assert_eq!(parsed("a:/"), source("a", ""));
         assert_eq!(parsed("192.0.2.7:/x/y/"), source("192.0.2.7", "x/y"));
         assert_eq!(parsed("[2001:db8::1]:/x"), source("2001:db8::1", "x"));

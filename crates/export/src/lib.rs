@@ -31,7 +31,9 @@ pub mod proto;
 mod rules;
 mod server;
 
-pub use client::{Change, Client, ClientConfig, Completed, Completion, Pipeline, RemoteFile};
+pub use client::{
+    Change, Client, ClientConfig, Completed, Completion, Pipeline, RECORD_BYTES_MAX, RemoteFile,
+};
 pub use error::{ExportError, UNKNOWN_FILE, UNKNOWN_OPEN};
 pub use proto::{
     Attributes, ChangeSet, DirectoryEntry, DirectoryPage, FileId, FileKind, FileSystem, LockKind, OpenAccess,

@@ -65,8 +65,10 @@ impl<R: Remote> Mount<R> {
         let mut offset = offset.max(DOTS);
         let mut next = directory.cookie_at(offset);
         while let Some(cookie) = next {
-            let page =
-                self.remote.read_directory(directory.inode.id, cookie, true).map_err(|error| errno(&error))?;
+            let page = self
+                .remote
+                .read_directory(directory.inode.id, cookie, true)
+                .map_err(|error| errno(&error))?;
             for entry in &page.entries {
                 offset += 1;
                 directory.remember(offset, entry.cookie);

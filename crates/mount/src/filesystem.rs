@@ -265,15 +265,22 @@ impl<R: Remote> Filesystem for Requests<R> {
     ) {
         // A page of a mapping: its error belongs to the mapping, which the kernel tells only now.
         let is_page = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
-        let is_synchronous =
-            OFlags::from_bits_retain(flags.0 as u32).intersects(OFlags::SYNC | OFlags::DSYNC | OFlags::DIRECT);
+        let is_synchronous = OFlags::from_bits_retain(flags.0 as u32)
+            .intersects(OFlags::SYNC | OFlags::DSYNC | OFlags::DIRECT);
         match self.0.write(handle.0, offset, data, is_page || is_synchronous) {
             Ok(()) => reply.written(data.len() as u32),
             Err(errno) => reply.error(errno),
         }
     }
 
-    fn flush(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
+    fn flush(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
         let result = self.0.flush(handle.0);
         self.unlock_all(handle, owner);
         reply_empty(reply, result);
@@ -295,7 +302,14 @@ impl<R: Remote> Filesystem for Requests<R> {
         reply_empty(reply, self.0.release(handle.0));
     }
 
-    fn fsync(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, only_data: bool, reply: ReplyEmpty) {
+    fn fsync(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        handle: FileHandle,
+        only_data: bool,
+        reply: ReplyEmpty,
+    ) {
         reply_empty(reply, self.0.synchronize(handle.0, only_data));
     }
 
@@ -417,7 +431,14 @@ impl<R: Remote> Filesystem for Requests<R> {
         reply.ok();
     }
 
-    fn fsyncdir(&self, _request: &Request, ino: INodeNo, _handle: FileHandle, _only_data: bool, reply: ReplyEmpty) {
+    fn fsyncdir(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        _only_data: bool,
+        reply: ReplyEmpty,
+    ) {
         reply_empty(reply, self.0.synchronize_directory(ino.0));
     }
 

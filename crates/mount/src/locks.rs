@@ -111,12 +111,13 @@ impl State {
                 held.push(lock.clone());
                 continue;
             }
-            let rests =
-                [lock.range.start..request.range.start, request.range.end..lock.range.end];
-            held.extend(rests.into_iter().filter(|rest| rest.start < rest.end).map(|range| LockRequest {
-                range,
-                ..lock.clone()
-            }));
+            let rests = [lock.range.start..request.range.start, request.range.end..lock.range.end];
+            held.extend(
+                rests
+                    .into_iter()
+                    .filter(|rest| rest.start < rest.end)
+                    .map(|range| LockRequest { range, ..lock.clone() }),
+            );
         }
         if request.kind != LockKind::Unlock {
             held.push(request.clone());

@@ -183,7 +183,8 @@ impl<R: Remote> Mount<R> {
             }
             FileType::RegularFile => {
                 let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
-                let (entry, handle) = self.create(caller, parent, name, mode, OpenFlags(flags.bits() as i32))?;
+                let (entry, handle) =
+                    self.create(caller, parent, name, mode, OpenFlags(flags.bits() as i32))?;
                 self.release(handle)?;
                 Ok(entry)
             }
@@ -204,10 +205,11 @@ impl<R: Remote> Mount<R> {
         let access = access_of(flags);
         let is_exclusive = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::EXCL);
         let make = |is_exclusive| self.remote.create(parent, name, mode & 0o7777, access, is_exclusive);
-        let remote = match repeat::once(Errno::EEXIST, || make(is_exclusive)).map_err(|error| errno(&error))? {
-            Some(remote) => remote,
-            None => make(false).map_err(|error| errno(&error))?,
-        };
+        let remote =
+            match repeat::once(Errno::EEXIST, || make(is_exclusive)).map_err(|error| errno(&error))? {
+                Some(remote) => remote,
+                None => make(false).map_err(|error| errno(&error))?,
+            };
         let attributes = remote.attributes().map_err(|error| errno(&error))?;
         let entry = self.entry(&self.give_to(caller, parent, &attributes)?)?;
         let inode = self.inode(entry.attr.ino.0)?;

@@ -176,9 +176,10 @@ mod tests {
         let ahead = ReadAhead::default();
         assert_eq!(read_forward(&ahead, 0, 1), []);
         let fetches = read_forward(&ahead, REQUEST, 1);
-        assert_eq!(fetches.iter().map(|fetch| fetch.range.clone()).collect::<Vec<_>>(), [
-            2 * REQUEST..2 * REQUEST + CHUNK_BYTES
-        ]);
+        assert_eq!(
+            fetches.iter().map(|fetch| fetch.range.clone()).collect::<Vec<_>>(),
+            [2 * REQUEST..2 * REQUEST + CHUNK_BYTES]
+        );
         ahead.complete(&fetches[0], Ok(vec![7; CHUNK_BYTES as usize]), 0);
         let mut buffer = vec![0; REQUEST as usize];
         assert_eq!(ahead.copy(2 * REQUEST, &mut buffer), Some(buffer.len()));
@@ -201,8 +202,9 @@ mod tests {
     fn the_end_of_the_file_ends_the_window_and_a_short_chunk_the_read() {
         let ahead = ReadAhead::default();
         let len = 3 * REQUEST + 10;
-        let fetches: Vec<Fetch> =
-            (0..2).flat_map(|number| ahead.note(&(number * REQUEST..(number + 1) * REQUEST), len, 0)).collect();
+        let fetches: Vec<Fetch> = (0..2)
+            .flat_map(|number| ahead.note(&(number * REQUEST..(number + 1) * REQUEST), len, 0))
+            .collect();
         assert_eq!(fetches.len(), 1);
         ahead.complete(&fetches[0], Ok(vec![1; (len - 2 * REQUEST) as usize]), 0);
         let mut buffer = vec![0; REQUEST as usize];
@@ -219,7 +221,12 @@ mod tests {
         let mut buffer = [0];
         let chunk_is_new = ahead.state.lock().chunks.iter().all(|chunk| chunk.number != fetches[0].number);
         assert!(chunk_is_new);
-        let error = ahead.state.lock().chunks.front().map(|chunk| Fetch { number: chunk.number, range: chunk.range.clone() });
+        let error = ahead
+            .state
+            .lock()
+            .chunks
+            .front()
+            .map(|chunk| Fetch { number: chunk.number, range: chunk.range.clone() });
         ahead.complete(&error.expect("a new chunk"), Err(Errno::EIO), 1);
         assert_eq!(ahead.copy(3 * REQUEST, &mut buffer), None);
     }

@@ -58,7 +58,8 @@ pub trait Remote: Send + Sync + 'static {
     /// See [`Client::read_link`].
     fn read_link(&self, id: FileId) -> Result<PathBuf, ExportError>;
     /// See [`Client::read_directory`].
-    fn read_directory(&self, id: FileId, cookie: u64, attributes: bool) -> Result<DirectoryPage, ExportError>;
+    fn read_directory(&self, id: FileId, cookie: u64, attributes: bool)
+    -> Result<DirectoryPage, ExportError>;
     /// See [`Client::file_system`].
     fn file_system(&self, id: FileId) -> Result<FileSystem, ExportError>;
     /// See [`Client::sync`].
@@ -162,7 +163,12 @@ impl Remote for Client {
         Client::read_link(self, id)
     }
 
-    fn read_directory(&self, id: FileId, cookie: u64, attributes: bool) -> Result<DirectoryPage, ExportError> {
+    fn read_directory(
+        &self,
+        id: FileId,
+        cookie: u64,
+        attributes: bool,
+    ) -> Result<DirectoryPage, ExportError> {
         Client::read_directory(self, id, cookie, attributes)
     }
 

@@ -261,7 +261,10 @@ impl State {
                 return false;
             }
             let has_room = extent.len() + bytes.len() <= EXTENT_BYTES;
-            if at == extent.len() as u64 && has_room && !self.has_extent_in(offset..offset + bytes.len() as u64) {
+            if at == extent.len() as u64
+                && has_room
+                && !self.has_extent_in(offset..offset + bytes.len() as u64)
+            {
                 return self.append(start, bytes, budget);
             }
         }
@@ -323,8 +326,11 @@ impl State {
     fn take_extent(&mut self) -> Option<(u64, Vec<u8>, Arc<dyn Sink>)> {
         let sink = self.sink.clone()?;
         let is_free = |range: &Range<u64>| !self.in_flight.iter().any(|other| overlaps(other, range));
-        let start =
-            self.extents.iter().find(|&(&start, bytes)| is_free(&range_of(start, bytes))).map(|(&at, _)| at)?;
+        let start = self
+            .extents
+            .iter()
+            .find(|&(&start, bytes)| is_free(&range_of(start, bytes)))
+            .map(|(&at, _)| at)?;
         let bytes = self.extents.remove(&start)?;
         self.bytes -= bytes.len();
         self.in_flight.push(range_of(start, &bytes));

@@ -43,6 +43,7 @@ use crate::proto::{
 };
 use config::text;
 pub use config::{Change, ClientConfig};
+pub use data::RECORD_BYTES_MAX;
 pub use file::RemoteFile;
 pub use pipeline::{Completed, Completion, Pipeline};
 use shared::{Repeat, Shared};

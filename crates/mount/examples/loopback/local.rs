@@ -10,9 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FileType, Mode, RenameFlags, Timespec, Timestamps,
-};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, RenameFlags, Timespec, Timestamps};
 use terrace_export::{
     Attributes, Change, DirectoryEntry, DirectoryPage, ExportError, FileId, FileKind, FileSystem, LockKind,
     OpenAccess, RenameMode, SetAttributes, SetTime, Timestamp,
@@ -247,7 +245,12 @@ impl Remote for Local {
         fs::read_link(self.path(id)?).map_err(os)
     }
 
-    fn read_directory(&self, id: FileId, cookie: u64, _attributes: bool) -> Result<DirectoryPage, ExportError> {
+    fn read_directory(
+        &self,
+        id: FileId,
+        cookie: u64,
+        _attributes: bool,
+    ) -> Result<DirectoryPage, ExportError> {
         let path = self.path(id)?;
         let mut names: Vec<_> =
             fs::read_dir(&path).map_err(os)?.filter_map(Result::ok).map(|entry| entry.file_name()).collect();
