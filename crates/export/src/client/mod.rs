@@ -41,9 +41,9 @@ use crate::proto::{
     Answer, Attributes, DirectoryPage, FileId, FileSystem, OpenAccess, RenameMode, Request, SetAttributes,
     Text,
 };
+pub use buffers::RECORD_BYTES_MAX;
 use config::text;
 pub use config::{Change, ClientConfig};
-pub use data::RECORD_BYTES_MAX;
 pub use file::RemoteFile;
 pub use pipeline::{Completed, Completion, Pipeline};
 use shared::{Repeat, Shared};
