@@ -137,7 +137,7 @@ fn trimmed_records_are_gone_and_later_ones_stay() {
     let log = open(&client);
     let positions: Vec<Position> =
         (0..100).map(|number| log.append(&data(number, 10_000)).unwrap()).collect();
-    let blocks = || rustix::fs::stat(&export.file()).unwrap().st_blocks;
+    let blocks = || rustix::fs::stat(export.file()).unwrap().st_blocks;
     let before = blocks();
     let mut behind = log.entries(positions[10]);
     for kept in [40, 30, 90] {
