@@ -11,6 +11,7 @@ mod bench;
 mod clients;
 mod devices;
 mod doctor;
+mod exit;
 mod export;
 mod far_memory;
 mod json;
@@ -32,6 +33,7 @@ mod top;
 mod values;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use exit::usage_or_1;
 use std::process::ExitCode;
 
 const AFTER_HELP: &str = "\
@@ -95,17 +97,9 @@ enum Command {
     Pager(pager::Options),
 }
 
-/// The exit status for a wrong command line. The parser of the command line has the same.
-const USAGE: u8 = 2;
-
 /// The definition of the command line, from which `examples/manual.rs` writes man pages and completions.
 pub fn definition() -> clap::Command {
     Cli::command()
-}
-
-/// The exit status of a command other than `run`.
-fn usage_or_1(is_usage: bool) -> u8 {
-    if is_usage { USAGE } else { 1 }
 }
 
 /// Runs the command with the arguments of this process.

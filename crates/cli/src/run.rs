@@ -1,9 +1,10 @@
 //! `terrace run`: checks the options, then executes the program with the NIC preloaded.
 
+use crate::exit::USAGE;
 use crate::far_memory::{FarMemory, FarMemoryError};
 use crate::log::LogLevel;
 use crate::program::Unloadable;
-use crate::{USAGE, library, pager, program, values};
+use crate::{library, pager, program, values};
 use clap::{Args, ValueEnum};
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;

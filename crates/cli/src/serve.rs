@@ -12,8 +12,9 @@ use terrace_nic::{OpenError, PathChoice, PortConfig};
 use terrace_node::{Metrics, RegionConfig, ServeError, ServeMode, Server, ServerConfig};
 use terrace_tier::{FaultModel, size};
 
+use crate::exit::usage_or_1;
 use crate::log::LogOption;
-use crate::{run, usage_or_1, values};
+use crate::{run, values};
 
 const AFTER_HELP: &str = "\
 Examples:

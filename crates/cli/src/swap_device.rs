@@ -14,8 +14,9 @@ use terrace_nbd::{ClientQueue, Server, ServerError};
 use terrace_nic::{OpenError, PathChoice, PortConfig};
 use terrace_tier::size;
 
+use crate::exit::usage_or_1;
 use crate::log::LogOption;
-use crate::{run, usage_or_1, values};
+use crate::{run, values};
 
 const AFTER_HELP: &str = "\
 Examples:
