@@ -15,7 +15,7 @@ HEADERS = "\n".join(path.read_text() for path in sorted((ROOT / "crates/ibverbs/
 # What systems, compilers and packagers define.
 FOREIGN = {"PATH", "HOME", "TMPDIR", "LD_PRELOAD", "LD_LIBRARY_PATH", "ASAN_OPTIONS", "OUT_DIR", "CARGO_TARGET_DIR", "SOURCE_DATE_EPOCH"}
 # Directories of code that users run.
-PRODUCT = re.compile(r"crates/(cli|ibverbs|nic|node)/src/")
+PRODUCT = re.compile(r"crates/(cli|ibverbs|nic|node|np)/src/")
 # Read by the library, and useful to tests alone.
 FOR_TESTS = {"TERRACE_CHURN"}
 

@@ -65,6 +65,13 @@ fn datagrams() -> impl Strategy<Value = Datagram> {
             };
             Datagram::Accepted { tid, accepted }
         }),
+        (any::<u64>(), 0_u32..1 << 24, 0_u32..1 << 24, ends()).prop_map(|(tid, from_qpn, to_qpn, end)| {
+            Datagram::Join { tid, join: Join { from_qpn, to_qpn, end } }
+        }),
+        (any::<u64>(), ends(), statuses()).prop_map(|(tid, end, status)| {
+            let joined = if status == Status::Ok { Ok(end) } else { Err(status) };
+            Datagram::Joined { tid, joined }
+        }),
     ]
 }
 
@@ -142,6 +149,7 @@ fn bodies() -> impl Strategy<Value = Body<'static>> {
             Body::Hold(Hold { rkey, va: va.into(), length: length.max(1), access })
         }),
         Just(Body::Release),
+        any::<u32>().prop_map(Body::Describe),
     ]
 }
 

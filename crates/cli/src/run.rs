@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use terrace_fabric::udp::{OpenError, UdpConfig, UdpPort};
 use terrace_faults::{FaultPlan, FaultPlanError};
-use terrace_nic::{DeviceName, PathChoice};
+use terrace_nic::{DeviceName, NicModel, PathChoice};
 use terrace_pages::cached::CachedConfig;
 use terrace_vm::SwapSpace;
 use terrace_vm::handshake::{FEATURES, SOCKET_VARIABLE};
@@ -44,6 +44,10 @@ and pages that came and left.
   not have it, as after ibv_fork_init(3) with other devices. --swap none leaves such memory alone.
 Other regions use no memory of the budget. For comparison, --mode odp behaves as hardware with on-demand
 paging, and --mode pin locks the whole regions in memory; both concern files only.
+
+With --nic commodity, at both ends, the NIC knows nothing of absent pages, as hardware does: READs of them
+return a signature page, and WRITEs to them vanish. The NP-RDMA protocol finds that out, and repeats such
+requests by messages. `terrace stat PID` shows how often, and why.
 
 A fault plan is a TOML file that tests a program's behaviour under faults; every key is optional:
   seed = 7             # the same seed draws the same faults for the same packets
@@ -112,6 +116,12 @@ pub struct Options {
     /// Memory nodes that have a copy of each page
     #[arg(long, value_name = "COUNT", env = "TERRACE_MIRROR", hide_env_values = true, default_value_t = 1)]
     mirror: usize,
+    /// What the NIC knows of absent memory
+    #[arg(long, value_name = "MODEL", env = "TERRACE_NIC", hide_env_values = true, default_value = "terrace", value_parser = values::nic())]
+    nic: NicModel,
+    /// Order of the requests of a queue pair, with --nic commodity [default: default]
+    #[arg(long, value_name = "ORDER", env = "TERRACE_NP_ORDER", hide_env_values = true)]
+    order: Option<NpOrder>,
     /// Log level of the NIC, which logs to standard error
     #[arg(long, value_name = "LEVEL", ignore_case = true, env = "TERRACE_LOG", hide_env_values = true)]
     log: Option<LogLevel>,
@@ -129,6 +139,15 @@ enum PagingMode {
     Odp,
     /// The whole region is locked in memory
     Pin,
+}
+
+/// The order of the requests of a queue pair, with NP-RDMA.
+#[derive(Clone, Copy, ValueEnum)]
+enum NpOrder {
+    /// Requests to other bytes may pass a request that waits for a page
+    Default,
+    /// As the verbs promise it
+    Strict,
 }
 
 /// An error of starting the program.
@@ -324,6 +343,12 @@ fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunEr
     }
     if let Some(path) = &options.pcap {
         variables.push(("TERRACE_PCAP", check_pcap(path)?.into()));
+    }
+    if options.nic != NicModel::default() || std::env::var_os("TERRACE_NIC").is_some() {
+        variables.push(("TERRACE_NIC", options.nic.to_string().into()));
+    }
+    if let Some(order) = options.order.and_then(|order| order.to_possible_value()) {
+        variables.push(("TERRACE_NP_ORDER", order.get_name().to_owned().into()));
     }
     variables.extend(paging_variables(options)?);
     if let Some(level) = options.log {

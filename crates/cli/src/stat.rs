@@ -29,6 +29,11 @@ without a read because they were written whole, evicted, written to the file, an
 an earlier server or from what the program has brought into memory; failed accesses; and latencies
 of misses. What same-host peers access by themselves is not counted.
 
+A process with --nic commodity has the counters of NP-RDMA: READs and WRITEs that succeeded one-sided
+(optimistic); pages that were repeated, because they were the signature page, their version had changed,
+they were known to be absent, or an earlier WRITE was repeated; calls, and ranges that the peer held;
+requests of peers that were served.
+
 `terrace serve` adds a table of its clients: the requests that the NIC has executed (one-sided;
 fetched: transfers of absent memory for them), and RPCs, by region.
 
@@ -210,6 +215,9 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
     if let Some(now) = memory(device) {
         text += &regions::text(&now, before.and_then(memory).as_ref(), seconds);
     }
+    if let Some(now) = np(device) {
+        text += &section("NP-RDMA", &now, before.and_then(np).as_ref(), seconds);
+    }
     let clients = clients(device);
     if !clients.is_empty() {
         text += &clients::text(&clients, &before.map(self::clients).unwrap_or_default(), seconds);
@@ -227,6 +235,11 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
 /// The state of the process's regions larger than memory, if it has any.
 pub fn memory(device: &DeviceSnapshot) -> Option<MemoryStats> {
     device.reports.get("memory").and_then(|report| MemoryStats::deserialize(report).ok())
+}
+
+/// The counters of NP-RDMA, if the device knows nothing of absent memory.
+fn np(device: &DeviceSnapshot) -> Option<Counts> {
+    device.reports.get("np").and_then(|report| Counts::deserialize(report).ok())
 }
 
 /// The clients of the process's regions.

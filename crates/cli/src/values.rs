@@ -5,13 +5,18 @@ use std::str::FromStr;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use terrace_bench::plan::Mode;
-use terrace_nic::PathChoice;
+use terrace_nic::{NicModel, PathChoice};
 use terrace_node::ServeMode;
 
 const PATHS: [(&str, &str); 3] = [
     ("auto", "Shared memory where possible; UDP if packets are captured or faults injected"),
     ("udp", "UDP"),
     ("local", "Shared memory where possible, whatever else is configured"),
+];
+
+const NICS: [(&str, &str); 2] = [
+    ("terrace", "It knows which pages of regions are absent, and waits for them"),
+    ("commodity", "It knows nothing of absence; NP-RDMA, at both ends, makes up for that"),
 ];
 
 /// The modes of servers, and of the figures that measure them.
@@ -30,6 +35,11 @@ const MODES: [(&str, &str); 9] = [
 /// `--path`.
 pub fn path() -> impl TypedValueParser<Value = PathChoice> {
     one_of(&PATHS)
+}
+
+/// `--nic`.
+pub fn nic() -> impl TypedValueParser<Value = NicModel> {
+    one_of(&NICS)
 }
 
 /// `--mode` of `terrace serve`.
@@ -60,6 +70,9 @@ mod tests {
             PATHS
                 .iter()
                 .all(|(name, _)| name.parse::<PathChoice>().is_ok_and(|path| path.to_string() == *name))
+        );
+        assert!(
+            NICS.iter().all(|(name, _)| name.parse::<NicModel>().is_ok_and(|nic| nic.to_string() == *name))
         );
         assert!(MODES.iter().all(|(name, _)| name.parse::<Mode>().is_ok()));
         let listed: Vec<&str> = MODES.iter().map(|(name, _)| *name).collect();

@@ -115,6 +115,38 @@ struct ibv_mr_init_attr {
 struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct ibv_mr_init_attr *mr_init_attr);
 #endif
 
+/* ---- Memory that the program swaps itself: docs/paged-memory.md ---- */
+
+/*
+ * Has the program bring pages, because a peer accesses them: it brings them by a thread of its own, and then calls
+ * terrace_swap_in(). Called from any thread that makes progress for the device, which it must not block. Some of the pages may
+ * be on their way already.
+ */
+typedef void (*terrace_bring_pages)(void *context, void *addr, size_t length);
+
+/*
+ * Registers memory that the program itself swaps, such as by userfaultfd or by mapping it anew. `addr` and `length` are
+ * multiples of 4096. All pages count as present at first. What `bring` refers to stays valid until the region is
+ * deregistered. The program's own work requests must not name absent pages.
+ *
+ * Returns NULL and sets errno, as ibv_reg_mr() does.
+ */
+struct ibv_mr *terrace_reg_swapped_mr(struct ibv_pd *pd, void *addr, size_t length, int access, terrace_bring_pages bring,
+				      void *context);
+
+/*
+ * Tells that the program is about to take whole pages of such a region away. When this returns 0, the NIC does not touch them,
+ * and peers find them absent. Returns EBUSY if one of them is in use for a peer (try another one), EINVAL for a range that is
+ * not of whole pages of the region.
+ */
+int terrace_swap_out(struct ibv_mr *mr, void *addr, size_t length);
+
+/*
+ * Tells that the program has brought whole pages of such a region. When this returns 0, peers find them present, and the
+ * requests that have waited for them are carried out.
+ */
+int terrace_swap_in(struct ibv_mr *mr, void *addr, size_t length);
+
 #ifdef __cplusplus
 }
 #endif

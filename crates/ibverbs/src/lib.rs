@@ -50,6 +50,7 @@ mod log;
 mod mr;
 mod multicast;
 mod mw;
+mod np;
 mod neighbour;
 mod nic;
 mod object;
@@ -69,6 +70,7 @@ mod shim;
 mod srq;
 #[allow(non_snake_case)]
 mod strings;
+mod swapped_mr;
 mod sysfs;
 #[allow(non_snake_case)]
 mod unsupported;

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use terrace_files::{FileExtent, FileRegion};
 use terrace_hostmem::HostRange;
 use terrace_nic::{Mr, MrRequest, Sge};
+use terrace_pages::ProgramPages;
 use terrace_sync::Mutex;
 
 use crate::abi::newer::{ibv_buf, ibv_mr_init_attr, mr_init};
@@ -50,6 +51,8 @@ pub enum Bytes {
     Device { _in_use: Use },
     /// A file.
     File(FileLease),
+    /// Memory that the program swaps itself.
+    Swapped(Arc<ProgramPages>),
 }
 
 // SAFETY: repr(C), the C structure first.
@@ -74,12 +77,25 @@ impl MrObject {
         }
     }
 
+    /// The pages, if the program swaps them itself.
+    pub fn swapped(&self) -> Option<&ProgramPages> {
+        match &self.bytes {
+            Bytes::Swapped(pages) => Some(pages),
+            _ => None,
+        }
+    }
+
     /// Changes domain and access of a region that is a file.
     fn change_file(&self, domain: Option<&PdObject>, access: Option<u32>) -> Result<()> {
         let writes = access.is_some_and(|access| access & files::WRITES != 0);
         if writes && !self.file()?.is_writable() {
             return Err(EACCES);
         }
+        self.change_terms(domain, access)
+    }
+
+    /// Changes domain and access, and nothing of the memory.
+    fn change_terms(&self, domain: Option<&PdObject>, access: Option<u32>) -> Result<()> {
         self.mr.rereg(domain.map(PdObject::pd), None, access, None)?;
         self.access.store(access.unwrap_or(self.access.load(Relaxed)), Relaxed);
         Ok(())
@@ -351,7 +367,8 @@ unsafe fn reregister(
     match &object.bytes {
         Bytes::Program(lease) => object.change_program(lease, domain, range, access)?,
         Bytes::File(_) if !new_place => object.change_file(domain, access)?,
-        Bytes::File(_) | Bytes::Device { .. } => return Err(EINVAL),
+        Bytes::Swapped(_) if !new_place => object.change_terms(domain, access)?,
+        Bytes::File(_) | Bytes::Swapped(_) | Bytes::Device { .. } => return Err(EINVAL),
     }
     let c = object.c.get();
     if let Some(domain) = domain {
@@ -374,7 +391,9 @@ unsafe fn reregister(
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let deregister = || {
         // SAFETY: the caller's.
-        unsafe { borrow::<MrObject>(mr)? }.mr.dereg()?;
+        let object = unsafe { borrow::<MrObject>(mr)? };
+        object.mr.dereg()?;
+        object.swapped.iter().for_each(|pages| pages.close());
         // SAFETY: the NIC no longer refers to it.
         unsafe { retire::<MrObject>(mr) };
         Ok(())

@@ -17,7 +17,7 @@ use terrace_wire::ROCE_PORT;
 use crate::backings::ProgramFiles;
 use crate::errno::Result;
 use crate::rdma_cm::forwarding;
-use crate::{identity, room};
+use crate::{identity, np, room};
 
 /// The shared NIC and its users.
 #[derive(Default)]
@@ -85,6 +85,7 @@ pub fn hold_for_fork() -> Hold {
 
 fn open() -> Result<Arc<Device>> {
     let device = identity::open_device()?;
+    np::serve(&device).inspect_err(|_| device.close())?;
     register(&device);
     Ok(device)
 }

@@ -55,6 +55,7 @@ pub use access::{Absence, Access, AccessError, AccessNeed, Accessor, RegisterErr
 pub use entry::FlushHook;
 pub use flush::{Advice, FlushScope, make_dirty, sync_mapping};
 pub use local::{Local, LocalPiece};
+pub use paged::PagedKey;
 pub use paging::{AccessCounts, Pager, Pattern, Presence, RegionPolicy, Transfer, UnitPager, Waker};
 pub use publish::RegionMemory;
 pub use registry::{Limits, NewPaging, NewRange, Region, RegionChange, RegionSpec, Registry};

@@ -17,6 +17,9 @@ use crate::translation::{LocalCopies, Translation};
 /// Longest range that a pager is asked to bring into memory at a time, in bytes.
 const FAULT_BYTES_MAX: u64 = 64 << 10;
 
+/// What [`Registry::paged_key`] finds.
+pub type PagedKey = (u64, HostRange, Arc<dyn Pager>);
+
 /// Copies a range if all of it is present. Otherwise the peer gets the signature page for the absent part, if it asked
 /// for that. A local work request waits for what is absent.
 pub(crate) fn read(
@@ -195,6 +198,19 @@ fn bring(pager: &dyn Pager, part: HostRange) -> bool {
 }
 
 impl Registry {
+    /// The first address that a key names, the addresses of its pager that it covers, and the pager. `None` for a key of
+    /// memory without pager, or whose addresses are offsets in a file.
+    ///
+    /// # Errors
+    /// `UnknownKey`, `WrongPd`, `WrongQp`.
+    pub fn paged_key(&self, who: Accessor, key: u32) -> Result<Option<PagedKey>, AccessError> {
+        let entry = self.slot(key)?.pin();
+        entry.admit(tag_of(key), who)?;
+        let range = HostRange { addr: entry.start.wrapping_add(entry.to_host), len: entry.len };
+        let pager = entry.pager_for(who).filter(|_| !entry.is_by_offset);
+        Ok(pager.map(|pager| (entry.start, range, pager.clone())))
+    }
+
     /// Checks an access that a peer's READ or WRITE announces, as [`Registry::check`] does, and counts it where the
     /// region has a pager. Touches nothing, and the answer can be outdated when it arrives.
     ///

@@ -289,6 +289,15 @@ pub trait Pager: Send + Sync + Debug {
     /// `NotReady` when the pager is full.
     fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError>;
 
+    /// Keeps the pages of a range from leaving, from the time on when each is present, until [`Pager::unpin`] is called with
+    /// the same range as often as this. Absent pages are not brought. False if too many are pinned, or the pager pins none.
+    fn pin(&self, _range: HostRange) -> bool {
+        false
+    }
+
+    /// Ends a [`Pager::pin`] that has returned true.
+    fn unpin(&self, _range: HostRange) {}
+
     /// Adds `data` as one record at the end of the file behind the region; it is copied before this returns. Records
     /// neither overlap nor leave holes between them. With `commit` the record is durable before the outcome comes. The
     /// transfer's 8 bytes are the offset of the record in the file, as the host stores integers.

@@ -159,6 +159,11 @@ impl Device {
         &self.limits
     }
 
+    /// What the device knows of absent memory.
+    pub fn model(&self) -> NicModel {
+        self.model
+    }
+
     /// The fault plan in force, if there is one.
     pub fn faults(&self) -> Option<&Arc<Faults>> {
         self.faults.as_ref()

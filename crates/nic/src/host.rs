@@ -316,6 +316,10 @@ impl Host for QpHost<'_> {
         self.deferred(self.device().memory.append(self.remote(rkey), rkey, record, commit, &self.qp.waker))
     }
 
+    fn permits_reads_of(&self, rkey: u32) -> bool {
+        self.qp.table_keys.contains(rkey)
+    }
+
     fn remote_invalidate(&self, rkey: u32) -> Result<(), RemoteError> {
         self.device().memory.invalidate(self.remote(rkey), rkey).map_err(remote_error)
     }

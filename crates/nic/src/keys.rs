@@ -1,38 +1,38 @@
-//! Keys that a queue pair keeps: of regions with signature pages, and of the memory that it used last.
+//! Keys that a queue pair keeps: of regions with signature pages, of tables, and of the memory that it used last.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
-use terrace_memory::Absence;
 use terrace_shm::KeyMemo;
 use terrace_sync::RwLock;
 
-/// The regions of which a queue pair's peer gets signature pages in place of absent memory.
+/// Keys of a queue pair: of the regions of which its peer gets signature pages in place of absent memory, or of tables that
+/// the peer may READ.
 #[derive(Debug, Default)]
-pub(crate) struct MagicKeys {
+pub(crate) struct KeySet {
     /// Whether there are any, for a check without the lock.
     any: AtomicBool,
     keys: RwLock<SmallVec<[u32; 4]>>,
 }
 
-impl MagicKeys {
+impl KeySet {
     #[inline]
     pub fn contains(&self, rkey: u32) -> bool {
         self.any.load(Ordering::Relaxed) && self.keys.read().contains(&rkey)
     }
 
-    /// Removes all regions.
+    /// Removes all keys.
     pub fn clear(&self) {
         let mut keys = self.keys.write();
         keys.clear();
         self.any.store(false, Ordering::Relaxed);
     }
 
-    /// Adds a region, or removes it.
-    pub fn set(&self, rkey: u32, absence: Absence) {
+    /// Adds a key, or removes it.
+    pub fn set(&self, rkey: u32, is_member: bool) {
         let mut keys = self.keys.write();
         keys.retain(|key| *key != rkey);
-        if absence == Absence::Magic {
+        if is_member {
             keys.push(rkey);
         }
         self.any.store(!keys.is_empty(), Ordering::Relaxed);

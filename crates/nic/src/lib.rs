@@ -6,6 +6,7 @@
 //! | `datapath` | packets, work requests and timers: pure, the time is passed in |
 //! | `engine` | the driver: the thread that makes progress when the program does not, forks, the status socket |
 //! | `qp`, `cq`, `srq`, `mr`, `pd`, `address` | the objects; completion channels are in `cq`, XRC domains in `srq` |
+//! | `peer_access` | accesses that a protocol above a queue pair makes for the peer |
 //! | `buffer` | registered memory for callers without unsafe code |
 //! | `xrc`, `xrc_table`, `holders` | targets of XRC domains; SRQ numbers; the holders of a target |
 //! | `work_queue` | work queues in memory, which work requests may rewrite; their executor |
@@ -65,6 +66,7 @@ mod multicast;
 mod multicast_table;
 mod open;
 mod pd;
+mod peer_access;
 mod progress_callback;
 mod qp;
 mod rate_limiter;
@@ -101,7 +103,8 @@ pub use management::{MANAGEMENT_BYTES_MAX, ManagementHandler};
 pub use model::NicModel;
 pub use mr::{Mr, MrRequest, Mw, MwBind, MwKind, Paging};
 pub use progress_callback::ProgressCallback;
-pub use qp::{CompletionHook, Posting, QpInit, QueuePair};
+pub use peer_access::PagedKey;
+pub use qp::{CompletionHook, Posting, QpInit, QueuePair, SendStage};
 pub use setup::{OpenError, PathChoice, PortConfig};
 pub use srq::{Srq, SrqAttr, SrqInit, Xrcd};
 pub use stat::{DeviceSnapshot, QpSnapshot};
@@ -110,7 +113,7 @@ pub use work_queue::{WORK_QUEUE_LEN_MAX, WorkQueueInit, WorkQueuesInit};
 pub use terrace_fabric::udp::Probe;
 pub use terrace_fabric::{Gid, Port};
 pub use terrace_hostmem::{AtomicOp, HostRange};
-pub use terrace_memory::{Absence, RegionPolicy};
+pub use terrace_memory::{Absence, AccessError, AccessNeed, RegionPolicy};
 pub use terrace_shm::BackedBy;
 pub use terrace_transport::{
     APPEND_LEN_MAX, BindWindow, ByteSource, Datagram, InlineData, LocalError, Masked, Payload, PostError,

@@ -1,7 +1,7 @@
 //! Queue pairs: the transport's queue pair with the objects around it.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use terrace_fabric::Port;
 use terrace_memory::{Absence, Waker};
@@ -17,7 +17,7 @@ use crate::device::Pd;
 use crate::error::{Error, reader_timeout};
 use crate::event_account::EventAccount;
 use crate::holders::{Holders, Leaving};
-use crate::keys::{LastKeys, MagicKeys};
+use crate::keys::{KeySet, LastKeys};
 use crate::limits::Limits;
 use crate::local::QpLocal;
 use crate::schedule::{NEVER, Schedule};
@@ -57,6 +57,29 @@ pub trait CompletionHook: Send + Sync {
     fn completed(&self, wc: Wc);
 }
 
+/// A protocol between the program and the send queue. It takes the work requests that are posted, and posts its own
+/// ([`QueuePair::post_below`]), whose completions it receives as a hook. Those for the program it passes on by
+/// [`QueuePair::complete`]. No lock of the device is held when these methods are called.
+pub trait SendStage: CompletionHook {
+    /// Reserves places for work requests. ENOMEM if the send queue holds as many that have not been completed.
+    ///
+    /// # Errors
+    /// `NoMemory`; nothing is reserved then.
+    fn reserve(&self, count: usize) -> Result<(), Error>;
+
+    /// Takes valid work requests, for which places are reserved.
+    fn post(&self, wrs: Vec<SendWr>);
+
+    /// The queue pair has changed to this state: RESET, also before it is destroyed, or ERR.
+    fn note_state(&self, state: QpState);
+}
+
+/// The work requests that a program posts in one call, for the queue pair's stage.
+pub(crate) struct Staged<'a> {
+    stage: &'a dyn SendStage,
+    wrs: Vec<SendWr>,
+}
+
 /// A queue pair.
 pub struct QueuePair {
     me: Weak<QueuePair>,
@@ -75,12 +98,16 @@ pub struct QueuePair {
     /// Has the queue pair handled, because absent memory may be present now.
     pub(crate) waker: Waker,
     /// Regions of which the peer gets signature pages in place of absent memory.
-    pub(crate) magic: MagicKeys,
+    pub(crate) magic: KeySet,
+    /// Of tables that the peer may READ without the right to READ other regions.
+    pub(crate) table_keys: KeySet,
     pub(crate) keys: LastKeys,
     /// For accesses to a same-host peer.
     pub(crate) prefetch_hint: PrefetchHint,
     pub(crate) async_account: EventAccount,
     work_queues: Option<Box<WorkQueues>>,
+    /// The protocol before the send queue, if there is one.
+    stage: OnceLock<Arc<dyn SendStage>>,
     pub(crate) users: UseCount,
 }
 
@@ -122,11 +149,13 @@ pub(crate) enum RxPath {
 pub struct Posting<'a> {
     qp: &'a Arc<QueuePair>,
     core: &'a mut QpCore,
+    /// Where the requests go instead of the send queue.
+    staged: Option<Staged<'a>>,
 }
 
 impl<'a> Posting<'a> {
     pub(crate) fn new(qp: &'a Arc<QueuePair>, core: &'a mut QpCore) -> Posting<'a> {
-        Posting { qp, core }
+        Posting { qp, core, staged: None }
     }
 
     /// Posts a work request. It is carried out here and now if direct access to the peer's memory is possible; otherwise
@@ -141,6 +170,9 @@ impl<'a> Posting<'a> {
 
     #[inline(always)]
     fn post_from(&mut self, wr: &mut SendWr) -> Result<(), Error> {
+        if self.staged.is_some() {
+            return self.stage(wr);
+        }
         self.qp.prefetch(&wr.op);
         if self.qp.prefetch_hint.has_entries() {
             self.core.nic.local.prefetch_framed(&wr.op);
@@ -160,7 +192,28 @@ impl<'a> Posting<'a> {
     /// copies the bytes, and one system call can do so for several of them.
     #[inline]
     pub fn is_list_faster(&self, rkey: u32) -> bool {
-        self.core.nic.local.copies_by_kernel(rkey)
+        self.core.nic.local.copies_by_kernel(rkey) && self.staged.is_none()
+    }
+
+    /// Passes a work request to the queue pair's stage, if the send queue would take it.
+    #[cold]
+    #[inline(never)]
+    fn stage(&mut self, wr: &mut SendWr) -> Result<(), Error> {
+        let Some(staged) = &mut self.staged else { return Ok(()) };
+        self.core.qp.validate_sends(std::slice::from_ref(wr))?;
+        staged.stage.reserve(1)?;
+        staged.wrs.push(wr.take());
+        Ok(())
+    }
+
+    /// Checks whether all of these work requests can be posted. For a stage, their places are reserved then, and they are
+    /// posted.
+    fn check_or_stage(&mut self, wrs: &mut Vec<SendWr>) -> Result<(), Error> {
+        let Some(staged) = &mut self.staged else { return Ok(self.core.qp.check_sends(wrs)?) };
+        self.core.qp.validate_sends(wrs)?;
+        staged.stage.reserve(wrs.len())?;
+        staged.wrs.extend(wrs.drain(..));
+        Ok(())
     }
 
     /// Posts work requests one after the other, as [`Posting::post`] does. The payloads of posted ones may be taken.
@@ -171,6 +224,11 @@ impl<'a> Posting<'a> {
     pub fn post_list(&mut self, wrs: &mut [SendWr]) -> Result<(), (usize, Error)> {
         let mut index = 0;
         while index < wrs.len() {
+            if self.staged.is_some() {
+                self.stage(&mut wrs[index]).map_err(|error| (index, error))?;
+                index += 1;
+                continue;
+            }
             if let Some(next) = wrs.get(index + 1) {
                 self.qp.prefetch(&next.op);
             }
@@ -307,11 +365,13 @@ impl QueuePair {
             token: TxToken::default(),
             schedule: Schedule::new(qpn),
             waker: waker_of(me.clone()),
-            magic: MagicKeys::default(),
+            magic: KeySet::default(),
+            table_keys: KeySet::default(),
             keys: LastKeys::default(),
             prefetch_hint: PrefetchHint::default(),
             async_account: EventAccount::default(),
             work_queues: queues.map(|queues| Box::new(WorkQueues::new(queues, resume_of(me.clone())))),
+            stage: OnceLock::new(),
             users: UseCount::default(),
         }
     }
@@ -414,6 +474,7 @@ impl QueuePair {
             self.purge_completions();
             // The next peer may not know signature pages.
             self.magic.clear();
+            self.table_keys.clear();
         }
         if self.qp_type() == QpType::Ud && core.qp.state() == QpState::Rtr {
             device.activate_all_gids();
@@ -424,9 +485,16 @@ impl QueuePair {
         }
         device.note_modified(self, &mut core);
         device.note_work_queues_modified(self, &mut core);
+        let state = core.qp.state();
         device.after_change(self, core);
         if self.work_queues.is_some() {
             device.run_work_queues_now();
+        }
+        if let Some(stage) = self.stage.get()
+            && mask.contains(QpAttrMask::STATE)
+            && matches!(state, QpState::Reset | QpState::Err)
+        {
+            stage.note_state(state);
         }
         Ok(())
     }
@@ -458,10 +526,56 @@ impl QueuePair {
         self: &Arc<Self>,
         make: impl FnOnce(&mut Posting<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
+        match self.stage.get() {
+            None => self.post_to_queue(make),
+            Some(stage) => self.post_to_stage(&**stage, make),
+        }
+    }
+
+    #[inline(always)]
+    fn post_to_queue(
+        self: &Arc<Self>,
+        make: impl FnOnce(&mut Posting<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let mut core = self.lock_alive()?;
-        let made = make(&mut Posting { qp: self, core: &mut core });
+        let made = make(&mut Posting::new(self, &mut core));
         self.send_posted(core);
         made
+    }
+
+    fn post_to_stage(
+        self: &Arc<Self>,
+        stage: &dyn SendStage,
+        make: impl FnOnce(&mut Posting<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut core = self.lock_alive()?;
+        let staged = Some(Staged { stage, wrs: Vec::new() });
+        let mut posting = Posting { qp: self, core: &mut core, staged };
+        let made = make(&mut posting);
+        let wrs = posting.staged.map_or_else(Vec::new, |staged| staged.wrs);
+        drop(core);
+        if !wrs.is_empty() {
+            stage.post(wrs);
+        }
+        made
+    }
+
+    /// Posts a work request of the queue pair's stage to the send queue.
+    ///
+    /// # Errors
+    /// Those of [`Posting::post`].
+    pub fn post_below(self: &Arc<Self>, wr: SendWr) -> Result<(), Error> {
+        self.post_to_queue(|posting| posting.post(wr))
+    }
+
+    /// Puts a protocol before the send queue, for good; before the first work request. False if there is one already.
+    pub fn set_stage(&self, stage: Arc<dyn SendStage>) -> bool {
+        let hook: Arc<dyn CompletionHook> = stage.clone();
+        let is_first = self.stage.set(stage).is_ok();
+        if is_first {
+            self.set_completion_hook(Some(hook));
+        }
+        is_first
     }
 
     /// Has the processor prefetch what a work request is going to access, if the peer is on this host. Callers that have
@@ -481,7 +595,7 @@ impl QueuePair {
     /// posted, and the list stays as it is.
     pub fn post_send_batch(self: &Arc<Self>, wrs: &mut Vec<SendWr>) -> Result<(), Error> {
         self.post(|posting| {
-            posting.core.qp.check_sends(wrs)?;
+            posting.check_or_stage(wrs)?;
             let posted = posting.post_list(wrs);
             wrs.clear();
             posted.map_err(|(_, error)| error)
@@ -536,7 +650,7 @@ impl QueuePair {
 
     /// Sets what this queue pair's peer gets where it READs absent memory of the region; until RESET.
     pub fn set_absence(&self, rkey: u32, absence: Absence) {
-        self.magic.set(rkey, absence);
+        self.magic.set(rkey, absence == Absence::Magic);
     }
 
     /// Sets what receives the completions of send work requests from now on; `None` for the completion queue. Entries
@@ -592,6 +706,9 @@ impl QueuePair {
         self.send_deferred_ack();
         device.table.remove(self.qpn());
         self.stop();
+        if let Some(stage) = self.stage.get() {
+            stage.note_state(QpState::Reset);
+        }
         if self.schedule.is_on_ack_list.swap(false, Ordering::Relaxed) {
             match device.rx.try_lock() {
                 Some(mut rx) => rx.acks.forget_destroyed(),

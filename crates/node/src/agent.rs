@@ -204,7 +204,9 @@ impl Agent {
                 }
                 return;
             }
-            Datagram::Description { .. } => return,
+            // A memory node has no queue pairs of programs.
+            Datagram::Join { tid, .. } => Datagram::Joined { tid, joined: Err(Status::Unsupported) },
+            Datagram::Description { .. } | Datagram::Joined { .. } => return,
         };
         self.send_datagram(device, &path, &answer);
     }

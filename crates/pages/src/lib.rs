@@ -30,6 +30,7 @@
 //! | `write_back`, `write_queue` | dirty pages are written before their frames are needed, and for FLUSH |
 //! | `adopt`, `recover` | pages that an earlier process has left: taken over, or written back without a server |
 //! | `lock_file` | the note beside a file that its newest bytes are in a pool |
+//! | `program_pages` | pages that the program itself swaps, and tells of |
 //! | `stats`, `histogram`, `error` | statistics; the errors that users see |
 //! | `sys`, `sync` | mappings and copies; atomics, which a model replaces |
 //!
@@ -76,6 +77,7 @@ mod lock_file;
 mod mapping;
 mod paged_region;
 mod pages;
+mod program_pages;
 mod quota;
 mod read_queue;
 mod reading;
@@ -98,6 +100,7 @@ pub use error::PagesError;
 pub use histogram::{Histogram, LatencyStats};
 pub use paged_region::{PagedRegion, TRANSFER_BYTES_MAX};
 pub use pages::Pages;
+pub use program_pages::{BringPages, ProgramPages};
 pub use recover::{RecoverProgress, Recovered, is_pool, recover, recover_pool};
 pub use stats::{MemoryStats, RegionStats};
 pub use store::BackingFile;

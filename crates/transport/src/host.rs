@@ -182,6 +182,10 @@ pub trait Host {
     fn append(&self, _rkey: u32, _record: &[u8], _commit: bool) -> Result<Box<dyn Deferred>, RemoteError> {
         Err(RemoteError::Access)
     }
+    /// Whether the peer may READ this region whatever the queue pair's own access flags are.
+    fn permits_reads_of(&self, _rkey: u32) -> bool {
+        false
+    }
     /// Invalidates a key on behalf of the peer's SEND with invalidate.
     fn remote_invalidate(&self, rkey: u32) -> Result<(), RemoteError>;
     /// Invalidates a key on behalf of a local work request.

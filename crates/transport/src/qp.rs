@@ -231,13 +231,22 @@ impl Qp {
     /// # Errors
     /// As for [`Qp::post_send`].
     pub fn check_sends(&self, wrs: &[SendWr]) -> Result<(), PostError> {
+        self.validate_sends(wrs)?;
         let flushes = self.check_state()?;
-        wrs.iter().try_for_each(|wr| Requester::validate(&self.common, wr))?;
         let room = self.common.config.cap.max_send_wr as usize;
         if !flushes && wrs.len() > room.saturating_sub(self.requester.len()) {
             return Err(PostError::QueueFull);
         }
         Ok(())
+    }
+
+    /// Checks that each of these send work requests could be posted in this state, in an empty send queue.
+    ///
+    /// # Errors
+    /// As for [`Qp::post_send`], without `QueueFull`.
+    pub fn validate_sends(&self, wrs: &[SendWr]) -> Result<(), PostError> {
+        self.check_state()?;
+        wrs.iter().try_for_each(|wr| Requester::validate(&self.common, wr))
     }
 
     /// Whether send work requests are flushed when they are posted in this state.

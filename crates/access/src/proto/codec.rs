@@ -30,6 +30,7 @@ const KIND_ATOMIC: u8 = 13;
 const KIND_VALUE: u8 = 14;
 const KIND_HOLD: u8 = 15;
 const KIND_RELEASE: u8 = 16;
+const KIND_DESCRIBE: u8 = 17;
 
 impl<'a> Message<'a> {
     /// Writes the message to the front of a buffer; returns its length.
@@ -54,6 +55,7 @@ impl<'a> Message<'a> {
             Body::Value(_) => (KIND_VALUE, Status::Ok),
             Body::Hold(_) => (KIND_HOLD, Status::Ok),
             Body::Release => (KIND_RELEASE, Status::Ok),
+            Body::Describe(_) => (KIND_DESCRIBE, Status::Ok),
         };
         let mut writer = Writer::new(out);
         writer.u8(VERSION).u8(kind).u16(status as u16).u32(0).u64(self.id);
@@ -109,6 +111,7 @@ impl<'a> Message<'a> {
             KIND_VALUE => Body::Value(reader.u64("value")?),
             KIND_HOLD => Body::Hold(Hold::decode(&mut reader)?),
             KIND_RELEASE => Body::Release,
+            KIND_DESCRIBE => Body::Describe(reader.u32("rkey")?),
             _ => return Err(DecodeError::Kind(kind.into())),
         };
         reader.end()?;
@@ -133,7 +136,7 @@ impl Body<'_> {
             Body::Write(write) => write.encode(writer),
             Body::Find(name) => _ = writer.bytes(name.as_bytes()),
             Body::Found(found) => found.region.encode(writer.u32(found.rkey)),
-            Body::Pair(end) | Body::Paired(end) => _ = writer.u32(end.qpn).u32(end.psn).u16(end.mtu_bytes),
+            Body::Pair(end) | Body::Paired(end) => end.encode(writer),
             Body::Done(done) => _ = writer.u32(done.count),
             Body::Fetch(fetch) => _ = writer.u32(fetch.rkey).u32(fetch.length).u64(fetch.va),
             Body::Data(data) => _ = writer.bytes(data),
@@ -143,6 +146,7 @@ impl Body<'_> {
                 writer.u32(hold.rkey).u32(hold.length).u64(hold.va).u8(hold.access as u8).zeros(7);
             }
             Body::Release => {}
+            Body::Describe(rkey) => _ = writer.u32(*rkey),
         }
     }
 }
@@ -173,7 +177,11 @@ fn decode_name<'a>(reader: &mut Reader<'a>) -> Result<&'a str, DecodeError> {
 }
 
 impl Endpoint {
-    fn decode(reader: &mut Reader<'_>) -> Result<Endpoint, DecodeError> {
+    pub(super) fn encode(&self, writer: &mut Writer<'_>) {
+        writer.u32(self.qpn).u32(self.psn).u16(self.mtu_bytes);
+    }
+
+    pub(super) fn decode(reader: &mut Reader<'_>) -> Result<Endpoint, DecodeError> {
         Ok(Endpoint { qpn: reader.u24("qpn")?, psn: reader.u24("psn")?, mtu_bytes: decode_mtu(reader)? })
     }
 }

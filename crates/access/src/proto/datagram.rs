@@ -1,6 +1,7 @@
 //! The datagrams between QP1s.
 
 use super::bytes::{DecodeError, EncodeError, Reader, Writer, refuse};
+use super::message::Endpoint;
 use super::{Status, VERSION};
 use crate::layout::Layout;
 use crate::signature::KEY_BYTES;
@@ -16,6 +17,7 @@ const METHOD_GET: u8 = 0x01;
 const METHOD_RESPONSE: u8 = 0x81;
 const ATTRIBUTE_REGION: u16 = 1;
 const ATTRIBUTE_CONNECTION: u16 = 2;
+const ATTRIBUTE_CONTROL: u16 = 3;
 const MODIFIER_AND_RMPP_BYTES: usize = 18;
 
 /// A datagram with its transaction id.
@@ -29,6 +31,21 @@ pub enum Datagram {
     Connect { tid: u64, connect: Connect },
     /// Answers [`Datagram::Connect`] with the server's end, or the reason for a refusal.
     Accepted { tid: u64, accepted: Result<Accepted, Status> },
+    /// Requests the peer's end of the control queue pair of a program's queue pair; states this end.
+    Join { tid: u64, join: Join },
+    /// Answers [`Datagram::Join`] with the peer's end, or the reason for a refusal.
+    Joined { tid: u64, joined: Result<Endpoint, Status> },
+}
+
+/// One end of the queue pair that accompanies a queue pair between two programs: its control queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Join {
+    /// The sender's queue pair.
+    pub from_qpn: u32,
+    /// The receiver's queue pair, which is connected to it.
+    pub to_qpn: u32,
+    /// The sender's end of the control queue pair.
+    pub end: Endpoint,
 }
 
 /// The description of an rkey.
@@ -102,7 +119,9 @@ impl Datagram {
             Datagram::Describe { tid, .. }
             | Datagram::Description { tid, .. }
             | Datagram::Connect { tid, .. }
-            | Datagram::Accepted { tid, .. } => tid,
+            | Datagram::Accepted { tid, .. }
+            | Datagram::Join { tid, .. }
+            | Datagram::Joined { tid, .. } => tid,
         }
     }
 
@@ -114,6 +133,8 @@ impl Datagram {
             Datagram::Description { .. } => (ATTRIBUTE_REGION, METHOD_RESPONSE),
             Datagram::Connect { .. } => (ATTRIBUTE_CONNECTION, METHOD_GET),
             Datagram::Accepted { .. } => (ATTRIBUTE_CONNECTION, METHOD_RESPONSE),
+            Datagram::Join { .. } => (ATTRIBUTE_CONTROL, METHOD_GET),
+            Datagram::Joined { .. } => (ATTRIBUTE_CONTROL, METHOD_RESPONSE),
         };
         let mut writer = Writer::new(&mut out);
         writer.u8(BASE_VERSION).u8(MANAGEMENT_CLASS).u8(VERSION).u8(method).zeros(4);
@@ -135,6 +156,12 @@ impl Datagram {
                     .u16(accepted.receive_count);
             }
             Datagram::Accepted { accepted: Err(status), .. } => _ = writer.zeros(12).u16(*status as u16),
+            Datagram::Join { join, .. } => {
+                writer.u32(join.from_qpn).u32(join.to_qpn);
+                join.end.encode(&mut writer);
+            }
+            Datagram::Joined { joined: Ok(end), .. } => end.encode(&mut writer),
+            Datagram::Joined { joined: Err(status), .. } => _ = writer.zeros(10).u16(*status as u16),
         }
         debug_assert!(writer.finish().is_ok(), "every datagram fits");
         out
@@ -185,7 +212,11 @@ impl Datagram {
             (ATTRIBUTE_CONNECTION, METHOD_RESPONSE) => {
                 Datagram::Accepted { tid, accepted: decode_accepted(&mut reader)? }
             }
-            (ATTRIBUTE_REGION | ATTRIBUTE_CONNECTION, _) => {
+            (ATTRIBUTE_CONTROL, METHOD_GET) => Datagram::Join { tid, join: decode_join(&mut reader)? },
+            (ATTRIBUTE_CONTROL, METHOD_RESPONSE) => {
+                Datagram::Joined { tid, joined: decode_joined(&mut reader)? }
+            }
+            (ATTRIBUTE_REGION | ATTRIBUTE_CONNECTION | ATTRIBUTE_CONTROL, _) => {
                 return refuse("method", method.into(), "a request or an answer");
             }
             _ => return Err(DecodeError::Kind(attribute)),
@@ -290,5 +321,18 @@ fn decode_accepted(reader: &mut Reader<'_>) -> Result<Result<Accepted, Status>, 
             Ok(Ok(Accepted { qpn, psn, mtu_bytes, receive_count }))
         }
         status => Reader::new(&body).zeros("accepted", body.len()).map(|()| Err(status)),
+    }
+}
+
+fn decode_join(reader: &mut Reader<'_>) -> Result<Join, DecodeError> {
+    let (from_qpn, to_qpn) = (reader.u24("sender's qpn")?, reader.u24("receiver's qpn")?);
+    Ok(Join { from_qpn, to_qpn, end: Endpoint::decode(reader)? })
+}
+
+fn decode_joined(reader: &mut Reader<'_>) -> Result<Result<Endpoint, Status>, DecodeError> {
+    let body: [u8; 10] = reader.array("joined")?;
+    match Status::decode(reader.u16("status")?)? {
+        Status::Ok => Endpoint::decode(&mut Reader::new(&body)).map(Ok),
+        status => Reader::new(&body).zeros("joined", body.len()).map(|()| Err(status)),
     }
 }

@@ -105,7 +105,7 @@ pub enum Body<'a> {
     Write(Write<'a>),
     /// Requests the region with this name.
     Find(&'a str),
-    /// Answers [`Body::Find`].
+    /// Answers [`Body::Find`] and [`Body::Describe`].
     Found(Found),
     /// Requests a queue pair for access to named regions; states the client's end.
     Pair(Endpoint),
@@ -125,6 +125,8 @@ pub enum Body<'a> {
     Hold(Hold),
     /// Ends [`Body::Hold`] with the same id.
     Release,
+    /// Requests the description of this rkey, as the queue pair may use it.
+    Describe(u32),
 }
 
 /// Requests a few bytes of a region.

@@ -30,6 +30,8 @@
 //! | 1, 0x81 | `Description` | rkey u32, status u16, kind u8 (0 plain, 1 extended), mode u8 (0 one-sided, 1 by RPC, 2 plain); extended only: unit bytes u32, 4 zero, base va u64, length u64, lead bytes u64, region id u64, signature key 32 bytes |
 //! | 2, 0x01 | `Connect` | qpn u32, first psn u32, path mtu u16 (bytes), receives posted u16 |
 //! | 2, 0x81 | `Accepted` | qpn u32, first psn u32, path mtu u16 (bytes), receives posted u16, status u16; if refused all but the status is 0 |
+//! | 3, 0x01 | `Join` | sender's qpn u32, receiver's qpn u32; of the sender's end of their control queue pair: qpn u32, first psn u32, path mtu u16 (bytes) |
+//! | 3, 0x81 | `Joined` | the receiver's end, as above, status u16; if refused all but the status is 0 |
 //!
 //! # Messages
 //! Messages are sent by SEND over the control queue pair ([`Message`]) and are at most [`MESSAGE_BYTES_MAX`] long. Each
@@ -61,6 +63,7 @@
 //! | 14 | `Value` | server | the 8 bytes before the operation, u64 | |
 //! | 15 | `Hold` | client | rkey u32, length u32, va u64, access u8 (0 READ, 1 WRITE), 7 zero | `Done`: the receiver is ready |
 //! | 16 | `Release` | client | | none |
+//! | 17 | `Describe` | client | rkey u32 | `Found`, or `Done`: `Plain` for a region that is all in memory, or an error status |
 //!
 //! `Read`: the message has one request or more, each with its own outcome. The id of the first is that of the message;
 //! the ids of the others follow in succession. A request that the server refuses does not affect the others. Page 0 of
@@ -88,7 +91,7 @@ mod message;
 use std::ops::Range;
 
 pub use bytes::{DecodeError, EncodeError};
-pub use datagram::{Accepted, Connect, DATAGRAM_BYTES, Datagram, Described, Mode, RegionDescription};
+pub use datagram::{Accepted, Connect, DATAGRAM_BYTES, Datagram, Described, Join, Mode, RegionDescription};
 pub use message::{
     Access, Atomic, AtomicKind, Body, Done, Endpoint, FETCH_BYTES_MAX, Fetch, Found, HEADER_BYTES, Hold,
     INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Magic, Message, NAME_BYTES_MAX, Open, Opened, Pages, READ_PAGES_MAX,

@@ -152,6 +152,18 @@ impl Pager for MappingPager {
         self.forward(waker, |inner| inner.atomic(addr, op, waker))
     }
 
+    fn pin(&self, range: HostRange) -> bool {
+        match self.is_paged.try_read() {
+            Some(is_paged) if *is_paged => self.inner.pager().pin(range),
+            // All of ordinary memory counts as present.
+            _ => self.is_ordinary(),
+        }
+    }
+
+    fn unpin(&self, range: HostRange) {
+        self.inner.pager().unpin(range);
+    }
+
     fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
         if self.is_ordinary() {
             return Ok(Arc::new(Synced(sync_mapping(range))));

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use terrace_faults::Faults;
-use terrace_hostmem::{HostRange, PAGE_BYTES};
+use terrace_hostmem::HostRange;
 use terrace_memory::RegionPolicy;
 use terrace_nic::{Paging, ProgressCallback};
 use terrace_pages::cached::{CachedConfig, CachedFiles, CachedRegion, CachedSource};
@@ -26,6 +26,7 @@ use super::ranges::{self, Listed};
 use super::settings::{Mode, Settings};
 use crate::errno::{ENOMEM, Errno, Result};
 use crate::log::write_line;
+use crate::np;
 use crate::shim::signals::without_signals;
 
 /// A paged mapping.
@@ -132,8 +133,7 @@ impl Lease {
     /// The paging of a registration.
     pub fn paging(&self) -> Paging {
         let mapping = self.mapping();
-        // Peers get the signature page from a server, and this process has none.
-        let pattern = Arc::new([0; PAGE_BYTES as usize]);
+        let pattern = np::signature_page();
         let policy = match &mapping.region {
             Region::Tier(_, _, Some(_)) => RegionPolicy::Fault,
             Region::Cached(..) | Region::Tier(..) => RegionPolicy::Wait,

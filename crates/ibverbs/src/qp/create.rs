@@ -26,7 +26,7 @@ use crate::cq;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::object::{self, Allocation, CPart, borrow, retire};
 use crate::pd::{PdObject, Use};
-use crate::room;
+use crate::{np, room};
 use crate::srq::SrqObject;
 use crate::xrcd::XrcdObject;
 
@@ -119,6 +119,9 @@ unsafe fn create(
         query_only: Arc::default(),
         builder,
     };
+    if parts.cross_channel.is_none() {
+        np::manage(parts.context.device(), &parts.qp);
+    }
     // SAFETY: the caller's: the granted sizes are returned.
     unsafe { (*attr).cap = capacities::to_c(parts.qp.cap()) };
     let attributes = PublicAttributes {

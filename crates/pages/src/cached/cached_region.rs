@@ -214,6 +214,27 @@ impl Pager for CachedRegion {
         self.begin(Kind::Atomic, HostRange { addr, len: 8 }, waker, |_| Task::Atomic(op))
     }
 
+    fn pin(&self, range: HostRange) -> bool {
+        if !self.region.map.covers(range) {
+            return false;
+        }
+        let pages = || self.pieces(range).map(|piece| self.region.key(piece.page));
+        let pinned = pages().take_while(|key| self.engine.lock(*key).pin(*key)).count();
+        let is_pinned = pinned == pages().count();
+        if !is_pinned {
+            pages().take(pinned).for_each(|key| self.engine.lock(key).unpin(key));
+        }
+        is_pinned
+    }
+
+    fn unpin(&self, range: HostRange) {
+        // The slot of a region that was removed may be another one's.
+        if !self.region.is_closing() {
+            let pages = self.pieces(range).map(|piece| self.region.key(piece.page));
+            pages.for_each(|key| self.engine.lock(key).unpin(key));
+        }
+    }
+
     fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
         if !self.region.map.covers(range) {
             return Err(AccessError::OutOfRange);

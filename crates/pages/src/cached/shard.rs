@@ -42,6 +42,8 @@ pub(super) struct Shard {
     leaving_count: usize,
     pub(super) fills: HashMap<PageKey, Fill>,
     pub(super) starved: Starved,
+    /// Pages that do not leave, and how often each is pinned.
+    pins: HashMap<PageKey, u32>,
     /// Reads to be submitted.
     pub(super) to_read: Vec<ReadRequest>,
 }
@@ -57,6 +59,7 @@ impl Shard {
             leaving_count: 0,
             fills: HashMap::new(),
             starved: Starved::default(),
+            pins: HashMap::new(),
             to_read: Vec::new(),
             slots,
         }
@@ -119,7 +122,7 @@ impl Shard {
             let Some(victim) = self.policy.evict(counters, self.slots.start as usize) else { break };
             let slot = self.slots.start + victim.slot;
             let Some(key) = self.owner(slot) else { continue };
-            match region_of(key) {
+            match region_of(key).filter(|_| !self.pins.contains_key(&key)) {
                 Some(region) => leavers.push(self.begin_leaving(region, key, slot, victim.stamp)),
                 None => self.policy.insert_main(victim.slot),
             }
@@ -127,11 +130,31 @@ impl Shard {
         leavers
     }
 
-    /// Marks the present ones of some pages of a region as leaving, whatever the policy says.
+    /// Keeps a page from leaving. False if half of the slots would be pinned.
+    pub(super) fn pin(&mut self, key: PageKey) -> bool {
+        let has_room = self.pins.len() < self.slots.len() / 2;
+        if has_room || self.pins.contains_key(&key) {
+            *self.pins.entry(key).or_default() += 1;
+            return true;
+        }
+        false
+    }
+
+    /// Ends a [`Shard::pin`].
+    pub(super) fn unpin(&mut self, key: PageKey) {
+        if let Some(count) = self.pins.get_mut(&key) {
+            *count -= 1;
+            if *count == 0 {
+                self.pins.remove(&key);
+            }
+        }
+    }
+
+    /// Marks the present ones of some pages of a region as leaving, whatever the policy says, except for pinned ones.
     pub(super) fn choose_pages(&mut self, region: &Region, pages: Range<u64>) -> Vec<Leaver> {
         let present: Vec<(u64, u32)> = pages
             .map(|page| (page, region.table.entry(page)))
-            .filter(|(_, entry)| entry.is_readable())
+            .filter(|(page, entry)| entry.is_readable() && !self.pins.contains_key(&region.key(*page)))
             .map(|(page, entry)| (page, entry.frame()))
             .collect();
         let indexes: Vec<u32> = present.iter().map(|(_, slot)| self.index(*slot)).collect();
@@ -210,6 +233,7 @@ impl Shard {
         let (first, owners) = (self.slots.start, &self.owners);
         let is_its = |index: u32| owners[index as usize].is_some_and(|key| key.slot == region.slot);
         self.policy.remove(is_its);
+        self.pins.retain(|key, _| key.slot != region.slot);
         let slots: Vec<u32> =
             (0..owners.len() as u32).filter(|index| is_its(*index)).map(|index| first + index).collect();
         for slot in slots {

@@ -25,7 +25,9 @@ impl Responder {
         packet: &Packet<'_>,
     ) -> Result<(), Refusal> {
         let reth = packet.ext.reth.ok_or(INVALID_REQUEST)?;
-        require(call, access::REMOTE_READ)?;
+        if !call.host.permits_reads_of(reth.rkey) {
+            require(call, access::REMOTE_READ)?;
+        }
         let pending = self.pending_reads(false);
         if reth.length > MESSAGE_LEN_MAX || pending >= usize::from(call.attr.max_dest_rd_atomic) {
             return Err(INVALID_REQUEST);

@@ -1,0 +1,169 @@
+//! The control queue pair of a program's queue pair: a reliable connection beside it, between the same devices, for the protocol's
+//! messages.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use terrace_access::proto::{Endpoint, MESSAGE_BYTES_MAX, Message};
+use terrace_nic::{
+    Buffer, Cq, Error, Path, Payload, Pd, Provided, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType,
+    QueuePair, RecvWr, SendFlags, SendOp, SendWr, SgeList, Wc,
+};
+
+/// Receives that are posted. Both ends together have fewer messages under way, save for many descriptions at a time.
+const RECEIVE_COUNT: u32 = 64;
+const SEND_COUNT: u32 = 256;
+/// `ibv_access_flags` of the receive buffers.
+const LOCAL_WRITE: u32 = 1;
+/// The exponent of the local ACK timeout: 67 ms.
+const TIMEOUT: u8 = 14;
+/// The most retries that the verbs allow. For RNR retries it means no limit: the peer's device posts receives again as soon
+/// as it runs, and otherwise sends no RNR NAK.
+const RETRIES: u8 = 7;
+/// The index into the RNR timer table: 0.01 ms.
+const MIN_RNR_TIMER: u8 = 1;
+
+/// One end.
+pub(crate) struct ControlQp {
+    qp: Arc<QueuePair>,
+    end: Endpoint,
+    receives: Buffer,
+    is_connected: bool,
+    /// Messages that wait for the connection, or for room in the send queue.
+    unsent: VecDeque<Arc<Vec<u8>>>,
+    /// Messages in the send queue.
+    sent_count: u32,
+}
+
+impl ControlQp {
+    /// Makes an end with posted receives, so that its [`Endpoint`] can be sent to the peer.
+    pub fn new(pd: &Arc<Pd>, cq: &Arc<Cq>) -> Result<ControlQp, Error> {
+        let cap = QpCap {
+            max_send_wr: SEND_COUNT,
+            max_recv_wr: RECEIVE_COUNT,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        };
+        let receives = Buffer::new(pd, RECEIVE_COUNT as usize * MESSAGE_BYTES_MAX, LOCAL_WRITE)?;
+        let qp = pd.create_qp(QpInit {
+            qp_type: QpType::Rc,
+            send_cq: cq.clone(),
+            recv_cq: cq.clone(),
+            srq: None,
+            cap,
+            sq_sig_all: true,
+            blocks_own_multicast: false,
+            cookie: 0,
+        })?;
+        let mtu_bytes = pd.device().port_attributes().active_mtu as u16;
+        let end = Endpoint { qpn: qp.qpn(), psn: rand::random::<u32>() & 0xff_ffff, mtu_bytes };
+        let unsent = VecDeque::new();
+        let control = ControlQp { qp, end, receives, is_connected: false, unsent, sent_count: 0 };
+        let attr = QpAttr { state: QpState::Init, port_num: 1, ..QpAttr::default() };
+        let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
+        control.qp.modify(&attr, mask)?;
+        (0..u64::from(RECEIVE_COUNT)).try_for_each(|index| control.post_receive(index))?;
+        Ok(control)
+    }
+
+    /// The parameters for the peer.
+    pub fn end(&self) -> Endpoint {
+        self.end
+    }
+
+    /// The queue pair number.
+    pub fn qpn(&self) -> u32 {
+        self.end.qpn
+    }
+
+    /// Whether messages can be sent.
+    pub fn is_connected(&self) -> bool {
+        self.is_connected
+    }
+
+    /// Connects to the peer's end. The path MTU is the smaller of the two.
+    pub fn connect(&mut self, remote: Path, peer: Endpoint) -> Result<(), Error> {
+        let mut attr = QpAttr {
+            state: QpState::Rtr,
+            path: Some(remote),
+            dest_qpn: peer.qpn,
+            rq_psn: peer.psn,
+            path_mtu: u32::from(self.end.mtu_bytes.min(peer.mtu_bytes)),
+            max_dest_rd_atomic: 0,
+            min_rnr_timer: MIN_RNR_TIMER,
+            ..QpAttr::default()
+        };
+        let path = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
+        let responder = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
+        self.qp.modify(&attr, QpAttrMask::STATE | path | responder)?;
+        attr.state = QpState::Rts;
+        attr.sq_psn = self.end.psn;
+        (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (TIMEOUT, RETRIES, RETRIES);
+        let retries = QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY;
+        let requester = QpAttrMask::SQ_PSN | QpAttrMask::MAX_QP_RD_ATOMIC;
+        self.qp.modify(&attr, QpAttrMask::STATE | retries | requester)?;
+        self.is_connected = true;
+        Ok(())
+    }
+
+    fn post_receive(&self, index: u64) -> Result<(), Error> {
+        let sge = self.receives.sge(index as usize * MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX as u32);
+        let wr = RecvWr { wr_id: index, sges: SgeList::from_slice(&[sge]) };
+        self.qp.post_recv([Ok(wr)]).map_err(|(_, error)| error)
+    }
+
+    /// The bytes of a received message. Its receive is posted again.
+    pub fn take_message(&self, wc: &Wc) -> Result<Vec<u8>, Error> {
+        let mut bytes = vec![0; (wc.byte_len as usize).min(MESSAGE_BYTES_MAX)];
+        self.receives.read(wc.wr_id as usize * MESSAGE_BYTES_MAX, &mut bytes)?;
+        self.post_receive(wc.wr_id)?;
+        Ok(bytes)
+    }
+
+    /// Takes the completion of a message that was sent.
+    pub fn note_sent(&mut self) {
+        self.sent_count -= 1;
+    }
+
+    /// Queues a message.
+    pub fn send(&mut self, message: &Message<'_>) {
+        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+        match message.encode(&mut bytes) {
+            Ok(len) => {
+                bytes.truncate(len);
+                self.send_encoded(bytes);
+            }
+            // Callers build messages that fit.
+            Err(error) => tracing::error!(%error, "a message cannot be sent"),
+        }
+    }
+
+    /// Queues the bytes of a message.
+    pub fn send_encoded(&mut self, bytes: Vec<u8>) {
+        self.unsent.push_back(Arc::new(bytes));
+    }
+
+    /// Posts queued messages, as far as there is room.
+    ///
+    /// # Errors
+    /// If the queue pair takes none.
+    pub fn post(&mut self) -> Result<(), Error> {
+        while self.is_connected && self.sent_count < SEND_COUNT {
+            let Some(source) = self.unsent.pop_front() else { break };
+            let len = source.len() as u32;
+            let payload = Payload::Provided(Box::new(Provided { source, offset: 0, len }));
+            let wr = SendWr { wr_id: 0, op: SendOp::Send, payload, flags: SendFlags::SIGNALED, target: None };
+            self.qp.post_send([Ok(wr)]).map_err(|(_, error)| error)?;
+            self.sent_count += 1;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ControlQp {
+    fn drop(&mut self) {
+        // This fails only if the queue pair is destroyed already, which happens nowhere else.
+        let _ = self.qp.destroy();
+    }
+}

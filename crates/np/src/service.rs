@@ -1,0 +1,294 @@
+//! The sessions of a device.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use terrace_access::proto::{Datagram, Status};
+use terrace_access::signature::{KEY_BYTES, SignaturePage};
+use terrace_nic::{Cq, CqInit, Device, Error, Path, ProgressCallback, QueuePair, Time};
+use terrace_sync::{Backlog, Mutex};
+
+use crate::counters::Totals;
+use crate::link::qpn_of;
+use crate::session::{Joining, Session};
+use crate::settings::Settings;
+
+/// The management class of the protocol's datagrams.
+const MANAGEMENT_CLASS: u8 = 0x3d;
+/// The most queued datagrams. Further ones are dropped; the peers retransmit them.
+const DATAGRAMS_MAX: usize = 256;
+/// Entries of the completion queue, which all control queue pairs share.
+const CQ_DEPTH: u32 = 1 << 18;
+const COMPLETIONS_PER_PASS: usize = 64;
+
+/// A random key for a signature page.
+pub fn new_signature_key() -> [u8; KEY_BYTES] {
+    rand::random()
+}
+
+/// The sessions of a device.
+pub struct Service {
+    device: Weak<Device>,
+    pub(crate) settings: Settings,
+    pub(crate) signature_key: [u8; KEY_BYTES],
+    /// The completion queue of control queue pairs.
+    pub(crate) cq: Arc<Cq>,
+    /// By the numbers of the program's queue pairs.
+    sessions: Mutex<HashMap<u32, Weak<Session>>>,
+    /// By the numbers of the control queue pairs.
+    control_qps: Mutex<HashMap<u32, Weak<Session>>>,
+    datagrams: Backlog<(Path, Datagram)>,
+    pub(crate) ready: Backlog<Arc<Session>>,
+    pub(crate) totals: Totals,
+    /// Expires when a session has to be run.
+    timer: OwnedFd,
+    /// When the timer expires; `u64::MAX` for never.
+    timer_at: AtomicU64,
+    /// Distinguishes registrations: a part of each region id.
+    pub(crate) salt: u64,
+}
+
+impl Service {
+    /// Makes the service of a device, which lives until the device is closed. All paged regions of the device have the
+    /// signature page of `signature_key`.
+    ///
+    /// # Errors
+    /// The errors of creating the device's objects; the system's, without a descriptor for a timer.
+    pub fn attach(
+        device: &Arc<Device>,
+        settings: Settings,
+        signature_key: [u8; KEY_BYTES],
+    ) -> Result<Arc<Service>, Error> {
+        let timer =
+            timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)
+                .map_err(|errno| Error::System(errno.raw_os_error()))?;
+        let service = Arc::new(Service {
+            device: Arc::downgrade(device),
+            settings,
+            signature_key,
+            cq: device.create_cq(CqInit { depth: CQ_DEPTH, channel: None, cookie: 0 })?,
+            sessions: Mutex::default(),
+            control_qps: Mutex::default(),
+            datagrams: Backlog::default(),
+            ready: Backlog::default(),
+            totals: Totals::default(),
+            timer,
+            timer_at: AtomicU64::new(u64::MAX),
+            salt: rand::random(),
+        });
+        let receiver = Arc::downgrade(&service);
+        device.on_management_class(
+            MANAGEMENT_CLASS,
+            Arc::new(move |path: &Path, bytes: &[u8]| {
+                if let (Some(service), Ok(datagram)) = (receiver.upgrade(), Datagram::decode(bytes)) {
+                    service.datagrams.add_below(DATAGRAMS_MAX, (*path, datagram));
+                    service.request();
+                }
+            }),
+        );
+        device.attach(service.clone());
+        Ok(service)
+    }
+
+    /// Answers peers' requests for sessions on a device that has none.
+    pub fn refuse_on(device: &Arc<Device>) {
+        let sender = Arc::downgrade(device);
+        let refuse = move |path: &Path, bytes: &[u8]| {
+            if let (Some(device), Ok(Datagram::Join { tid, .. })) =
+                (sender.upgrade(), Datagram::decode(bytes))
+            {
+                send(&device, path, &Datagram::Joined { tid, joined: Err(Status::Plain) });
+            }
+        };
+        device.on_management_class(MANAGEMENT_CLASS, Arc::new(refuse));
+    }
+
+    /// Has the work requests of an RC queue pair go through a session from now on. Before the first one.
+    pub fn manage(self: &Arc<Service>, qp: &Arc<QueuePair>) {
+        let session = Session::new(self, qp);
+        self.sessions.lock().insert(session.qpn, Arc::downgrade(&session));
+        // A queue pair keeps its first session.
+        let _ = qp.set_stage(session);
+    }
+
+    /// The signature page of a key.
+    pub fn signature_page(key: &[u8; KEY_BYTES]) -> Arc<[u8; terrace_access::signature::PAGE_BYTES]> {
+        SignaturePage::derive(key).shared()
+    }
+
+    pub(crate) fn device(&self) -> Option<Arc<Device>> {
+        self.device.upgrade()
+    }
+
+    /// Has the callbacks called soon.
+    pub(crate) fn request(&self) {
+        if let Some(device) = self.device.upgrade() {
+            device.request_callbacks();
+        }
+    }
+
+    /// Adds a session's control queue pair, or removes it.
+    pub(crate) fn set_control(&self, qpn: u32, session: Option<&Session>) {
+        let mut control_qps = self.control_qps.lock();
+        match session {
+            Some(session) => _ = control_qps.insert(qpn, session.weak()),
+            None => _ = control_qps.remove(&qpn),
+        }
+    }
+
+    /// Forgets the session of a queue pair that has ended.
+    pub(crate) fn forget(&self, qpn: u32) {
+        let mut sessions = self.sessions.lock();
+        // The number may be another queue pair's by now.
+        if sessions.get(&qpn).is_some_and(|session| session.strong_count() == 0) {
+            sessions.remove(&qpn);
+        }
+    }
+
+    /// Sends a datagram. It may get lost.
+    pub(crate) fn send(&self, path: &Path, datagram: &Datagram) {
+        if let Some(device) = self.device() {
+            send(&device, path, datagram);
+        }
+    }
+
+    /// Has the engine wake up at a time, at the latest.
+    pub(crate) fn note_deadline(&self, at: u64) {
+        if at < self.timer_at.load(Ordering::Relaxed) && self.timer_at.fetch_min(at, Ordering::SeqCst) > at {
+            let mut armed = at;
+            self.arm(armed);
+            // Another thread may have set an earlier time, and armed the timer before this one did.
+            while self.timer_at.load(Ordering::SeqCst) < armed {
+                armed = self.timer_at.load(Ordering::SeqCst);
+                self.arm(armed);
+            }
+        }
+    }
+
+    fn arm(&self, at: u64) {
+        let Some(device) = self.device() else { return };
+        let ns = at.saturating_sub(device.now().0).max(1);
+        let it_value =
+            Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };
+        let once = Itimerspec { it_interval: Timespec::default(), it_value };
+        if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once) {
+            tracing::error!(%error, "a timer cannot be set");
+        }
+    }
+
+    /// Lists the sessions whose deadline has passed, and sets the timer for the next one.
+    fn handle_timer(&self, now: Time) {
+        let mut next = u64::MAX;
+        self.timer_at.store(u64::MAX, Ordering::SeqCst);
+        let sessions: Vec<Arc<Session>> =
+            self.sessions.lock().values().filter_map(Weak::upgrade).collect();
+        for session in sessions {
+            match session.deadline.load(Ordering::Relaxed) {
+                at if at <= now.0 => {
+                    session.deadline.store(u64::MAX, Ordering::Relaxed);
+                    session.inputs.is_due.store(true, Ordering::Release);
+                    session.list();
+                }
+                at => next = next.min(at),
+            }
+        }
+        if next == u64::MAX {
+            // The expiration is forgotten, too.
+            let never = Timespec::default();
+            let _ = timerfd_settime(
+                &self.timer,
+                TimerfdTimerFlags::empty(),
+                &Itimerspec { it_interval: never, it_value: never },
+            );
+        } else {
+            self.timer_at.fetch_min(next, Ordering::SeqCst);
+            self.arm(next);
+        }
+    }
+
+    fn handle_datagrams(&self) {
+        for (path, datagram) in self.datagrams.take() {
+            match datagram {
+                Datagram::Join { tid, join } => match self.session(join.to_qpn) {
+                    Some(session) => {
+                        session.inputs.joining.add(Joining::Asked { path, tid, join });
+                        session.list();
+                    }
+                    None => self.send(&path, &Datagram::Joined { tid, joined: Err(Status::Plain) }),
+                },
+                Datagram::Joined { tid, joined } => {
+                    if let Some(session) = self.session(qpn_of(tid)) {
+                        session.inputs.joining.add(Joining::Answered { path, tid, joined });
+                        session.list();
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn session(&self, qpn: u32) -> Option<Arc<Session>> {
+        self.sessions.lock().get(&qpn)?.upgrade()
+    }
+
+    fn handle_completions(&self) {
+        loop {
+            let mut completions = Vec::new();
+            // A queue that has overrun has lost completions. Its queue pairs are in the error state, and report that by
+            // their own.
+            let _ = self.cq.take(COMPLETIONS_PER_PASS, &mut |wc| completions.push(*wc));
+            for wc in &completions {
+                let session = self.control_qps.lock().get(&wc.qpn).and_then(Weak::upgrade);
+                if let Some(session) = session {
+                    session.inputs.control.add(*wc);
+                    session.list();
+                }
+            }
+            if completions.len() < COMPLETIONS_PER_PASS {
+                return;
+            }
+        }
+    }
+}
+
+/// Sends a datagram. A lost one is sent again.
+fn send(device: &Arc<Device>, path: &Path, datagram: &Datagram) {
+    if let Err(error) = device.send_management(path, &datagram.encode()) {
+        tracing::debug!(%error, to = %path.remote, "management datagram not sent");
+    }
+}
+
+impl ProgressCallback for Service {
+    fn advance(&self) -> bool {
+        if self.timer_at.load(Ordering::Relaxed) != u64::MAX
+            && let Some(device) = self.device()
+        {
+            let now = device.now();
+            if self.timer_at.load(Ordering::Relaxed) <= now.0 {
+                self.handle_timer(now);
+            }
+        }
+        if !self.datagrams.is_empty() {
+            self.handle_datagrams();
+        }
+        if !self.cq.is_empty() {
+            self.handle_completions();
+        }
+        let ready = self.ready.take();
+        ready.iter().for_each(|session| session.run_listed());
+        !ready.is_empty()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.timer.as_fd())
+    }
+
+    fn report(&self) -> Option<(String, serde_json::Value)> {
+        Some(("np".into(), self.totals.report()))
+    }
+}

@@ -1,0 +1,166 @@
+"""NP-RDMA for unmodified programs: `terrace run --nic commodity`, and programs that swap their memory themselves."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from harness import procs  # noqa: E402
+from harness.endpoint import LOCAL_WRITE, REM_ACCESS_ERR, REMOTE_WRITE, SUCCESS, WR_FLUSH_ERR, Endpoint, connect  # noqa: E402
+
+MIB = 1 << 20
+REGION, DRAM = 8 * MIB, "2M"
+SEED = 7
+OWN_SWAP = ROOT / "build/examples/own_swap"
+
+
+def pages_of(end):
+    (region,) = end.stat()["memory"]["regions"]
+    return region
+
+
+class Commodity(unittest.TestCase):
+    """Two programs on NICs that know nothing of absent pages; the server's region is four times its budget."""
+
+    transport = "udp"
+
+    def setUp(self):
+        directory = self.enterContext(tempfile.TemporaryDirectory(dir="/var/tmp"))
+        paged = ("--path", self.transport, "--nic", "commodity", "--dram", DRAM, "--swap", directory)
+        self.server = Endpoint("127.0.3.1", *paged)
+        self.client = Endpoint("127.0.3.2", "--path", self.transport, "--nic", "commodity")
+        for end in (self.server, self.client):
+            self.addCleanup(end.stop)
+            end("open")
+        self.remote = self.server.mr("region", "anon", REGION)
+        self.server("fill", "region", 0, REGION, SEED)
+        self.client.mr("buffer", "anon", REGION)
+        # The scan notes that pages have left.
+        procs.wait_until(lambda: pages_of(self.server)["resident_bytes"] <= 2 * MIB, "pages leave")
+
+    def connect(self, **attributes):
+        connect(self.client, "q", self.server, "q", **attributes)
+
+    def counters(self, end):
+        return end.stat()["np"]
+
+    def post(self, name, op, offset, length, *words, at=0):
+        self.client("post", name, op, offset % 1000, "buffer", at, length, self.remote["addr"] + offset,
+                    self.remote["rkey"], *words)
+
+    def completes(self, name="q", count=1):
+        """So many requests succeed, in the order of posting."""
+        for _ in range(count):
+            self.assertEqual(self.client.status(name, 20), SUCCESS, self.server.error_output())
+
+    def differing(self, end, region, offset, length, seed, start):
+        return end("check", region, offset, length, seed, f"from={start}")["differ"]
+
+    def test_reads_of_absent_pages_bring_their_data(self):
+        self.connect()
+        for offset, length in ((0, 64), (4096, 4096), (3 * MIB + 100, 100_000), (5 * MIB - 7, MIB)):
+            self.post("q", "read", offset, length)
+            self.completes()
+            self.assertEqual(self.differing(self.client, "buffer", 0, length, SEED, offset), 0, (offset, length))
+        counters = self.counters(self.client)
+        self.assertGreater(counters["fallback_signature"], 0)
+        self.assertGreater(self.counters(self.server)["served"], 0)
+
+    def test_writes_to_absent_pages_arrive(self):
+        # A program that only writes does not permit READs.
+        self.connect(access=LOCAL_WRITE | REMOTE_WRITE)
+        self.client("fill", "buffer", 0, REGION, 9)
+        ranges = ((64, 8), (4096, 4096), (3 * MIB + 100, 100_000), (5 * MIB - 7, MIB), (64, 500))
+        for offset, length in ranges:
+            self.post("q", "write", offset, length, at=offset)
+        self.completes(count=len(ranges))
+        for offset, length in ranges:
+            self.assertEqual(self.differing(self.server, "region", offset, length, 9, offset), 0, (offset, length))
+        # What is beside them is as before.
+        self.assertEqual(self.differing(self.server, "region", 2 * MIB, MIB, SEED, 2 * MIB), 0)
+        self.assertGreater(self.counters(self.client)["fallback_absent"], 0)
+
+    def test_atomics_and_messages(self):
+        self.connect()
+        self.server("word", "region", 4096, 5)
+        procs.wait_until(lambda: pages_of(self.server)["resident_bytes"] <= 2 * MIB, "pages leave")
+        for _ in range(3):
+            self.post("q", "add", 4096, 8, "add=2")
+        self.completes(count=3)
+        self.assertEqual(self.server("word", "region", 4096)["value"], 11)
+        self.server.mr("in", "anon", MIB)
+        self.server("recv", "q", 1, "in", 0, 4096)
+        self.server("recv", "q", 2, "in", 4096, 4096)
+        self.client("fill", "buffer", 0, 4096, 3)
+        self.client("post", "q", "send", 1, "buffer", 0, 4096, 0, 0)
+        self.post("q", "write_imm", 6 * MIB, 4096, "imm=77")
+        self.completes(count=2)
+        self.assertEqual(self.server.poll("q", 2, 10), [(1, SUCCESS), (2, SUCCESS)])
+        self.assertEqual(self.differing(self.server, "region", 6 * MIB, 4096, 3, 0), 0)
+
+    def test_completion_channels_and_idle_processes(self):
+        self.connect()
+        self.client("arm", "q")
+        self.post("q", "read", 7 * MIB, 4096)
+        self.client("wait", "q", 10)
+        self.completes()
+        before = [cpu_ticks(end.pid) for end in (self.client, self.server)]
+        time.sleep(1)
+        after = [cpu_ticks(end.pid) for end in (self.client, self.server)]
+        self.assertLessEqual(max(now - then for then, now in zip(before, after)), 3, "an idle process costs nothing")
+
+    def test_a_refused_access_ends_as_it_does_with_ordinary_memory(self):
+        self.connect()
+        self.post("q", "read", REGION - 4, 64)
+        self.post("q", "read", 0, 64)
+        statuses = [self.client.status("q", 20) for _ in range(2)]
+        self.assertEqual(statuses, [REM_ACCESS_ERR, WR_FLUSH_ERR])
+
+
+class CommodityLocal(Commodity):
+    """The same over shared memory."""
+
+    transport = "local"
+
+
+def cpu_ticks(pid):
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+class OtherPeers(unittest.TestCase):
+    def test_a_peer_with_the_other_model_is_accessed_as_an_ordinary_one(self):
+        server, client = Endpoint("127.0.3.3"), Endpoint("127.0.3.4", "--nic", "commodity")
+        for end in (server, client):
+            self.addCleanup(end.stop)
+            end("open")
+        remote = server.mr("region", "anon", MIB)
+        client.mr("buffer", "anon", MIB)
+        server("fill", "region", 0, MIB, SEED)
+        connect(client, "q", server, "q")
+        client("post", "q", "read", 1, "buffer", 0, MIB, remote["addr"], remote["rkey"])
+        self.assertEqual(client.status("q"), SUCCESS)
+        self.assertEqual(client("check", "buffer", 0, MIB, SEED)["differ"], 0)
+
+
+class OwnSwap(unittest.TestCase):
+    """examples/own_swap.c tells of pages that leave and come."""
+
+    def run_with(self, *options):
+        command = procs.under_terrace([OWN_SWAP, "2"], *options, addr="127.0.3.5")
+        ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
+        self.assertEqual(ended.returncode, 0, ended.stderr + ended.stdout)
+
+    def test_on_either_nic(self):
+        for nic in ("terrace", "commodity"):
+            with self.subTest(nic=nic):
+                self.run_with("--nic", nic)
+
+
+if __name__ == "__main__":
+    unittest.main()
