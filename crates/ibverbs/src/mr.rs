@@ -393,7 +393,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         // SAFETY: the caller's.
         let object = unsafe { borrow::<MrObject>(mr)? };
         object.mr.dereg()?;
-        object.swapped.iter().for_each(|pages| pages.close());
+        object.swapped().into_iter().for_each(ProgramPages::close);
         // SAFETY: the NIC no longer refers to it.
         unsafe { retire::<MrObject>(mr) };
         Ok(())

@@ -51,7 +51,8 @@ pub fn manage(device: &Arc<Device>, qp: &Arc<QueuePair>) {
         return;
     }
     let services = SERVICES.lock();
-    let is_its = |(other, _): &&(Weak<Device>, Weak<Service>)| std::ptr::eq(other.as_ptr(), Arc::as_ptr(device));
+    let is_its =
+        |(other, _): &&(Weak<Device>, Weak<Service>)| std::ptr::eq(other.as_ptr(), Arc::as_ptr(device));
     let service = services.iter().find(is_its).and_then(|(_, service)| service.upgrade());
     drop(services);
     if let Some(service) = service {

@@ -71,7 +71,7 @@ pub trait SendStage: CompletionHook {
     fn post(&self, wrs: Vec<SendWr>);
 
     /// The queue pair has changed to this state: RESET, also before it is destroyed, or ERR.
-    fn note_state(&self, state: QpState);
+    fn state_changed(&self, state: QpState);
 }
 
 /// The work requests that a program posts in one call, for the queue pair's stage.
@@ -212,7 +212,7 @@ impl<'a> Posting<'a> {
         let Some(staged) = &mut self.staged else { return Ok(self.core.qp.check_sends(wrs)?) };
         self.core.qp.validate_sends(wrs)?;
         staged.stage.reserve(wrs.len())?;
-        staged.wrs.extend(wrs.drain(..));
+        staged.wrs.append(wrs);
         Ok(())
     }
 
@@ -494,7 +494,7 @@ impl QueuePair {
             && mask.contains(QpAttrMask::STATE)
             && matches!(state, QpState::Reset | QpState::Err)
         {
-            stage.note_state(state);
+            stage.state_changed(state);
         }
         Ok(())
     }
@@ -707,7 +707,7 @@ impl QueuePair {
         device.table.remove(self.qpn());
         self.stop();
         if let Some(stage) = self.stage.get() {
-            stage.note_state(QpState::Reset);
+            stage.state_changed(QpState::Reset);
         }
         if self.schedule.is_on_ack_list.swap(false, Ordering::Relaxed) {
             match device.rx.try_lock() {

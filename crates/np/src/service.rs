@@ -64,9 +64,8 @@ impl Service {
         settings: Settings,
         signature_key: [u8; KEY_BYTES],
     ) -> Result<Arc<Service>, Error> {
-        let timer =
-            timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)
-                .map_err(|errno| Error::System(errno.raw_os_error()))?;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)
+            .map_err(|errno| Error::System(errno.raw_os_error()))?;
         let service = Arc::new(Service {
             device: Arc::downgrade(device),
             settings,
@@ -173,8 +172,7 @@ impl Service {
     fn arm(&self, at: u64) {
         let Some(device) = self.device() else { return };
         let ns = at.saturating_sub(device.now().0).max(1);
-        let it_value =
-            Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };
+        let it_value = Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };
         let once = Itimerspec { it_interval: Timespec::default(), it_value };
         if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once) {
             tracing::error!(%error, "a timer cannot be set");
@@ -185,8 +183,7 @@ impl Service {
     fn handle_timer(&self, now: Time) {
         let mut next = u64::MAX;
         self.timer_at.store(u64::MAX, Ordering::SeqCst);
-        let sessions: Vec<Arc<Session>> =
-            self.sessions.lock().values().filter_map(Weak::upgrade).collect();
+        let sessions: Vec<Arc<Session>> = self.sessions.lock().values().filter_map(Weak::upgrade).collect();
         for session in sessions {
             match session.deadline.load(Ordering::Relaxed) {
                 at if at <= now.0 => {

@@ -181,7 +181,7 @@ impl SendStage for Session {
         self.run();
     }
 
-    fn note_state(&self, state: QpState) {
+    fn state_changed(&self, state: QpState) {
         if state == QpState::Reset {
             // The caller relies on that nothing of the session accesses memory afterwards.
             let mut locked = self.state.lock();

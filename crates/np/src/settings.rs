@@ -63,11 +63,8 @@ impl Settings {
             number("TERRACE_NP_CHECK_DELAY_US", defaults.check_delay_ns / 1000, CHECK_DELAY_US_MAX)?;
         Ok(Settings {
             order,
-            inline_bytes_max: number(
-                "TERRACE_NP_INLINE",
-                defaults.inline_bytes_max.into(),
-                INLINE_BYTES_MAX,
-            )? as u32,
+            inline_bytes_max: number("TERRACE_NP_INLINE", defaults.inline_bytes_max.into(), INLINE_BYTES_MAX)?
+                as u32,
             check_delay_ns: delay_us * 1000,
             unchecked_count_max: number(
                 "TERRACE_NP_UNCHECKED",

@@ -90,7 +90,7 @@ fn rkey_of(wr: &SendWr) -> Option<u32> {
         | SendOp::AtomicWrite { rkey, .. } => Some(rkey),
         // A request for no bytes needs no key.
         SendOp::Read { rkey, .. } | SendOp::Write { rkey, .. } | SendOp::WriteImm { rkey, .. } => {
-            Some(rkey).filter(|_| wr.payload.len() > 0)
+            Some(rkey).filter(|_| !wr.payload.is_empty())
         }
         _ => None,
     }
@@ -297,7 +297,10 @@ impl State {
                     self.with_target(session, qp, |target, side| target.handle_moved(token, false, side));
                 }
                 TargetAction::Break => {
-                    tracing::warn!(qpn = qp.qpn(), "the peer does not keep to the protocol, or holds memory for too long");
+                    tracing::warn!(
+                        qpn = qp.qpn(),
+                        "the peer does not keep to the protocol, or holds memory for too long"
+                    );
                     break_queue_pair(qp);
                     self.fail_link(session, qp, now);
                 }
@@ -343,7 +346,9 @@ impl State {
                     session.service.set_control(control.qpn(), Some(session));
                     self.control = Some(control);
                 }
-                Err(error) => tracing::warn!(%error, qpn = qp.qpn(), "no control queue pair for a queue pair"),
+                Err(error) => {
+                    tracing::warn!(%error, qpn = qp.qpn(), "no control queue pair for a queue pair")
+                }
             }
         }
         Some(self.control.as_ref()?.end())
@@ -496,7 +501,8 @@ impl State {
                 return outgoing.initiator.handle_message(now, message, &mut LocalSide(qp));
             }
             _ => {
-                return self.with_target(session, qp, |target, side| target.handle_message(now, message, side));
+                return self
+                    .with_target(session, qp, |target, side| target.handle_message(now, message, side));
             }
         }
         true

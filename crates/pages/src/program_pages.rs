@@ -359,7 +359,10 @@ mod tests {
         let (one, two) = (page(&pages, 1), page(&pages, 2));
         assert!(pages.read(one, &nobody()).unwrap().outcome().is_some(), "present pages are read at once");
         pages.swap_out(HostRange { len: 2 * PAGE_BYTES, ..one }).unwrap();
-        assert!(Translation::write(&*pages, one.addr, &[1]).is_none(), "the NIC does not write to absent pages");
+        assert!(
+            Translation::write(&*pages, one.addr, &[1]).is_none(),
+            "the NIC does not write to absent pages"
+        );
         let across = HostRange { addr: two.addr - 4, len: 8 };
         let written = Pager::write(&*pages, across.addr, &[7; 8], &nobody()).unwrap();
         let read = pages.read(across, &nobody()).unwrap();

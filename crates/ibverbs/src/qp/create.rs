@@ -26,9 +26,9 @@ use crate::cq;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::object::{self, Allocation, CPart, borrow, retire};
 use crate::pd::{PdObject, Use};
-use crate::{np, room};
 use crate::srq::SrqObject;
 use crate::xrcd::XrcdObject;
+use crate::{np, room};
 
 fn kind(qp_type: ibv_qp_type) -> Result<QpType> {
     match qp_type {
