@@ -41,12 +41,11 @@ class Export:
     """`terrace export`, which can be killed and started again."""
 
     def __init__(self, directory, address, options=()):
-        self.command = [TERRACE, "export", str(directory), "--listen", address, *options]
+        self.command = [TERRACE, "export", str(directory), "--listen", f"{address}:{PORT}", *options]
         self.process = None
 
     def start(self):
-        # The clients' umasks have been applied by their kernels.
-        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True, umask=0)
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
         if not self.process.stdout.readline():
             raise RuntimeError(f"the export ended with status {self.process.wait()}")
 

@@ -19,7 +19,7 @@ use crate::values;
 
 const AFTER_HELP: &str = "\
 Examples:
-  terrace export /srv/data                       # on the host 192.0.2.7
+  terrace export /srv/data --listen 192.0.2.7:7447 --rules rules.toml     # on the host 192.0.2.7
   terrace mount 192.0.2.7:/ /mnt                 # on another one
   terrace mount 192.0.2.7:/projects ~/projects   # a directory of the export, as an ordinary user
   fusermount3 -u ~/projects                      # or Ctrl-C, or SIGTERM
