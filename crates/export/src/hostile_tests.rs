@@ -90,7 +90,7 @@ fn hostile_messages_end_their_own_connection_only() {
     let answer = Message { id: 1, body: Body::Answer(Answer::Done {}) }.encode().unwrap();
     let random: Vec<u8> = (0..100).map(|_| rand::random()).collect();
     for hostile in [Vec::new(), vec![0], newer, unknown, answer, random, vec![0xff; 16 << 10]] {
-        assert!(ends_after(&server, &[hostile.clone()]), "{hostile:x?}");
+        assert!(ends_after(&server, std::slice::from_ref(&hostile)), "{hostile:x?}");
     }
     // More requests than were agreed to, of a kind that takes time.
     let listing = request(Request::ReadDirectory { id: bystander.root(), cookie: 0, attributes: true });

@@ -333,12 +333,15 @@ impl Pager for ProgramPages {
 mod tests {
     use super::*;
 
-    /// Four pages of memory, and the ranges that the program was asked for.
-    fn pages() -> (Box<[u64]>, Arc<ProgramPages>, Arc<Mutex<Vec<HostRange>>>) {
+    /// The ranges that the program was asked for.
+    type Asked = Arc<Mutex<Vec<HostRange>>>;
+
+    /// Four pages of memory, and what was asked for.
+    fn pages() -> (Box<[u64]>, Arc<ProgramPages>, Asked) {
         terrace_hostmem::fault::install().expect("handlers");
         let memory = vec![0_u64; 5 * 512].into_boxed_slice();
         let addr = (memory.as_ptr() as u64).next_multiple_of(PAGE_BYTES);
-        let asked: Arc<Mutex<Vec<HostRange>>> = Arc::default();
+        let asked = Asked::default();
         let list = asked.clone();
         let bring: BringPages = Box::new(move |range| list.lock().push(range));
         let pages = ProgramPages::new(HostRange { addr, len: 4 * PAGE_BYTES }, bring).expect("whole pages");
@@ -357,7 +360,10 @@ mod tests {
     fn what_waits_for_a_page_is_carried_out_in_order_when_the_program_brings_it() {
         let (_memory, pages, asked) = pages();
         let (one, two) = (page(&pages, 1), page(&pages, 2));
-        assert!(pages.read(one, &nobody()).unwrap().outcome().is_some(), "present pages are read at once");
+        assert!(
+            Pager::read(&*pages, one, &nobody()).unwrap().outcome().is_some(),
+            "present pages are read at once"
+        );
         pages.swap_out(HostRange { len: 2 * PAGE_BYTES, ..one }).unwrap();
         assert!(
             Translation::write(&*pages, one.addr, &[1]).is_none(),
@@ -365,7 +371,7 @@ mod tests {
         );
         let across = HostRange { addr: two.addr - 4, len: 8 };
         let written = Pager::write(&*pages, across.addr, &[7; 8], &nobody()).unwrap();
-        let read = pages.read(across, &nobody()).unwrap();
+        let read = Pager::read(&*pages, across, &nobody()).unwrap();
         assert_eq!(*asked.lock(), [HostRange { len: 2 * PAGE_BYTES, ..one }; 2]);
         pages.swap_in(two).unwrap();
         assert!(written.outcome().is_none() && read.outcome().is_none());
