@@ -66,7 +66,7 @@ packages: build ## Build a Debian package, a tarball, a Python wheel, an SBOM an
 	$(PYTHON) packaging/build.py $(if $(SIGN),--sign $(SIGN)) build/packages
 
 packages-test: packages ## Unpack the packages, install and remove them below a temporary folder, run them, and build them again: the same bytes
-	$(call pytest,packages) -v tests/packages
+	$(call pytest,packages) -v --timeout 3600 tests/packages
 
 # Plain verbs programs, linked with the system's libibverbs.
 build/examples/%: examples/%.c $(wildcard $(HEADERS)/*.h $(HEADERS)/infiniband/*.h)
