@@ -229,12 +229,12 @@ endurance: build ## Run mixed load, faults and kills on eight processes for MINU
 
 mount-tests: build ## Run pjdfstest, fsx, fio, SQLite, git and a build over `terrace mount`, with restarts of the server (ONLY=SUITE for one)
 	@scripts/setup.sh mount-tests
-	$(PYTHON) -m unittest discover --start-directory tests/mount --pattern 'test_*.py'
+	$(PYTEST) --junit-xml=results/junit/mount.xml -v tests/mount
 	unshare --net sh -c 'ip link set lo up && $(PYTHON) tests/mount/suites.py $(ONLY)'
 
 mount-tests-short: build ## The part of mount-tests that CI runs, under three minutes
 	@scripts/setup.sh mount-tests
-	$(PYTHON) -m unittest discover --start-directory tests/mount --pattern 'test_*.py'
+	$(PYTEST) --junit-xml=results/junit/mount.xml -v tests/mount
 	unshare --net sh -c 'ip link set lo up && $(PYTHON) tests/mount/suites.py --short $(ONLY)'
 
 sanitize: build ## Run AddressSanitizer, ThreadSanitizer and valgrind on unsafe code (ONLY=address, thread, valgrind or short)

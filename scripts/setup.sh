@@ -348,6 +348,7 @@ bench-filemr) check_rust; install_packages $compiler $verbs strace redis-server 
 mount-tests)
     check_rust
     install_packages $compiler $verbs fuse3 git fio
+    install_pytest
     install_suite fsx 0.3.2
     install_suite pjdfstest 0.2.2
     ;;

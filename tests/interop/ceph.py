@@ -122,7 +122,7 @@ def check_queue_pairs(cluster):
     """The daemons talk to each other by queue pairs."""
     for daemon in (cluster.monitor, cluster.osd):
         stat = procs.run_one([str(procs.terrace_binary()), "stat", str(daemon.process.pid), "--json"], cluster.log_dir, "stat")
-        if stat.status != 0 or not json.loads(stat.out)[0]["queue_pairs"]:
+        if stat.status != 0 or not json.loads(stat.out)["devices"][0]["queue_pairs"]:
             raise Failed(f"{daemon.paths[0].stem} has no queue pair: {last_output(stat)}")
 
 

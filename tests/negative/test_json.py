@@ -10,7 +10,8 @@ import tempfile
 from support import ROOT, TERRACE, NegativeTest, fresh_address, procs
 
 # Objects whose fields are counters, and reports whose fields the page leaves to the text output.
-OPEN = {"devices." + name for name in ("port", "dropped", "same_host", "objects", "injected", "queue_pairs.counts", "clients")}
+OPEN = {"devices." + name for name in ("port", "dropped", "same_host", "objects", "injected", "queue_pairs.counts", "clients", "np",
+                                     "memory_node")}
 
 
 def listed(section):
@@ -59,10 +60,23 @@ class Documents(NegativeTest):
         folder = self.enterContext(tempfile.TemporaryDirectory())
         node = self.serve(folder)
         found = fields(self.document("stat", left.pid)) | fields(self.document("stat", node.process.pid))
-        # No client, no fault plan and no pool here.
-        absent = {"devices.clients", "devices.injected", "devices.memory_node"}
+        # Without clients, a fault plan, NP-RDMA and a pool of pages.
+        absent = {f"devices.{name}" for name in ("clients", "injected", "np", "memory_node")}
         self.assertEqual(found, listed("terrace stat") - absent)
         self.assertLessEqual({left.pid, node.process.pid}, {device["pid"] for device in self.document("stat")["devices"]})
+
+    def test_memory_node(self):
+        place = f"{fresh_address()}:{procs.free_port()}"
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        node = procs.Program([TERRACE, "memory-node", "--memory", "16M", "--listen", place], folder, "node")
+        self.addCleanup(node.stop)
+        procs.wait_until(lambda: "lending" in node.paths[0].read_text(), "the node lends memory")
+        document = self.document("memory-node", "--status", place)
+        self.assertEqual(document["clients"], [])
+        names = listed("terrace memory-node")
+        self.assertEqual(fields(document), {name for name in names if not name.startswith("clients.")})
+        source = (ROOT / "crates/far_memory/src/status.rs").read_text()
+        self.assertEqual([name for name in names if f"pub {name.removeprefix('clients.')}:" not in source], [])
 
     def test_watch_prints_a_document_a_line(self):
         end = self.start()
