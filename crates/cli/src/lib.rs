@@ -112,7 +112,7 @@ pub fn run() -> ExitCode {
         Command::MemoryNode(options) => memory_node::memory_node(&options)
             .map_err(|error| (usage_or_1(error.is_usage()), error.to_string())),
         Command::SwapDevice(options) => swap_device::swap_device(&options)
-            .map_err(|error| (swap_device::exit_code(&error), error.to_string())),
+            .map_err(|error| (usage_or_1(error.is_usage()), error.to_string())),
         Command::Export(options) => {
             export::export(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))
         }

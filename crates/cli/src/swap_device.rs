@@ -11,12 +11,11 @@ use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{Resource, configure_io_flusher_behavior, getrlimit};
 use terrace_far_memory::{Client, ClientConfig, ConnectError, PAGE_BYTES};
 use terrace_nbd::{ClientQueue, Server, ServerError};
-use terrace_nic::{OpenError, PathChoice, PortConfig};
+use terrace_nic::{PathChoice, PortConfig};
 use terrace_tier::size;
 
-use crate::exit::usage_or_1;
 use crate::log::LogOption;
-use crate::{run, values};
+use crate::values;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -112,13 +111,11 @@ pub enum SwapDeviceError {
     },
 }
 
-/// The exit status after an error.
-pub fn exit_code(error: &SwapDeviceError) -> u8 {
-    usage_or_1(match error {
-        SwapDeviceError::Size | SwapDeviceError::Mirror { .. } => true,
-        SwapDeviceError::Connect(ConnectError::Port(OpenError::Udp(error))) => run::is_usage(error),
-        _ => false,
-    })
+impl SwapDeviceError {
+    /// Whether the command line is wrong.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, SwapDeviceError::Size | SwapDeviceError::Mirror { .. })
+    }
 }
 
 /// Serves until SIGINT or SIGTERM.
