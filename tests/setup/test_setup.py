@@ -10,8 +10,9 @@ import unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts/setup.sh"
 TOOLS = ("sh", "cat", "cut", "dirname", "env", "grep", "head", "mktemp", "rm", "sed", "sort", "tail")
-# A target that needs packages alone.
-TARGET = "bench-filemr"
+TARGET = "build"
+# What the target needs beside Rust.
+DEBIAN = ("gcc", "libc6-dev", "make")
 
 
 class Setup(unittest.TestCase):
@@ -21,6 +22,7 @@ class Setup(unittest.TestCase):
             (self.folder / tool).symlink_to(shutil.which(tool))
         self.log = self.folder / "log"
         self.log.touch()
+        self.fake_program("cargo", "echo cargo 99.0.0")
 
     def fake_program(self, name, script):
         path = self.folder / name
@@ -41,19 +43,19 @@ class Setup(unittest.TestCase):
         return outcome, self.log.read_text().splitlines()
 
     def test_debian_is_asked_for_what_is_missing(self):
-        self.manager("apt-get", installed=("python3", "strace"))
+        self.manager("apt-get", installed=("gcc",))
         outcome, asked = self.run_setup()
         self.assertEqual(outcome.returncode, 0, outcome.stderr)
-        self.assertEqual(asked, ["apt-get install -y --no-install-recommends redis-server redis-tools"])
+        self.assertEqual(asked, ["apt-get install -y --no-install-recommends libc6-dev make"])
 
     def test_fedora_has_names_of_its_own(self):
-        self.manager("dnf", installed=("python3",))
+        self.manager("dnf", installed=("gcc",))
         outcome, asked = self.run_setup()
         self.assertEqual(outcome.returncode, 0, outcome.stderr)
-        self.assertEqual(asked, ["dnf install -y --setopt=install_weak_deps=False strace valkey"])
+        self.assertEqual(asked, ["dnf install -y --setopt=install_weak_deps=False glibc-devel make"])
 
     def test_nothing_is_asked_for_if_nothing_is_missing(self):
-        for manager, installed in (("apt-get", ("python3", "strace", "redis-server", "redis-tools")), ("dnf", ("python3", "strace", "valkey"))):
+        for manager, installed in (("apt-get", DEBIAN), ("dnf", ("gcc", "glibc-devel", "make"))):
             with self.subTest(manager=manager):
                 (self.folder / manager).unlink(missing_ok=True)
                 self.manager(manager, installed, uid=1000)
@@ -62,31 +64,31 @@ class Setup(unittest.TestCase):
                 (self.folder / manager).unlink()
 
     def test_another_user_is_told_what_root_has_to_do(self):
-        self.manager("apt-get", installed=("python3",), uid=1000)
+        self.manager("apt-get", installed=("gcc",), uid=1000)
         outcome, asked = self.run_setup()
         self.assertEqual((outcome.returncode, asked), (1, []))
         self.assertEqual(outcome.stderr,
-                         "setup: only root can install packages: as root, run: apt-get install strace redis-server redis-tools\n")
+                         "setup: only root can install packages: as root, run: apt-get install libc6-dev make\n")
 
     def test_another_user_with_sudo(self):
-        self.manager("apt-get", installed=("python3", "strace", "redis-tools"), uid=1000)
+        self.manager("apt-get", installed=DEBIAN[:2], uid=1000)
         self.fake_program("sudo", f'echo "sudo $*" >> {self.log}; exec "$@"')
         outcome, asked = self.run_setup()
         self.assertEqual(outcome.returncode, 0, outcome.stderr)
-        self.assertTrue(asked[0].startswith("sudo ") and asked[0].endswith(" redis-server"), asked)
+        self.assertTrue(asked[0].startswith("sudo ") and asked[0].endswith(" make"), asked)
 
     def test_a_failure_updates_the_list_and_is_told(self):
-        self.manager("apt-get", installed=("python3", "strace", "redis-tools"), status=1)
+        self.manager("apt-get", installed=DEBIAN[:2], status=1)
         outcome, asked = self.run_setup()
         self.assertEqual(outcome.returncode, 1)
-        self.assertIn("apt-get could not install redis-server", outcome.stderr)
+        self.assertIn("apt-get could not install make", outcome.stderr)
         self.assertEqual([line.split()[1] for line in asked], ["install", "update", "install"])
 
     def test_another_system(self):
         self.fake_program("id", "echo 0")
         outcome, _ = self.run_setup()
         self.assertEqual(outcome.returncode, 1)
-        self.assertIn("neither apt-get nor dnf: install by hand, by Debian's names: python3 strace", outcome.stderr)
+        self.assertIn("neither apt-get nor dnf: install by hand, by Debian's names: gcc libc6-dev make", outcome.stderr)
 
 
 if __name__ == "__main__":
