@@ -99,8 +99,7 @@ pub fn start(local_bytes: u64, far_memory: &FarMemory, mirror: usize) -> Result<
 /// A directory that no other user can enter.
 fn create_directory() -> std::io::Result<PathBuf> {
     use std::os::unix::fs::DirBuilderExt;
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_dir());
-    let parent = runtime.unwrap_or_else(std::env::temp_dir);
+    let parent = std::env::temp_dir();
     let mut number = 0;
     loop {
         let path = parent.join(format!("terrace-pager-{}-{number}", std::process::id()));
