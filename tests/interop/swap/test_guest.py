@@ -21,7 +21,7 @@ sys.path[:0] = [str(HERE.parent / "kernel"), str(HERE.parents[2] / "scripts"), s
 import image  # noqa: E402
 from harness import procs  # noqa: E402
 
-GUEST_MIB, PROGRAM_MIB, DEVICE_MIB = 96, 128, 256
+GUEST_MIB, PROGRAM_MIB, DEVICE_MIB = 96, 64, 128
 PROGRAM = procs.ROOT / "build/interop/programs/swap_pattern"
 LIMIT_S = 600
 READY_LIMIT_S = 30
