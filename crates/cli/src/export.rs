@@ -17,7 +17,7 @@ use crate::values;
 const AFTER_HELP: &str = "\
 Examples:
   terrace export /srv/data --listen 192.0.2.7:7447 --rules /etc/terrace/export.toml
-  terrace export . --listen 127.0.0.1:7447
+  terrace export .                 # for clients on this host
 
 Clients (Terrace's Rust library, crate terrace-export) look files up and open them by messages, and
 READ, WRITE and APPEND their data one-sidedly. Nothing outside the directory can be reached: `..`,
@@ -50,7 +50,7 @@ pub struct Options {
     #[arg(value_name = "DIRECTORY")]
     directory: PathBuf,
     /// Address and TCP port of setups; the NIC has the same address
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7447")]
     listen: SocketAddr,
     /// Who may do what: a TOML file [default: users of this host, and nobody else]
     #[arg(long, value_name = "FILE")]

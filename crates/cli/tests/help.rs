@@ -71,7 +71,7 @@ fn a_wrong_command_line_has_one_exit_status() {
         &["serve", "--region", "a=/nowhere/a:1M", "--dram", "1M", "--mode", "none"],
         &["serve", "--region", "a=/nowhere/a:1M", "--dram", "1M", "--listen", "224.0.0.1"],
         &["serve", "--region", "a=/nowhere/a:1M", "--dram", "1M", "--mtu", "77"],
-        &["export", "."],
+        &["export"],
         &["export", ".", "--listen", "nonsense"],
         &["recover"],
         &["devices", "--addr", "nonsense"],

@@ -27,7 +27,8 @@ impl OpenPair {
         Ok(OpenPair { qp, endpoint })
     }
 
-    /// Connects it to the peer's end. Files may be cold, so RNR NAKs have no limit. `access` (`ibv_access_flags`) is what the peer may do over it.
+    /// Connects it to the peer's end. Files may be cold, so RNR NAKs have no limit. `access` (`ibv_access_flags`) is what
+    /// the peer may do over it.
     pub fn connect(&self, remote: Path, peer: Endpoint, access: u32) -> Result<(), Error> {
         initialize(&self.qp, access)?;
         connect(&self.qp, self.endpoint, remote, peer, RNR_RETRIES)

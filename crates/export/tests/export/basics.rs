@@ -1,8 +1,15 @@
 //! A client and a server in one process, by both transports.
 
-use crate::support::{READ_WRITE, connect, serve};
-use terrace_export::Completed;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use terrace_export::{
+    Change, ChangeSet, Completed, ExportError, FileKind, OpenAccess, Pipeline, Server, SetAttributes,
+    SetTime, Timestamp,
+};
 use terrace_nic::PathChoice;
+
+use crate::support::{READ_WRITE, connect, errno, serve, server_config, wait_until};
 
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + at / 251) as u8).collect()
@@ -77,4 +84,120 @@ fn pipelines_have_many_accesses_in_flight() {
         let at = completion.tag as usize * 4096;
         assert_eq!(completion.result.unwrap(), Completed::Read(data[at..at + 4096].to_vec()));
     }
+}
+
+#[test]
+fn attributes_are_set_and_persistent() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path(), PathChoice::Udp, "root = true");
+    let client = connect(server.address(), PathChoice::Udp);
+    let root = client.root();
+    let file = client.create(root, "file".as_ref(), 0o600, READ_WRITE, true).unwrap();
+    let time = Timestamp { seconds: 1_234_567_890, nanoseconds: 123_456_789 };
+    let set = SetAttributes {
+        mode: Some(0o640),
+        len: Some(77),
+        accessed: Some(SetTime::At(time)),
+        modified: Some(SetTime::At(time)),
+        ..SetAttributes::default()
+    };
+    let attributes = client.set_attributes(file.id(), &set).unwrap();
+    assert_eq!((attributes.mode, attributes.len, attributes.kind), (0o640, 77, FileKind::Regular));
+    assert_eq!((attributes.accessed, attributes.modified), (time, time));
+    let now = SetAttributes { modified: Some(SetTime::Now), ..SetAttributes::default() };
+    let touched = client.set_attributes(file.id(), &now).unwrap();
+    assert!(touched.modified > time && touched.accessed == time);
+    assert!(touched.version > 0);
+    let invalid = SetTime::At(Timestamp { seconds: 0, nanoseconds: 1_000_000_000 });
+    let invalid = SetAttributes { accessed: Some(invalid), ..SetAttributes::default() };
+    assert_eq!(errno(client.set_attributes(file.id(), &invalid)), Errno::INVAL.raw_os_error());
+    file.punch(0, 10).unwrap();
+    file.grow(50).unwrap();
+    assert_eq!(file.len(), 77);
+    file.grow(100).unwrap();
+    assert_eq!(file.len(), 100);
+    client.sync(file.id()).unwrap();
+    client.sync(root).unwrap();
+    client.check_access(file.id(), 6).unwrap();
+    assert!(client.file_system(root).unwrap().blocks > 0);
+    assert_eq!(client.make_fifo(root, "fifo".as_ref(), 0o600).unwrap().kind, FileKind::Fifo);
+    let fifo = client.lookup(root, "fifo".as_ref()).unwrap();
+    assert_eq!(errno(client.open(fifo.id, OpenAccess::READ)), Errno::OPNOTSUPP.raw_os_error());
+    assert_eq!(errno(client.open(root, OpenAccess::READ)), Errno::ISDIR.raw_os_error());
+    let link = client.symlink(root, "link".as_ref(), "to".as_ref()).unwrap();
+    assert_eq!(client.set_attributes(link.id, &now).unwrap().kind, FileKind::SymbolicLink);
+    assert_eq!(client.link(file.id(), root, "second".as_ref()).unwrap().links, 2);
+    let emptied = client.open(file.id(), READ_WRITE | OpenAccess::TRUNCATE).unwrap();
+    assert_eq!((emptied.len(), file.attributes().unwrap().len), (0, 0));
+}
+
+#[test]
+fn pipelines_survive_a_restart_and_a_file_that_changes() {
+    for path in [PathChoice::Udp, PathChoice::Local] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = server_config(directory.path(), path);
+        let server = Server::open(&config).unwrap();
+        config.listen = server.address();
+        let client = connect(server.address(), path);
+        let file = client.create(client.root(), "file".as_ref(), 0o600, READ_WRITE, true).unwrap();
+        file.grow(64 * 1000).unwrap();
+        let mut pipeline = client.pipeline(64, 1000).unwrap();
+        let wait = |pipeline: &mut Pipeline| {
+            let mut done = Vec::new();
+            while pipeline.in_flight() > 0 {
+                pipeline.wait(&mut done, Duration::from_secs(5));
+            }
+            done.sort_by_key(|completion| completion.tag);
+            done.into_iter().map(|completion| completion.result.unwrap()).collect::<Vec<_>>()
+        };
+        for tag in 0..64 {
+            pipeline.write(&file, tag * 1000, &[tag as u8; 1000], tag).unwrap();
+        }
+        assert!(matches!(pipeline.write(&file, 0, b"x", 64), Err(ExportError::Full)));
+        assert_eq!(wait(&mut pipeline), vec![Completed::Written; 64]);
+        // Writes behind a new end are repeated.
+        file.truncate(10).unwrap();
+        let other = client.open(file.id(), READ_WRITE).unwrap();
+        for tag in 0..8 {
+            pipeline.write(&other, tag * 1000, &[9; 1000], tag).unwrap();
+        }
+        assert_eq!(wait(&mut pipeline), vec![Completed::Written; 8]);
+        drop(server);
+        let _server = Server::open(&config).unwrap();
+        client.attributes(client.root()).unwrap();
+        for tag in 0..8 {
+            pipeline.append(&file, &[tag as u8; 100], tag % 2 == 0, tag).unwrap();
+        }
+        let mut offsets: Vec<_> = wait(&mut pipeline);
+        offsets.sort_by_key(|done| if let Completed::Appended(offset) = done { *offset } else { 0 });
+        assert_eq!(offsets, (0..8).map(|at| Completed::Appended(8000 + at * 100)).collect::<Vec<_>>());
+        pipeline.read(&file, 8700, 1000, 1).unwrap();
+        assert_eq!(wait(&mut pipeline), [Completed::Read(vec![7; 100])]);
+        assert_eq!(std::fs::metadata(directory.path().join("file")).unwrap().len(), 8800);
+    }
+}
+
+#[test]
+fn changes_of_local_programs_and_of_clients_are_announced() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path(), PathChoice::Udp, "root = true");
+    let (one, two) = (connect(server.address(), PathChoice::Udp), connect(server.address(), PathChoice::Udp));
+    one.watch(one.root()).unwrap();
+    let expect = |wanted: ChangeSet| {
+        wait_until("a change is announced", || {
+            let change = one.next_change(Duration::from_secs(1));
+            matches!(change, Some(Change::Changed { id, change }) if id == one.root() && change.contains(wanted))
+        });
+    };
+    std::fs::write(directory.path().join("local"), "").unwrap();
+    expect(ChangeSet::ENTRIES);
+    two.make_directory(two.root(), "sub".as_ref(), 0o755).unwrap();
+    expect(ChangeSet::ENTRIES);
+    let chmod = SetAttributes { mode: Some(0o755), ..SetAttributes::default() };
+    two.set_attributes(two.root(), &chmod).unwrap();
+    expect(ChangeSet::ATTRIBUTES);
+    while one.next_change(Duration::from_millis(100)).is_some() {}
+    one.unwatch(one.root()).unwrap();
+    std::fs::write(directory.path().join("more"), "").unwrap();
+    assert_eq!(one.next_change(Duration::from_millis(200)), None);
 }

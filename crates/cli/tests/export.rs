@@ -1,0 +1,47 @@
+//! `terrace export`: it serves clients, and ends in order.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use terrace_export::{Client, ClientConfig, OpenAccess};
+
+#[test]
+fn a_directory_is_exported_until_sigterm() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut server = Command::new(env!("CARGO_BIN_EXE_terrace"))
+        .args(["export", "--listen", "127.0.0.1:0"])
+        .arg(directory.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.split_whitespace().nth(3).unwrap().parse().unwrap();
+    let client = Client::connect(&ClientConfig::new(address)).unwrap();
+    let access = OpenAccess::READ | OpenAccess::WRITE;
+    // The mode is the client's, without the server's umask.
+    let file = client.create(client.root(), "file".as_ref(), 0o666, access, true).unwrap();
+    file.write_at(0, b"data").unwrap();
+    kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
+    assert!(server.wait().unwrap().success());
+    let path = directory.path().join("file");
+    assert_eq!(std::fs::read(&path).unwrap(), b"data");
+    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o666);
+}
+
+#[test]
+fn what_cannot_be_exported_is_said() {
+    let rules = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&rules, "unknown = 1").unwrap();
+    let error_of = |arguments: &[&str], code| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
+        let output = command.args(["export", "--listen", "127.0.0.1:0"]).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(error_of(&["/nonexistent/directory"], 1).contains("cannot export /nonexistent/directory"));
+    assert!(error_of(&[".", "--rules", "/nonexistent/rules"], 2).contains("cannot read the rules"));
+    assert!(error_of(&[".", "--rules", rules.path().to_str().unwrap()], 2).contains("unknown field"));
+}
