@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/mount"))
 import place  # noqa: E402
 
-SIZE = 256 << 20
+SIZE = 128 << 20
 FILES = 300
 THRESHOLD = 2.0
 # name: (fio's options, read or write)

@@ -22,6 +22,9 @@ def addresses():
     return (f"127.{64 + (pid >> 8) % 16}.{pid % 256}.{number}" for number in range(1, 255))
 
 
+ADDRESSES = addresses()
+
+
 def wait_until(what, condition, seconds=START_S):
     """Waits for a condition, and says what it waited for if it does not come true."""
     deadline = time.monotonic() + seconds
@@ -122,7 +125,7 @@ def mounted(*, others=False, loopback=None, options=(), export_options=(), **pop
         directory, path = base / "exported", base / "mounted"
         for made in (directory, path):
             made.mkdir()
-        server, client, *_ = addresses()
+        server, client = next(ADDRESSES), next(ADDRESSES)
         export = Export(directory, server, export_options)
         if loopback:
             mount = Mount([loopback, directory, path, *(["others"] if others else [])], path, **popen)

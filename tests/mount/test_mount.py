@@ -87,7 +87,7 @@ class Mounts(unittest.TestCase):
             for made in (directory, path):
                 made.mkdir()
                 os.chown(made, NOBODY, NOBODY)
-            server, client, *_ = place.addresses()
+            server, client = next(place.ADDRESSES), next(place.ADDRESSES)
             export = place.Export(directory, server)
             program = shutil.copy(place.TERRACE, base / "terrace")  # the checkout may be below a directory of root's
             command = [program, "mount", f"{server}:/", path, "--addr", client]
@@ -147,7 +147,7 @@ class Mounts(unittest.TestCase):
         with place.mounted() as at:
             second = at.path.parent / "second"
             second.mkdir()
-            *_, address = place.addresses()
+            address = next(place.ADDRESSES)
             source = at.mount.command[2]
             other = place.Mount([place.TERRACE, "mount", source, second, "--addr", address], second)
             other.start()
