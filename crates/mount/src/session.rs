@@ -3,10 +3,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fuser::{BackgroundSession, Config, MountOption, Notifier, Session, SessionACL};
 use terrace_export::FileId;
@@ -43,6 +43,7 @@ pub struct MountConfig {
 /// A mounted export. Dropping it unmounts.
 pub struct Mounted<R: Remote> {
     mount: Arc<Mount<R>>,
+    mount_point: PathBuf,
     session: Option<BackgroundSession>,
     has_ended: Arc<AtomicBool>,
     housekeeper: Option<JoinHandle<()>>,
@@ -65,7 +66,8 @@ pub fn mount<R: Remote>(remote: R, config: &MountConfig) -> io::Result<Mounted<R
             .name("mount-changes".into())
             .spawn(move || keep_house(&mount, &notifier, &has_ended))?
     };
-    Ok(Mounted { mount, session: Some(session), has_ended, housekeeper: Some(housekeeper) })
+    let mount_point = config.mount_point.clone();
+    Ok(Mounted { mount, mount_point, session: Some(session), has_ended, housekeeper: Some(housekeeper) })
 }
 
 fn fuse_config(config: &MountConfig) -> Config {
@@ -94,8 +96,18 @@ fn detach_dead(mount_point: &Path) {
     let Err(error) = mount_point.metadata() else { return };
     if error.raw_os_error() == Some(fuser::Errno::ENOTCONN.code()) {
         // If that fails, mounting says why.
-        let _ = Command::new("fusermount3").arg("-uz").arg("--").arg(mount_point).status();
+        let _ = detach(mount_point);
     }
+}
+
+/// Detaches a mount from its mount point, also if files are open: by the command that this user may use.
+fn detach(mount_point: &Path) -> io::Result<()> {
+    let (program, options) = match rustix::process::geteuid().is_root() {
+        true => ("umount", "--lazy"),
+        false => ("fusermount3", "-uz"),
+    };
+    let status = Command::new(program).arg(options).arg("--").arg(mount_point).status()?;
+    if status.success() { Ok(()) } else { Err(io::Error::other(format!("{program} has failed"))) }
 }
 
 /// Applies the server's changes, writes old dirty bytes, and watches files.
@@ -126,7 +138,7 @@ impl<R: Remote> Mounted<R> {
     fn end(&mut self) -> io::Result<()> {
         let Some(session) = self.session.take() else { return Ok(()) };
         self.mount.write_all();
-        let result = detach(session);
+        let result = unmount(session, &self.mount_point);
         self.mount.write_all();
         self.has_ended.store(true, Ordering::Release);
         if let Some(housekeeper) = self.housekeeper.take() {
@@ -137,18 +149,18 @@ impl<R: Remote> Mounted<R> {
     }
 }
 
-/// Detaches the mount from its mount point, and waits for the end of the session, which programs with open files delay: not
-/// longer than [`CLOSE_TIME_MAX`], after which the end of this process closes the session.
-fn detach(session: BackgroundSession) -> io::Result<()> {
-    let (done, is_done) = mpsc::channel();
-    thread::Builder::new().name("mount-end".into()).spawn(move || {
-        // Nobody waits any more after the time.
-        let _ = done.send(session.umount_and_join());
-    })?;
-    match is_done.recv_timeout(CLOSE_TIME_MAX) {
-        Ok(result) => result,
-        Err(_) => Ok(()),
+/// Unmounts, unless that has been done from outside, and waits for the end of the session, which programs with open files
+/// delay: not longer than [`CLOSE_TIME_MAX`], after which the end of this process closes the session.
+fn unmount(session: BackgroundSession, mount_point: &Path) -> io::Result<()> {
+    if session.guard.is_finished() {
+        return Ok(());
     }
+    detach(mount_point)?;
+    let deadline = Instant::now() + CLOSE_TIME_MAX;
+    while !session.guard.is_finished() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
 }
 
 impl<R: Remote> Drop for Mounted<R> {
