@@ -122,6 +122,13 @@ class Commodity(unittest.TestCase):
         self.assertEqual(statuses, [REM_ACCESS_ERR, WR_FLUSH_ERR])
 
 
+    def test_a_queue_pair_without_requests_ends(self):
+        self.connect()
+        for end in (self.server, self.client):
+            end("error", "q")
+            end("destroy", "q")
+
+
 class CommodityLocal(Commodity):
     """The same over shared memory."""
 

@@ -133,11 +133,14 @@ impl State {
         for wr in posted {
             self.post(qp, now, wr);
         }
+        // Taken without an initiator, too: what stays would have this called for ever.
+        let (completions, is_failed) =
+            (inputs.completions.take(), inputs.is_failed.swap(false, Ordering::AcqRel));
         if let Some(Outgoing { initiator, .. }) = &mut self.outgoing {
-            for wc in inputs.completions.take() {
+            for wc in completions {
                 initiator.handle_completion(now, &wc, &mut LocalSide(qp));
             }
-            if inputs.is_failed.swap(false, Ordering::AcqRel) {
+            if is_failed {
                 initiator.flush();
             }
         }
