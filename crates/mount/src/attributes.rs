@@ -63,10 +63,11 @@ fn timestamp(time: SystemTime) -> Timestamp {
         Ok(since) => Timestamp { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() },
         Err(error) => {
             let before = error.duration();
-            let (seconds, nanoseconds) = (before.as_secs() as i64, before.subsec_nanos());
+            // The first time has 2^63 seconds.
+            let (seconds, nanoseconds) = ((before.as_secs() as i64).wrapping_neg(), before.subsec_nanos());
             match nanoseconds {
-                0 => Timestamp { seconds: -seconds, nanoseconds: 0 },
-                _ => Timestamp { seconds: -seconds - 1, nanoseconds: 1_000_000_000 - nanoseconds },
+                0 => Timestamp { seconds, nanoseconds: 0 },
+                _ => Timestamp { seconds: seconds - 1, nanoseconds: 1_000_000_000 - nanoseconds },
             }
         }
     }
@@ -94,7 +95,11 @@ mod tests {
     }
 
     #[test]
-    fn a_time_out_of_range_is_the_epoch() {
-        assert_eq!(system_time(Timestamp { seconds: i64::MIN, nanoseconds: u32::MAX }), UNIX_EPOCH);
+    fn the_first_and_the_last_time_survive() {
+        for (seconds, nanoseconds) in [(i64::MIN, u32::MAX), (i64::MIN, 0), (i64::MAX, u32::MAX)] {
+            let time = Timestamp { seconds, nanoseconds };
+            let expected = Timestamp { seconds, nanoseconds: nanoseconds.min(999_999_999) };
+            assert_eq!(timestamp(system_time(time)), expected);
+        }
     }
 }
