@@ -1,6 +1,6 @@
 //! Logs over an export in this process, by both transports.
 
-#[path = "../../export/tests/support/mod.rs"]
+#[path = "../../export/tests/export/support.rs"]
 #[allow(dead_code)] // Other tests use the rest.
 mod support;
 
