@@ -149,7 +149,7 @@ build/negative/libraries/%.so: tests/negative/libraries/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -shared -fPIC -o $@ $< -lpthread
 
-negative-programs: $(NEGATIVE_PROGRAMS) build/negative/libraries/waiting.so build/examples/remote_file
+negative-programs: $(NEGATIVE_PROGRAMS) build/negative/libraries/waiting.so build/examples/remote_file build/examples/own_swap
 
 build/endurance/programs/%: tests/endurance/programs/%.c $(NEGATIVE_SHARED)
 	@mkdir -p $(@D)
