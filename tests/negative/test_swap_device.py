@@ -118,6 +118,11 @@ class Pages(SwapDevice):
             time.sleep(0.05)
         self.end(node)
 
+    def test_a_long_path(self):
+        _, listen = self.node()
+        self.socket = self.directory / ("s" * 60)
+        self.assertEqual(self.end(self.device(listen)), "")
+
     def test_a_lost_node_is_eio_and_one_line(self):
         node, listen = self.node()
         device = self.device(listen)

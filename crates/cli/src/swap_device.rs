@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
@@ -39,6 +39,9 @@ fails with ENOSPC when the nodes have no free page.
 
 All memory of this process is locked, because a kernel that swapped it out could not swap it in.
 docs/swap-device.md has the limits of swapping over a network.";
+
+/// Bytes of a path that are a part of the client's name, of which a memory node takes 64.
+const PATH_BYTES_MAX: usize = 48;
 
 /// Options of `terrace swap-device`.
 #[derive(Args)]
@@ -161,10 +164,19 @@ fn client_config(options: &Options) -> Result<ClientConfig, SwapDeviceError> {
     Ok(ClientConfig {
         copies: copies.into(),
         depth: ClientQueue::DEPTH as u32,
-        name: format!("swap device {}", options.socket.display()),
+        name: client_name(&options.socket),
         port,
         ..config
     })
+}
+
+/// The name that memory nodes show: the socket's path, or the end of a path that is longer than a node takes.
+fn client_name(socket: &Path) -> String {
+    let text = socket.to_string_lossy();
+    let path: String = text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect();
+    let excess = path.len().saturating_sub(PATH_BYTES_MAX);
+    let begin = (excess..=path.len()).find(|at| path.is_char_boundary(*at)).unwrap_or(path.len());
+    format!("swap device {}", &path[begin..])
 }
 
 /// Locks what is mapped and what will be.
@@ -214,4 +226,16 @@ fn print_status(server: &Server, client: &Client) {
 fn print(lines: &str) {
     // The device does not depend on an open standard output.
     let _ = io::stdout().write_all(lines.as_bytes()).and_then(|()| io::stdout().flush());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_clients_fit() {
+        assert_eq!(client_name(Path::new("/run/swap")), "swap device /run/swap");
+        let name = client_name(Path::new(&format!("/{}/\n\u{fc}/swap", "\u{fc}".repeat(40))));
+        assert!(name.len() <= 64 && name.ends_with("/?\u{fc}/swap"), "{name}");
+    }
 }

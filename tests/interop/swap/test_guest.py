@@ -38,6 +38,7 @@ class Command:
         while "\n" not in self.output():
             assert self.process.poll() is None and time.monotonic() < deadline, self.output()
             time.sleep(0.02)
+        assert not self.output().startswith("terrace: "), self.output()
 
     def output(self):
         return pathlib.Path(self.log.name).read_text()
