@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 use terrace_nic::{PathChoice, PortConfig, SendOp, WcStatus};
 
 use crate::client::{Client, ClientConfig};
-use crate::proto::{Answer, Body, Link, Message, OpenAccess, Request};
+use crate::ends::gid_of;
+use crate::proto::{
+    Answer, Body, Link, Message, OpenAccess, QueuePairs, Request, SetupAnswer, SetupRequest, setup,
+};
 use crate::rules::Rules;
 use crate::server::{Server, ServerConfig};
 
@@ -126,6 +129,15 @@ fn hostile_setups_end_their_own_socket_only() {
         // The end, or a reset.
         assert!(!matches!(stream.read(&mut [0; 16]), Ok(1..)));
     }
+    // A rule for other hosts is not for users of this one.
+    let endpoint = terrace_node::Endpoint { qpn: 1, psn: 0, mtu_bytes: 4096 };
+    let gid = gid_of(Ipv4Addr::LOCALHOST.into());
+    let ends = QueuePairs { gid, control: endpoint, data: endpoint, append: endpoint };
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.write_all(&setup::encode(&SetupRequest { ends })).unwrap();
+    let answer: SetupAnswer = setup::receive(&mut stream).unwrap();
+    assert_eq!(answer.errno, 13);
     let mut idle: Vec<_> = (0..200).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
     idle.clear();
     std::thread::sleep(Duration::from_millis(600));

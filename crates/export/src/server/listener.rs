@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{self as unix, UnixListener, UnixStream};
@@ -180,7 +180,8 @@ impl Listener {
     fn accept_tcp(&mut self) {
         let Ok((stream, address)) = self.tcp.accept() else { return };
         let ip = address.ip().to_canonical();
-        let identity = self.state.rules.remote(ip);
+        // Who comes from this host is one of its users, and only the Unix socket tells which one.
+        let identity = if may_be_local(address) { None } else { self.state.rules.remote(ip) };
         self.add(Stream::Tcp(stream), Peer { name: address.to_string(), address: Some(ip), identity });
     }
 
@@ -275,6 +276,10 @@ impl Listener {
         if peer.address.is_some_and(|known| known != address) {
             return Err(Errno::ADDRNOTAVAIL);
         }
+        // A client that the Unix socket has connected is on this host, and so are its packets.
+        if peer.address.is_none() && UdpSocket::bind((address, 0)).is_err() {
+            return Err(Errno::ADDRNOTAVAIL);
+        }
         let connections = self.state.connections();
         let of_peer = |connection: &&Arc<Connection>| match peer.address {
             Some(_) => connection.gid == gid,
@@ -336,6 +341,20 @@ impl Listener {
     }
 }
 
+/// Whether a peer's address is one of this host, as far as is known: only an address of this host can be bound.
+fn may_be_local(peer: SocketAddr) -> bool {
+    let address = match peer.ip().to_canonical() {
+        IpAddr::V4(v4) => SocketAddr::new(v4.into(), 0),
+        IpAddr::V6(_) => {
+            // With the scope of a link-local address.
+            let mut address = peer;
+            address.set_port(0);
+            address
+        }
+    };
+    !UdpSocket::bind(address).is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable)
+}
+
 /// Bytes of a setup.
 fn setup_bytes() -> usize {
     let endpoint = terrace_node::Endpoint { qpn: 0, psn: 0, mtu_bytes: 4096 };
@@ -353,5 +372,19 @@ fn refusal(errno: Errno) -> SetupAnswer {
         root: Default::default(),
         is_read_only: false,
         boot: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_this_host_are_local_and_others_are_not() {
+        for local in ["127.0.0.1:9", "127.3.2.1:9", "[::ffff:127.0.0.1]:9"] {
+            assert!(may_be_local(local.parse().unwrap()), "{local}");
+        }
+        // An address of the documentation.
+        assert!(!may_be_local("192.0.2.77:9".parse().unwrap()));
     }
 }
