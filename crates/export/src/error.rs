@@ -39,8 +39,9 @@ pub enum ExportError {
     /// The connection was lost, and no new one succeeded in time.
     #[error("the connection to the server is lost")]
     Lost,
-    /// The connection was lost before the answer to a request came that may not be repeated: it may have been done or not.
-    #[error("the connection was lost before the answer came: it may have been done or not")]
+    /// The answer to a request did not come that may not be repeated: it may have been done or not. The connection was lost,
+    /// or an append was under way behind another one that failed.
+    #[error("the answer did not come: it may have been done or not")]
     Unanswered,
     /// The key of an open file was revoked: the client has lost the right, or the file was unlinked.
     #[error("the right to access the file was revoked")]

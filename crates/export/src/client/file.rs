@@ -15,7 +15,7 @@ use super::data::{self, Bytes, Failure};
 use super::session::{Opening, Session};
 use super::shared::Shared;
 use crate::error::{ExportError, UNKNOWN_OPEN};
-use crate::proto::{Answer, Attributes, FileId, LockKind, OpenAccess, Opened, Request};
+use crate::proto::{Answer, Attributes, FileId, Link, LockKind, OpenAccess, Opened, Request};
 
 /// How often an access is repeated whose file changes meanwhile.
 const REPEATS_MAX: usize = 8;
@@ -171,7 +171,8 @@ impl RemoteFile {
     /// Appends a record of up to 1 MiB at the end of the file, as a whole and once, and returns its offset.
     ///
     /// # Errors
-    /// As for [`RemoteFile::read_at`]; `Unanswered` if the record may be there or not.
+    /// As for [`RemoteFile::read_at`]; `Unanswered` if the record may be there or not: its acknowledgement was lost, or
+    /// another append of this client failed before it was acknowledged.
     pub fn append(&self, record: &[u8]) -> Result<u64, ExportError> {
         self.append_with(record, false)
     }
@@ -315,10 +316,20 @@ impl OpenFile {
                     opening.session.lose("an access was not answered");
                     continue;
                 }
+                Err(Failure::Error(ExportError::Unanswered)) => {
+                    // Its queue pair would flush the appends behind it.
+                    opening.session.lose("an append was not answered");
+                    return Err(ExportError::Unanswered);
+                }
                 Err(Failure::Error(error)) => return Err(error),
                 Err(Failure::Refused { link, generation, status }) => (link, generation, status),
             };
-            match self.recover(&opening, link, generation, deadline) {
+            let recovered = self.recover(&opening, link, generation, deadline);
+            if link == Link::Append && status == WcStatus::Flushed {
+                // The one before it may have lost only its acknowledgement, and this one, too.
+                return Err(ExportError::Unanswered);
+            }
+            match recovered {
                 Err(ExportError::Lost) if Instant::now() < deadline => continue,
                 recovered => recovered?,
             }
@@ -332,10 +343,13 @@ impl OpenFile {
 
     /// After an access was refused: replaces the queue pair, and learns whether the key is still valid and how long the
     /// file is.
-    fn recover(
+    ///
+    /// # Errors
+    /// `Revoked`; `Lost`; `Nic`.
+    pub(super) fn recover(
         &self,
         opening: &Opening,
-        link: crate::proto::Link,
+        link: Link,
         generation: u64,
         deadline: Instant,
     ) -> Result<(), ExportError> {

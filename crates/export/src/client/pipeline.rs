@@ -56,6 +56,8 @@ struct InFlight {
     offset: u64,
     file: RemoteFile,
     opening: Opening,
+    /// The generation of the queue pair.
+    generation: u64,
 }
 
 /// A queue of accesses, for one thread: up to a number are in flight, and each completes with its tag.
@@ -162,7 +164,8 @@ impl Pipeline {
         self.begin(file, Kind::Write, offset, data.len(), Some(data), tag)
     }
 
-    /// Begins to append a record; with `commit` it is persistent when it completes.
+    /// Begins to append a record; with `commit` it is persistent when it completes. It completes with `Unanswered` if the
+    /// record may be in the file or not, as do those behind an append that has failed.
     ///
     /// # Errors
     /// As for [`Pipeline::read`].
@@ -204,9 +207,19 @@ impl Pipeline {
         let slot = self.free.pop().ok_or(ExportError::Full)?;
         let begun = self.post(&opening, kind, offset, slot, len, data);
         match begun {
-            Ok(number) => {
+            Ok((number, generation)) => {
                 let file = file.clone();
-                self.in_flight.push_back(InFlight { tag, number, slot, len, kind, offset, file, opening });
+                self.in_flight.push_back(InFlight {
+                    tag,
+                    number,
+                    slot,
+                    len,
+                    kind,
+                    offset,
+                    file,
+                    opening,
+                    generation,
+                });
                 Ok(())
             }
             Err(error) => {
@@ -216,6 +229,7 @@ impl Pipeline {
         }
     }
 
+    /// Posts an access. Returns its number, and the generation of its queue pair.
     fn post(
         &self,
         opening: &Opening,
@@ -224,20 +238,24 @@ impl Pipeline {
         slot: usize,
         len: usize,
         data: Option<&[u8]>,
-    ) -> Result<u64, ExportError> {
+    ) -> Result<(u64, u64), ExportError> {
         if let (Some(data), Some(memory)) = (data, &self.memory) {
             memory.buffer.write(slot * self.stride(), data)?;
         }
         let (rkey, bytes) = (opening.rkey, self.sge(slot, 0, len)?);
-        match kind {
-            Kind::Read => opening.session.begin(Link::Data, SendOp::Read { va: offset, rkey }, &[bytes]),
-            Kind::Write => opening.session.begin(Link::Data, SendOp::Write { va: offset, rkey }, &[bytes]),
+        let session = &opening.session;
+        let link = if matches!(kind, Kind::Append { .. }) { Link::Append } else { Link::Data };
+        let (_, generation) = session.pair(link)?;
+        let number = match kind {
+            Kind::Read => session.begin(link, SendOp::Read { va: offset, rkey }, &[bytes]),
+            Kind::Write => session.begin(link, SendOp::Write { va: offset, rkey }, &[bytes]),
             Kind::Append { commit } => {
                 let at = self.stride() - OFFSET_BYTES;
                 let sges = [bytes, self.sge(slot, at, 8)?];
-                opening.session.begin(Link::Append, SendOp::Append { rkey, commit }, &sges)
+                session.begin(link, SendOp::Append { rkey, commit }, &sges)
             }
-        }
+        };
+        Ok((number?, generation))
     }
 
     /// The number of accesses in flight.
@@ -318,10 +336,18 @@ impl Pipeline {
                 Ok(Completed::Written)
             }
             Kind::Append { commit } => match status {
-                Some(WcStatus::RemoteAccess | WcStatus::Flushed) if !access.opening.session.is_lost() => {
-                    let record = data()?;
-                    let append = if commit { RemoteFile::append_commit } else { RemoteFile::append };
-                    append(&access.file, &record).map(Completed::Appended)
+                Some(status) if !access.opening.session.is_lost() => {
+                    recover_append(access, status, self.shared.deadline());
+                    match status {
+                        // The server has refused it, so it is not in the file.
+                        WcStatus::RemoteAccess => {
+                            let record = data()?;
+                            let append = if commit { RemoteFile::append_commit } else { RemoteFile::append };
+                            append(&access.file, &record).map(Completed::Appended)
+                        }
+                        WcStatus::RemoteOperation => Err(ExportError::Access(status)),
+                        _ => Err(ExportError::Unanswered),
+                    }
                 }
                 Some(status @ WcStatus::RemoteOperation) => Err(ExportError::Access(status)),
                 _ => Err(ExportError::Unanswered),
@@ -335,5 +361,17 @@ impl Pipeline {
             let status = access.opening.session.take_status(access.number);
             self.end(access, status);
         }
+    }
+}
+
+/// Replaces the queue pair of an append that has failed, which would flush the appends behind it.
+fn recover_append(access: &InFlight, status: WcStatus, deadline: Instant) {
+    let opening = &access.opening;
+    match status {
+        WcStatus::RetryExceeded | WcStatus::RnrRetryExceeded => {
+            opening.session.lose("an append was not answered");
+        }
+        // What it fails by is the next append's error.
+        _ => drop(access.file.file.recover(opening, Link::Append, access.generation, deadline)),
     }
 }
