@@ -125,8 +125,8 @@ impl<R: Remote> Mount<R> {
         self.remote.set_attributes(made.id, &set).map_err(|error| errno(&error))
     }
 
-    /// The answer for a file that a request has made; for one that had been made before the connection was lost it is looked
-    /// up.
+    /// The answer for a file that a request has made. One that is found after the answer was lost may be another's, so it is
+    /// not given to the caller.
     fn made(
         &self,
         caller: Caller,
@@ -134,11 +134,10 @@ impl<R: Remote> Mount<R> {
         name: &OsStr,
         result: Result<Option<Attributes>, terrace_export::ExportError>,
     ) -> Result<Entry, Errno> {
-        let attributes = match result.map_err(|error| errno(&error))? {
-            Some(attributes) => attributes,
-            None => self.remote.lookup(parent, name).map_err(|error| errno(&error))?,
-        };
-        self.entry(&self.give_to(caller, parent, &attributes)?)
+        match result.map_err(|error| errno(&error))? {
+            Some(attributes) => self.entry(&self.give_to(caller, parent, &attributes)?),
+            None => self.entry(&self.remote.lookup(parent, name).map_err(|error| errno(&error))?),
+        }
     }
 
     /// Makes a directory.
@@ -193,6 +192,12 @@ impl<R: Remote> Mount<R> {
     }
 
     /// Makes a regular file and opens it.
+    ///
+    /// Where the mount serves other users, a file that exists is never opened here: the server would check the rights of the
+    /// mount's user, and the kernel checks the caller's only when it looks the file up and opens it. `ESTALE` has it do so.
+    ///
+    /// # Errors
+    /// `EEXIST` if the caller asks for a new file and there is one; `ESTALE`; those of the server.
     pub(crate) fn create(
         &self,
         caller: Caller,
@@ -204,12 +209,18 @@ impl<R: Remote> Mount<R> {
         let parent = self.id(parent)?;
         let access = access_of(flags);
         let is_exclusive = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::EXCL);
-        let make = |is_exclusive| self.remote.create(parent, name, mode & 0o7777, access, is_exclusive);
-        let remote =
-            match repeat::once(Errno::EEXIST, || make(is_exclusive)).map_err(|error| errno(&error))? {
-                Some(remote) => remote,
-                None => make(false).map_err(|error| errno(&error))?,
-            };
+        let make = || {
+            let is_exclusive = is_exclusive || self.serves_others;
+            self.remote.create(parent, name, mode & 0o7777, access, is_exclusive)
+        };
+        let found = if is_exclusive { Errno::EEXIST } else { Errno::ESTALE };
+        let remote = match repeat::once(Errno::EEXIST, make) {
+            Ok(Some(remote)) => remote,
+            // It may be this request's or another's.
+            Ok(None) => return Err(found),
+            Err(error) if errno(&error).code() == Errno::EEXIST.code() => return Err(found),
+            Err(error) => return Err(errno(&error)),
+        };
         let attributes = remote.attributes().map_err(|error| errno(&error))?;
         let entry = self.entry(&self.give_to(caller, parent, &attributes)?)?;
         let inode = self.inode(entry.attr.ino.0)?;
@@ -225,6 +236,9 @@ impl<R: Remote> Mount<R> {
             Some(attributes) => self.entry(&attributes),
             None => {
                 let attributes = self.remote.lookup(parent, name).map_err(|error| errno(&error))?;
+                if attributes.id != inode.id {
+                    return Err(Errno::EEXIST);
+                }
                 self.entry(&attributes)
             }
         }

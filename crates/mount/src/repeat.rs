@@ -1,7 +1,7 @@
 //! Requests that may have been done before the connection was lost.
 //!
-//! The client does not repeat a request that changes names ([`ExportError::Unanswered`]). The mount does, once, and takes the
-//! error that a done request gives when it is repeated as success.
+//! The client does not repeat a request that changes names ([`ExportError::Unanswered`]). The mount does, once. The error that
+//! a done request gives when it is repeated is success then, except where the request opens the file that it makes.
 
 use fuser::Errno;
 use terrace_export::ExportError;
