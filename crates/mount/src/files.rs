@@ -86,6 +86,10 @@ impl<R: Remote> Mount<R> {
             inode.note_change();
         }
         let remote = self.remote.open(inode.id, access).map_err(|error| errno(&error))?;
+        if access.contains(OpenAccess::TRUNCATE) {
+            // What was read ahead meanwhile is from before or after.
+            inode.note_change();
+        }
         let attributes = remote.attributes().map_err(|error| errno(&error))?;
         let file = OpenFile::new(&inode, remote, access);
         let is_same = inode.cached_version.swap(attributes.version, Ordering::Relaxed) == attributes.version;
@@ -147,7 +151,10 @@ impl<R: Remote> Mount<R> {
         inode.note_change();
         inode.is_unstamped.store(true, Ordering::Release);
         inode.len.fetch_max(offset + bytes.len() as u64, Ordering::Relaxed);
-        if inode.dirty.write(&file.sink, offset, bytes) == Next::Submit {
+        let next = inode.dirty.write(&file.sink, offset, bytes);
+        // A chunk that was read ahead before the bytes were dirty is older.
+        inode.note_change();
+        if next == Next::Submit {
             let inode = inode.clone();
             self.workers.submit(move || {
                 inode.dirty.write_extent();
@@ -227,11 +234,16 @@ impl<R: Remote> Mount<R> {
         file.inode.dirty.write_all();
         file.inode.note_change();
         file.inode.is_unstamped.store(true, Ordering::Release);
-        file.remote.punch(offset, len).map_err(|error| errno(&error))
+        let result = file.remote.punch(offset, len).map_err(|error| errno(&error));
+        file.inode.note_change();
+        result
     }
 }
 
 fn fetch_chunk<R: Remote>(file: &OpenFile<R>, fetch: &Fetch) {
+    if file.inode.dirty.find(&fetch.range) != Found::Clean {
+        file.inode.dirty.write_all();
+    }
     let changes = file.inode.changes();
     let mut bytes = vec![0; (fetch.range.end - fetch.range.start) as usize];
     let result = file.remote.read_at(fetch.range.start, &mut bytes).map_err(|error| errno(&error));

@@ -91,7 +91,9 @@ impl<R: Remote> Mount<R> {
             inode.len.store(len, Ordering::Relaxed);
             // By the right that the file was opened with.
             if let Some(file) = inode.any_open(true) {
-                file.remote.truncate(len).map_err(|error| errno(&error))?;
+                let result = file.remote.truncate(len).map_err(|error| errno(&error));
+                inode.note_change();
+                result?;
                 let rest = SetAttributes { len: None, ..*set };
                 return match rest == SetAttributes::default() {
                     true => Ok(file_attr(ino, &self.attributes_of(&inode)?)),
@@ -103,8 +105,11 @@ impl<R: Remote> Mount<R> {
     }
 
     fn set_rest(&self, inode: &Inode<R>, set: &SetAttributes) -> Result<FileAttr, Errno> {
-        let attributes = self.remote.set_attributes(inode.id, set).map_err(|error| errno(&error))?;
-        Ok(file_attr(inode.ino, &attributes))
+        let result = self.remote.set_attributes(inode.id, set).map_err(|error| errno(&error));
+        if set.len.is_some() {
+            inode.note_change();
+        }
+        Ok(file_attr(inode.ino, &result?))
     }
 
     /// Gives a new file to the caller, where the mount serves other users than its own.
