@@ -64,7 +64,8 @@ impl FileLocks {
         self.state.lock().conflict(request).cloned()
     }
 
-    /// Locks or unlocks. `lock_at_server` changes the mount's lock of the file.
+    /// Locks or unlocks. `lock_at_server` changes the mount's lock of the file. Unlocking takes effect among the programs of
+    /// this mount also if the server does not do it.
     ///
     /// # Errors
     /// `EAGAIN` if another owner or mount stands in the way; those of `lock_at_server`.
@@ -78,9 +79,12 @@ impl FileLocks {
             return Err(Errno::EAGAIN);
         }
         let held = state.replaced(request);
-        state.change_server(needed(&held), &lock_at_server)?;
-        state.held = held;
-        Ok(())
+        let result = state.change_server(needed(&held), &lock_at_server);
+        // The kernel forgets a lock that it unlocks, whatever the answer is: nobody would unlock it again.
+        if result.is_ok() || request.kind == LockKind::Unlock {
+            state.held = held;
+        }
+        result
     }
 
     /// Whether an owner holds a lock.
@@ -304,6 +308,15 @@ mod tests {
         assert!(locks.set(&request(1, 0..10, LockKind::Exclusive), refusing).is_err());
         assert_eq!(locks.state.lock().server, Some(LockKind::Shared));
         assert_eq!(locks.state.lock().held, [request(1, 0..10, LockKind::Shared)]);
+    }
+
+    #[test]
+    fn what_is_unlocked_is_not_held_though_the_server_fails() {
+        let locks = FileLocks::default();
+        assert!(set(&locks, &request(1, 0..10, LockKind::Exclusive)).0.is_ok());
+        assert!(locks.set(&request(1, 0..10, LockKind::Unlock), |_| Err(Errno::EIO)).is_err());
+        assert!(!locks.is_held_by(1));
+        assert_eq!(set(&locks, &request(2, 0..10, LockKind::Shared)), (Ok(()), vec![LockKind::Shared]));
     }
 
     #[test]
