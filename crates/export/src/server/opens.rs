@@ -53,7 +53,8 @@ pub struct Open {
 }
 
 impl Open {
-    /// Makes a region of a file that the client may access so.
+    /// Makes a region of a file that the client may access so. `rights` are those before the file was opened, so that a
+    /// change meanwhile shows.
     ///
     /// # Errors
     /// Of the file system, and `ENOMEM` if the NIC has no room.
@@ -63,6 +64,7 @@ impl Open {
         node: Arc<OwnedFd>,
         file: OwnedFd,
         access: OpenAccess,
+        rights: Rights,
     ) -> io::Result<Open> {
         let region = region(files, &file, access.changes())?;
         if access.contains(OpenAccess::TRUNCATE) {
@@ -71,11 +73,11 @@ impl Open {
             }
             region.truncate(0).map_err(layout_error)?;
         }
-        let attributes = tree::attributes(node.as_fd())?;
+        let id = tree::attributes(node.as_fd())?.id;
         let mr = register(pd, &region, access)?;
-        let rights = Mutex::new(Rights::of(&attributes));
+        let rights = Mutex::new(rights);
         let (is_unlinked_by_own, is_watched) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Open { id: attributes.id, access, node, region, mr, rights, is_unlinked_by_own, is_watched })
+        Ok(Open { id, access, node, region, mr, rights, is_unlinked_by_own, is_watched })
     }
 
     /// The key for the client.

@@ -17,8 +17,8 @@ use super::watches::Interest;
 use crate::ends::{OpenPair, SERVED_ACCESS};
 use crate::error::{UNKNOWN_FILE, UNKNOWN_OPEN};
 use crate::proto::{
-    Answer, Attributes, FileId, FileKind, LockKind, OpenAccess, Opened, RenameMode, Request, SetAttributes,
-    Text,
+    Answer, Attributes, FileId, FileKind, LockKind, OpenAccess, Opened, RenameMode, Request, Revocation,
+    SetAttributes, Text,
 };
 
 /// The most open files of a connection.
@@ -250,8 +250,9 @@ impl Serving<'_> {
             return Err(Errno::ROFS.into());
         }
         let node = self.file(id)?;
+        let rights = Rights::of(&tree::attributes(node.as_fd())?);
         let file = self.act(|| tree::open(node.as_fd(), access))?;
-        self.finish_open(node, file, access)
+        self.finish_open(node, file, access, rights)
     }
 
     fn create(&self, parent: FileId, name: &Text, mode: u32, access: OpenAccess, exclusive: bool) -> Outcome {
@@ -269,24 +270,31 @@ impl Serving<'_> {
             return Err(Errno::OPNOTSUPP.into());
         }
         self.connection.nodes.add(attributes.id, node);
-        self.finish_open(self.file(attributes.id)?, file, access)
+        self.finish_open(self.file(attributes.id)?, file, access, Rights::of(&attributes))
     }
 
-    fn finish_open(&self, node: Arc<OwnedFd>, file: OwnedFd, access: OpenAccess) -> Outcome {
+    /// Makes an opened file one of the client's. `rights` are those before it was opened, or those that it was made with.
+    fn finish_open(&self, node: Arc<OwnedFd>, file: OwnedFd, access: OpenAccess, rights: Rights) -> Outcome {
         if self.connection.opens.lock().len() >= OPENS_MAX {
             return Err(Errno::MFILE.into());
         }
         let state = self.state;
-        let open = Arc::new(Open::new(&state.files, &self.connection.pd, node, file, access)?);
+        let open = Arc::new(Open::new(&state.files, &self.connection.pd, node, file, access, rights)?);
         let attributes = tree::attributes(open.node.as_fd())?;
         if attributes.links == 0 && !state.rules.keep_unlinked {
             state.revoke(open);
             return Err(Errno::STALE.into());
         }
         let number = state.add_open(self.connection, open.clone());
+        let lost = state.check_opened(self.connection, number);
         if self.connection.has_ended() {
             // Whoever ended it may have missed this file.
             state.release_all(self.connection);
+        }
+        match lost {
+            Some(Revocation::Unlinked) => return Err(Errno::STALE.into()),
+            Some(Revocation::Permission) => return Err(Errno::ACCESS.into()),
+            None => {}
         }
         let key = open.key(&attributes);
         Ok(Answer::Opened { opened: Opened { open: number, key, attributes } })

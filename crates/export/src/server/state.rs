@@ -234,15 +234,27 @@ impl State {
         let _checking = self.checking.lock();
         for (qpn, number) in users {
             let Some(connection) = self.connection(qpn) else { continue };
-            let Some(open) = connection.opens.lock().get(&number).cloned() else { continue };
-            let Some(reason) = self.lost_right(&connection, &open) else { continue };
-            let removed = connection.opens.lock().remove(&number);
-            if let Some(open) = removed {
-                self.release(&connection, number, open);
-                self.revoked.fetch_add(1, Ordering::Relaxed);
+            if let Some(reason) = self.revoke_lost(&connection, number) {
                 connection.send_event(Event::Revoked { open: number, reason });
             }
         }
+    }
+
+    /// Checks a file that a client is just opening, and returns why it may not access it any more, if so. Changes between
+    /// opening it and [`State::add_open`] have not found it.
+    pub fn check_opened(&self, connection: &Connection, number: u64) -> Option<Revocation> {
+        let _checking = self.checking.lock();
+        self.revoke_lost(connection, number)
+    }
+
+    /// Revokes the key of an open file whose client has lost the right, and returns why. `checking` is locked.
+    fn revoke_lost(&self, connection: &Connection, number: u64) -> Option<Revocation> {
+        let open = connection.opens.lock().get(&number).cloned()?;
+        let reason = self.lost_right(connection, &open)?;
+        let removed = connection.opens.lock().remove(&number)?;
+        self.release(connection, number, removed);
+        self.revoked.fetch_add(1, Ordering::Relaxed);
+        Some(reason)
     }
 
     /// Why a client may not access a file any more, if so.
