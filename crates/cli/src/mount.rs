@@ -126,6 +126,14 @@ pub enum MountError {
         /// Their reason.
         reason: io::Error,
     },
+    /// The kernel's or fusermount3's, or the server's if bytes are lost.
+    #[error("unmounting {}: {reason}", .mount_point.display())]
+    Unmount {
+        /// As given.
+        mount_point: PathBuf,
+        /// Their reason.
+        reason: io::Error,
+    },
     /// The operating system's.
     #[error("{0}")]
     System(#[from] io::Error),
@@ -156,7 +164,9 @@ pub fn mount(options: &Options) -> Result<(), MountError> {
     while !mounted.is_unmounted() && !matches!(signals.read_signal(), Ok(Some(_))) {
         thread::sleep(Duration::from_millis(50));
     }
-    mounted.unmount().map_err(refused)
+    mounted
+        .unmount()
+        .map_err(|reason| MountError::Unmount { mount_point: options.mount_point.clone(), reason })
 }
 
 fn connect(options: &Options) -> Result<Client, MountError> {

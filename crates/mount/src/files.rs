@@ -188,7 +188,11 @@ impl<R: Remote> Mount<R> {
         file.report()
     }
 
-    /// The last descriptor and mapping of the file are gone.
+    /// The last descriptor and mapping of the file are gone. The kernel tells nobody the result, so an error of write-behind
+    /// stays for the file that is opened next, or for unmounting.
+    ///
+    /// # Errors
+    /// `EBADF` if there is no such file.
     pub(crate) fn release(&self, handle: u64) -> Result<(), Errno> {
         let Some(file) = self.files.remove(handle) else { return Err(Errno::EBADF) };
         if file.is_writable {
@@ -198,7 +202,7 @@ impl<R: Remote> Mount<R> {
             // A watch that is left over costs the server an entry.
             let _ = self.remote.unwatch(file.inode.id);
         }
-        file.report()
+        Ok(())
     }
 
     /// Has the server announce changes of files that have been open for long. A server that cannot leaves it at what

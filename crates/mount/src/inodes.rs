@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use fuser::Errno;
 use terrace_export::FileId;
 use terrace_sync::Mutex;
 
@@ -82,6 +83,8 @@ struct State<R: Remote> {
     by_number: HashMap<u64, Entry<R>>,
     by_id: HashMap<FileId, u64>,
     last_other: u64,
+    /// An error of write-behind that no open file of a forgotten inode has reported.
+    unreported: Option<Errno>,
 }
 
 struct Entry<R: Remote> {
@@ -93,7 +96,12 @@ struct Entry<R: Remote> {
 impl<R: Remote> InodeTable<R> {
     /// A table with the mounted directory, which is never forgotten.
     pub(crate) fn new(root: FileId, budget: Arc<Budget>) -> InodeTable<R> {
-        let state = State { by_number: HashMap::new(), by_id: HashMap::new(), last_other: OTHER_NUMBERS };
+        let state = State {
+            by_number: HashMap::new(),
+            by_id: HashMap::new(),
+            last_other: OTHER_NUMBERS,
+            unreported: None,
+        };
         let table = InodeTable { state: Mutex::new(state), budget };
         table.state.lock().insert(ROOT, root, &table.budget);
         table
@@ -133,7 +141,15 @@ impl<R: Remote> InodeTable<R> {
         }
         if let Some(entry) = state.by_number.remove(&ino) {
             state.by_id.remove(&entry.inode.id);
+            state.unreported = state.unreported.or(entry.inode.dirty.unreported_error());
         }
+    }
+
+    /// An error of write-behind that no open file has reported.
+    pub(crate) fn unreported_error(&self) -> Option<Errno> {
+        let state = self.state.lock();
+        let mut entries = state.by_number.values();
+        state.unreported.or_else(|| entries.find_map(|entry| entry.inode.dirty.unreported_error()))
     }
 }
 

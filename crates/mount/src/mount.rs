@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fuser::{INodeNo, Notifier};
+use fuser::{Errno, INodeNo, Notifier};
 use terrace_export::{Change, ChangeSet, FileId};
 
 use crate::directories::OpenDirectory;
@@ -72,10 +72,14 @@ impl<R: Remote> Mount<R> {
     }
 
     /// Writes everything.
-    pub(crate) fn write_all(&self) {
+    ///
+    /// # Errors
+    /// An error of write-behind, of now or before, that no program has been told.
+    pub(crate) fn write_all(&self) -> Result<(), Errno> {
         for file in self.files.all() {
             file.inode.dirty.write_all();
         }
+        self.inodes.unreported_error().map_or(Ok(()), Err)
     }
 
     /// Has the kernel drop what the server says has changed.

@@ -130,22 +130,27 @@ impl<R: Remote> Mounted<R> {
     /// Writes everything that is dirty, and unmounts. Files that are still open fail from then on.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's; the server's, if bytes are lost that no program was told of.
     pub fn unmount(mut self) -> io::Result<()> {
         self.end()
     }
 
     fn end(&mut self) -> io::Result<()> {
         let Some(session) = self.session.take() else { return Ok(()) };
-        self.mount.write_all();
+        // Programs that still have files open are told of errors by closing them.
+        let _ = self.mount.write_all();
         let result = unmount(session, &self.mount_point);
-        self.mount.write_all();
+        let written = self.mount.write_all();
         self.has_ended.store(true, Ordering::Release);
         if let Some(housekeeper) = self.housekeeper.take() {
             // A panic of it has been printed.
             let _ = housekeeper.join();
         }
-        result
+        result?;
+        written.map_err(|errno| {
+            let reason = io::Error::from_raw_os_error(errno.code());
+            io::Error::new(reason.kind(), format!("bytes that programs have written are lost: {reason}"))
+        })
     }
 }
 

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! An error is reported once to each open file, by the next `fsync` or `close`, and to the file that is opened next if no
-//! file has reported it.
+//! file has reported it, or when the export is unmounted.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -235,6 +235,12 @@ impl DirtyFile {
         ErrorCursor(Mutex::new(errors.count - u64::from(is_unseen)))
     }
 
+    /// The last error of write-behind, if no open file has reported it.
+    pub(crate) fn unreported_error(&self) -> Option<Errno> {
+        let errors = &self.state.lock().errors;
+        if errors.is_reported { None } else { errors.last }
+    }
+
     /// The last error of write-behind, unless the open file has reported it.
     ///
     /// # Errors
@@ -413,11 +419,13 @@ mod tests {
         file.write(&sink, 0, b"lost");
         file.write_all();
         let later = file.cursor();
+        assert_eq!(file.unreported_error().map(|errno| errno.code()), Some(Errno::ENOSPC.code()));
         for cursor in [&first, &second, &later] {
             assert_eq!(file.report(cursor).map_err(|errno| errno.code()), Err(Errno::ENOSPC.code()));
             assert!(file.report(cursor).is_ok());
         }
         assert!(file.report(&file.cursor()).is_ok(), "it has been reported");
+        assert!(file.unreported_error().is_none());
     }
 
     proptest! {
