@@ -85,14 +85,24 @@ pub(crate) struct DirtyFile {
     budget: Arc<Budget>,
 }
 
+/// Adjacent dirty bytes.
+struct Extent {
+    bytes: Vec<u8>,
+    /// Grows from extent to extent. What overwrites an extent takes its number, so that those who wait for the older bytes wait
+    /// for the newer ones.
+    number: u64,
+}
+
 #[derive(Default)]
 struct State {
     /// By offset; they do not overlap.
-    extents: BTreeMap<u64, Vec<u8>>,
+    extents: BTreeMap<u64, Extent>,
     /// Their bytes.
     bytes: usize,
-    /// Ranges that are being written.
-    in_flight: Vec<Range<u64>>,
+    /// Ranges that are being written, with the numbers of their extents.
+    in_flight: Vec<(Range<u64>, u64)>,
+    /// The number of the newest extent.
+    newest: u64,
     /// Where the bytes go: the open file that has written last.
     sink: Option<Arc<dyn Sink>>,
     /// When the oldest of the extents was made.
@@ -176,10 +186,10 @@ impl DirtyFile {
     /// Looks for a range among the dirty bytes.
     pub(crate) fn find(&self, range: &Range<u64>) -> Found {
         let state = self.state.lock();
-        if state.in_flight.iter().any(|other| overlaps(other, range)) {
+        if state.in_flight.iter().any(|(other, _)| overlaps(other, range)) {
             return Found::Mixed;
         }
-        let Some((&start, bytes)) = state.extents.range(..range.end).next_back() else {
+        let Some((&start, Extent { bytes, .. })) = state.extents.range(..range.end).next_back() else {
             return Found::Clean;
         };
         let extent = range_of(start, bytes);
@@ -192,13 +202,18 @@ impl DirtyFile {
 
     /// Writes one extent. `false` if there is none that can be written now.
     pub(crate) fn write_extent(&self) -> bool {
-        let Some((offset, bytes, sink)) = self.state.lock().take_extent() else {
+        self.write_extent_until(u64::MAX)
+    }
+
+    /// Writes one extent whose number is not larger than `newest`. `false` if there is none that can be written now.
+    fn write_extent_until(&self, newest: u64) -> bool {
+        let Some((offset, bytes, sink)) = self.state.lock().take_extent(newest) else {
             return false;
         };
         let result = sink.write(offset, &bytes);
         let mut state = self.state.lock();
         let range = range_of(offset, &bytes);
-        state.in_flight.retain(|other| *other != range);
+        state.in_flight.retain(|(other, _)| *other != range);
         if let Err(errno) = result {
             state.errors.count += 1;
             state.errors.last = Some(errno);
@@ -211,15 +226,16 @@ impl DirtyFile {
         true
     }
 
-    /// Writes everything that was dirty when it is called, and waits for what others are writing. The caller asks for the
-    /// result with [`report`](Self::report).
+    /// Writes everything that was dirty when it is called, and waits for what of it others are writing; not for what is written
+    /// meanwhile, which may have no end. The caller asks for the result with [`report`](Self::report).
     pub(crate) fn write_all(&self) {
+        let newest = self.state.lock().newest;
         loop {
-            if self.write_extent() {
+            if self.write_extent_until(newest) {
                 continue;
             }
             let mut state = self.state.lock();
-            if state.in_flight.is_empty() && state.extents.is_empty() {
+            if !state.has_until(newest) {
                 return;
             }
             if !state.in_flight.is_empty() {
@@ -262,6 +278,7 @@ impl State {
     fn insert(&mut self, offset: u64, bytes: &[u8], budget: &Budget) -> bool {
         if let Some((&start, extent)) = self.extents.range_mut(..=offset).next_back() {
             let at = offset - start;
+            let extent = &mut extent.bytes;
             if at + bytes.len() as u64 <= extent.len() as u64 {
                 extent[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
                 return false;
@@ -274,13 +291,22 @@ impl State {
                 return self.append(start, bytes, budget);
             }
         }
-        self.remove(range_of(offset, bytes), budget);
+        let number = self.remove(range_of(offset, bytes), budget).unwrap_or_else(|| {
+            self.newest += 1;
+            self.newest
+        });
         let mut extent = budget.take_buffer(bytes.len());
         extent.extend_from_slice(bytes);
         let is_full = extent.len() >= EXTENT_BYTES;
         self.bytes += bytes.len();
-        self.extents.insert(offset, extent);
+        self.extents.insert(offset, Extent { bytes: extent, number });
         is_full
+    }
+
+    /// Whether there are extents, dirty or in flight, whose number is not larger than `newest`.
+    fn has_until(&self, newest: u64) -> bool {
+        self.extents.values().any(|extent| extent.number <= newest)
+            || self.in_flight.iter().any(|&(_, number)| number <= newest)
     }
 
     fn has_extent_in(&self, range: Range<u64>) -> bool {
@@ -289,7 +315,7 @@ impl State {
 
     /// Appends to the extent at `start`, which has room.
     fn append(&mut self, start: u64, bytes: &[u8], budget: &Budget) -> bool {
-        let Some(extent) = self.extents.get_mut(&start) else {
+        let Some(Extent { bytes: extent, .. }) = self.extents.get_mut(&start) else {
             return false;
         };
         if extent.len() + bytes.len() > SMALL && extent.capacity() < EXTENT_BYTES {
@@ -302,44 +328,48 @@ impl State {
         extent.len() >= EXTENT_BYTES
     }
 
-    /// Removes a range from the extents: what is left of them on both sides becomes extents of its own.
-    fn remove(&mut self, range: Range<u64>, budget: &Budget) {
+    /// Removes a range from the extents: what is left of them on both sides becomes extents of its own. Returns the smallest
+    /// number of those that had bytes of it.
+    fn remove(&mut self, range: Range<u64>, budget: &Budget) -> Option<u64> {
         let first = self.extents.range(..=range.start).next_back().map_or(range.start, |(&start, _)| start);
         let hit: Vec<u64> = self
             .extents
             .range(first..range.end)
-            .filter(|&(&start, bytes)| overlaps(&range_of(start, bytes), &range))
+            .filter(|&(&start, extent)| overlaps(&range_of(start, &extent.bytes), &range))
             .map(|(&start, _)| start)
             .collect();
+        let mut smallest = None;
         for start in hit {
-            let Some(mut bytes) = self.extents.remove(&start) else { continue };
+            let Some(Extent { mut bytes, number }) = self.extents.remove(&start) else { continue };
+            smallest = Some(smallest.map_or(number, |smallest: u64| smallest.min(number)));
             let extent = range_of(start, &bytes);
             self.bytes -= (extent.end.min(range.end) - extent.start.max(range.start)) as usize;
             if extent.end > range.end {
                 let rest = bytes[(range.end - start) as usize..].to_vec();
-                self.extents.insert(range.end, rest);
+                self.extents.insert(range.end, Extent { bytes: rest, number });
             }
             if start < range.start {
                 bytes.truncate((range.start - start) as usize);
-                self.extents.insert(start, bytes);
+                self.extents.insert(start, Extent { bytes, number });
             } else {
                 budget.give_back(bytes);
             }
         }
+        smallest
     }
 
-    /// Takes the first extent that overlaps nothing in flight.
-    fn take_extent(&mut self) -> Option<(u64, Vec<u8>, Arc<dyn Sink>)> {
+    /// Takes the first extent that overlaps nothing in flight and whose number is not larger than `newest`.
+    fn take_extent(&mut self, newest: u64) -> Option<(u64, Vec<u8>, Arc<dyn Sink>)> {
         let sink = self.sink.clone()?;
-        let is_free = |range: &Range<u64>| !self.in_flight.iter().any(|other| overlaps(other, range));
+        let is_free = |range: &Range<u64>| !self.in_flight.iter().any(|(other, _)| overlaps(other, range));
         let start = self
             .extents
             .iter()
-            .find(|&(&start, bytes)| is_free(&range_of(start, bytes)))
+            .find(|&(&start, extent)| extent.number <= newest && is_free(&range_of(start, &extent.bytes)))
             .map(|(&at, _)| at)?;
-        let bytes = self.extents.remove(&start)?;
+        let Extent { bytes, number } = self.extents.remove(&start)?;
         self.bytes -= bytes.len();
-        self.in_flight.push(range_of(start, &bytes));
+        self.in_flight.push((range_of(start, &bytes), number));
         if self.extents.is_empty() {
             self.since = None;
             // An open file is not kept open by what it has written.
@@ -351,6 +381,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Weak;
+
     use super::*;
     use proptest::prelude::*;
 
@@ -426,6 +458,50 @@ mod tests {
         }
         assert!(file.report(&file.cursor()).is_ok(), "it has been reported");
         assert!(file.unreported_error().is_none());
+    }
+
+    /// Dirties a further byte with each write, as a program does that never stops writing.
+    struct Busy {
+        file: Weak<DirtyFile>,
+        own: Weak<Busy>,
+        writes: AtomicUsize,
+    }
+
+    impl Sink for Busy {
+        fn write(&self, _offset: u64, _bytes: &[u8]) -> Result<(), Errno> {
+            let count = self.writes.fetch_add(1, Ordering::Relaxed) + 1;
+            if let (Some(file), Some(own)) = (self.file.upgrade(), self.own.upgrade()) {
+                let sink: Arc<dyn Sink> = own;
+                file.write(&sink, 1000 - 10 * count as u64, &[1]);
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn write_all_does_not_wait_for_what_is_written_meanwhile() {
+        let file = Arc::new(DirtyFile::new(Arc::new(Budget::new(EXTENT_BYTES))));
+        let busy = Arc::new_cyclic(|own| Busy {
+            file: Arc::downgrade(&file),
+            own: own.clone(),
+            writes: AtomicUsize::new(0),
+        });
+        let sink: Arc<dyn Sink> = busy.clone();
+        file.write(&sink, 1000, &[1]);
+        file.write_all();
+        assert_eq!(busy.writes.load(Ordering::Relaxed), 1);
+        assert!(!file.is_clean());
+    }
+
+    #[test]
+    fn write_all_waits_for_what_overwrites_older_bytes() {
+        let (file, memory, sink) = dirty_file(EXTENT_BYTES);
+        file.write(&sink, 10, &[1; 10]);
+        let newest = file.state.lock().newest;
+        file.write(&sink, 5, &[2; 10]);
+        assert!(file.write_extent_until(newest) && file.write_extent_until(newest));
+        assert!(file.is_clean());
+        assert_eq!(memory.bytes.lock()[5..20], [[2; 10].as_slice(), &[1; 5]].concat());
     }
 
     proptest! {
