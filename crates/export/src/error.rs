@@ -43,6 +43,9 @@ pub enum ExportError {
     /// or an append was under way behind another one that failed.
     #[error("the answer did not come: it may have been done or not")]
     Unanswered,
+    /// The server's host has restarted since the file was written, and what was not committed may be lost.
+    #[error("the server's host has restarted: writes that were not committed may be lost")]
+    Rebooted,
     /// The key of an open file was revoked: the client has lost the right, or the file was unlinked.
     #[error("the right to access the file was revoked")]
     Revoked,
@@ -71,7 +74,7 @@ impl ExportError {
             ExportError::Os(errno) | ExportError::Refused(errno) => return *errno,
             ExportError::Nic(_) | ExportError::Port(_) | ExportError::Protocol => Errno::IO,
             ExportError::NoExport { .. } | ExportError::Lost => Errno::TIMEDOUT,
-            ExportError::Unanswered => Errno::IO,
+            ExportError::Unanswered | ExportError::Rebooted => Errno::IO,
             ExportError::Revoked => Errno::STALE,
             ExportError::LockLost => Errno::NOLCK,
             ExportError::NotOpenFor => Errno::BADF,

@@ -39,6 +39,9 @@ pub struct OpenFile {
     opening: Mutex<Opening>,
     /// The length in bytes as far as it is known.
     len: AtomicU64,
+    /// The boot of the server's host ([`SetupAnswer::boot`](crate::proto::SetupAnswer)) in which the first write or append
+    /// was acknowledged that is not committed yet; 0 if there is none.
+    written: AtomicU64,
 }
 
 impl RemoteFile {
@@ -96,6 +99,7 @@ impl RemoteFile {
                 access,
                 opening: Mutex::new(Opening { session, open, rkey: key.rkey }),
                 len: AtomicU64::new(key.len),
+                written: AtomicU64::new(0),
             };
             return Ok(RemoteFile { file: Arc::new(file) });
         }
@@ -164,7 +168,9 @@ impl RemoteFile {
             if end > self.len() {
                 file.change_on(opening, Request::Grow { open: opening.open, len: end }, deadline)?;
             }
-            data::access(opening, offset, Bytes::From(data), deadline)
+            data::access(opening, offset, Bytes::From(data), deadline)?;
+            file.note_written(opening);
+            Ok(())
         })
     }
 
@@ -193,7 +199,20 @@ impl RemoteFile {
         if !file.access.changes() {
             return Err(ExportError::NotOpenFor);
         }
-        let offset = file.repeat(|opening, deadline| data::append(opening, record, commit, deadline))?;
+        let append = |opening: &Opening, deadline| data::append(opening, record, commit, deadline);
+        let offset = match commit {
+            true => {
+                let (offset, lost) = file.commit_by(append)?;
+                // It is the next commit's error: this record is there.
+                file.note_uncommitted(lost);
+                offset
+            }
+            false => file.repeat(|opening, deadline| {
+                let offset = append(opening, deadline)?;
+                file.note_written(opening);
+                Ok(offset)
+            })?,
+        };
         file.len.fetch_max(offset + record.len() as u64, Ordering::Relaxed);
         Ok(offset)
     }
@@ -201,9 +220,14 @@ impl RemoteFile {
     /// Makes all acknowledged writes and appends of the file persistent.
     ///
     /// # Errors
-    /// As for [`RemoteFile::read_at`].
+    /// As for [`RemoteFile::read_at`]; `Rebooted`, once, if the server's host has restarted since a write or append by this
+    /// opening that was not committed.
     pub fn commit(&self) -> Result<(), ExportError> {
-        self.file.repeat(data::commit)
+        let file = &self.file;
+        match file.commit_by(data::commit)? {
+            ((), None) => Ok(()),
+            ((), Some(_)) => Err(ExportError::Rebooted),
+        }
     }
 
     /// Makes the file this many bytes long.
@@ -341,6 +365,37 @@ impl OpenFile {
         }
     }
 
+    /// Remembers that a write or an append was acknowledged.
+    pub(super) fn note_written(&self, opening: &Opening) {
+        let boot = opening.session.settings.boot;
+        // An earlier one counts.
+        let _ = self.written.compare_exchange(0, boot, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Notes a boot whose writes are not committed.
+    fn note_uncommitted(&self, boot: Option<u64>) {
+        if let Some(boot) = boot {
+            self.written.store(boot, Ordering::Relaxed);
+        }
+    }
+
+    /// Makes an access that commits. Returns also the boot whose writes may be lost, if the server's host has restarted since.
+    fn commit_by<T>(
+        &self,
+        mut access: impl FnMut(&Opening, Instant) -> Result<T, Failure>,
+    ) -> Result<(T, Option<u64>), ExportError> {
+        // What is acknowledged from here on is the next commit's.
+        let written = Some(self.written.swap(0, Ordering::Relaxed)).filter(|&boot| boot != 0);
+        let result = self.repeat(|opening, deadline| {
+            let done = access(opening, deadline)?;
+            Ok((done, written.filter(|&boot| boot != opening.session.settings.boot)))
+        });
+        if result.is_err() {
+            self.note_uncommitted(written);
+        }
+        result
+    }
+
     /// After an access was refused: replaces the queue pair, and learns whether the key is still valid and how long the
     /// file is.
     ///
@@ -392,5 +447,37 @@ impl Drop for OpenFile {
         if opening.open != 0 && !opening.session.is_lost() {
             opening.session.cast(Request::Close { open: opening.open }, Instant::now() + CLOSE_TIME);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use terrace_nic::{PathChoice, PortConfig};
+
+    use super::*;
+    use crate::client::{Client, ClientConfig};
+    use crate::server::{Server, ServerConfig};
+
+    #[test]
+    fn a_commit_says_once_that_the_host_has_restarted_since_a_write() {
+        let directory = tempfile::tempdir().unwrap();
+        let address = Some(Ipv4Addr::LOCALHOST.into());
+        let port = PortConfig { address, path: PathChoice::Local, ..PortConfig::default() };
+        let config = ServerConfig::new(directory.path().into(), (Ipv4Addr::LOCALHOST, 0).into());
+        let server = Server::open(&ServerConfig { port: port.clone(), ..config }).unwrap();
+        let config = ClientConfig::new(server.address());
+        let client = Client::connect(&ClientConfig { port, ..config }).unwrap();
+        let access = OpenAccess::READ | OpenAccess::WRITE;
+        let file = client.create(client.root(), "file".as_ref(), 0o644, access, true).unwrap();
+        file.write_at(0, b"bytes").unwrap();
+        assert!(file.commit().is_ok());
+        file.write_at(0, b"lost?").unwrap();
+        let boot = file.file.written.swap(1, Ordering::Relaxed);
+        assert!(boot > 1);
+        assert_eq!(file.append_commit(b"record").unwrap(), 5);
+        assert!(matches!(file.commit(), Err(ExportError::Rebooted)));
+        assert!(file.commit().is_ok());
     }
 }

@@ -311,6 +311,9 @@ impl Pipeline {
     }
 
     fn result(&self, access: &InFlight) -> Result<Completed, ExportError> {
+        if matches!(access.kind, Kind::Write | Kind::Append { commit: false }) {
+            access.file.file.note_written(&access.opening);
+        }
         Ok(match access.kind {
             Kind::Read => Completed::Read(self.copy_out(access.slot, 0, access.len)?),
             Kind::Write => Completed::Written,

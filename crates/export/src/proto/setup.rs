@@ -84,7 +84,7 @@ wire_struct! {
         root: FileId,
         /// Whether the client may change nothing.
         is_read_only: bool,
-        /// Chosen by the server's process: another one says that it has restarted.
+        /// Says which run of the server's host this is: in another one, what was not committed may be lost.
         boot: u64,
     }
 }

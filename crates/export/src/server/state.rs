@@ -49,7 +49,7 @@ pub struct State {
     pub root_id: FileId,
     pub rules: Rules,
     pub lease: Duration,
-    /// Distinguishes this process from earlier ones.
+    /// Distinguishes this run of the host from earlier ones, whose writes that were not committed may be lost.
     pub boot: u64,
     pub budget: Arc<DescriptorBudget>,
     pub watches: Watches,
@@ -93,7 +93,7 @@ impl State {
             root_id,
             rules,
             lease,
-            boot: rand::random(),
+            boot: boot(),
             budget: Arc::new(budget),
             watches,
             work: Work::default(),
@@ -339,6 +339,14 @@ impl State {
             _ => connection.post(),
         }
     }
+}
+
+/// The number of this run of the host's system.
+fn boot() -> u64 {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = id.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    // Without it each process counts as another run.
+    u64::from_str_radix(&digits, 16).unwrap_or_else(|_| rand::random())
 }
 
 /// Receives messages.
