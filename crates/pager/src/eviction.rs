@@ -61,6 +61,8 @@ impl Process {
             true => self.back_off(false),
             false => self.publish(Task::Evict, &pages, Request::Evict(victims)),
         }
+        // Requests of other processes, and loads, come before the end of this one.
+        memory.promised += self.request.as_ref().map_or(0, Request::buffers);
     }
 
     /// Asks the process to make pages its own that other processes share. Returns whether there were some.
@@ -86,10 +88,11 @@ impl Process {
         if !self.link.as_ref().is_some_and(|link| link.area.is_done()) {
             return false;
         }
-        match self.request.take() {
-            None => return false,
-            Some(Request::Unshare(pages)) => pages.into_iter().for_each(|page| self.requeue(page)),
-            Some(Request::Evict(victims)) => {
+        let Some(request) = self.request.take() else { return false };
+        memory.promised -= request.buffers();
+        match request {
+            Request::Unshare(pages) => pages.into_iter().for_each(|page| self.requeue(page)),
+            Request::Evict(victims) => {
                 let before = self.frames;
                 for (index, victim) in victims.iter().enumerate() {
                     self.end_victim(memory, index, victim);

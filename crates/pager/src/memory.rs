@@ -26,6 +26,8 @@ pub(crate) struct Memory {
     /// By buffer; `None` if it is free.
     uses: Vec<Option<BufferUse>>,
     free_buffers: Vec<usize>,
+    /// How many of the free buffers are kept for pages that were asked to leave.
+    pub(crate) promised: usize,
     /// Stores that failed, and when the last one did.
     failed_stores: Vec<(Slot, usize)>,
     failed_at: Option<Instant>,
@@ -67,6 +69,7 @@ impl Memory {
             slots,
             uses: vec![None; buffer_count],
             free_buffers: (0..buffer_count).collect(),
+            promised: 0,
             failed_stores: Vec::new(),
             failed_at: None,
             limit,
@@ -117,11 +120,14 @@ impl Memory {
 
     /// The number of free buffers for stores. Some are kept for loads.
     pub(crate) fn free_store_buffers(&self) -> usize {
-        self.free_buffers.len().saturating_sub(self.uses.len() / 4)
+        self.free_buffers.len().saturating_sub(self.uses.len() / 4 + self.promised)
     }
 
-    /// Begins to load a page; returns the buffer, or `None` if all are in use.
+    /// Begins to load a page; returns the buffer, or `None` if all are in use or promised.
     pub(crate) fn begin_load(&mut self, process: u64, addr: u64, slot: Slot) -> Option<usize> {
+        if self.free_buffers.len() <= self.promised {
+            return None;
+        }
         let buffer = self.free_buffers.pop()?;
         self.uses[buffer] = Some(BufferUse::Load { process, addr });
         self.store.submit(Transfer::Load, slot.page(), buffer);
@@ -129,9 +135,9 @@ impl Memory {
         Some(buffer)
     }
 
-    /// Begins to store a page.
+    /// Begins to store a page, in a buffer that was promised to it until now.
     pub(crate) fn begin_store(&mut self, slot: Slot, bytes: &PageBytes) {
-        let buffer = self.free_buffers.pop().expect("evictions leave buffers for their stores");
+        let buffer = self.free_buffers.pop().expect("a buffer was promised to this store");
         self.store.buffer_mut(buffer).copy_from_slice(bytes);
         self.uses[buffer] = Some(BufferUse::Store { slot });
         self.slots.begin_store(slot, buffer);
@@ -197,5 +203,30 @@ impl Memory {
             self.uses[buffer] = Some(BufferUse::Store { slot });
             self.store.submit(Transfer::Store, slot.page(), buffer);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use terrace_vm::FileStore;
+
+    use super::*;
+
+    #[test]
+    fn promised_buffers_are_kept_for_stores() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 8).unwrap();
+        let mut memory = Memory::new(Box::new(store), 0);
+        let slot = memory.slots.allocate().unwrap();
+        assert_eq!(memory.free_store_buffers(), 6);
+        memory.promised = 6;
+        assert_eq!(memory.free_store_buffers(), 0);
+        assert!((0..2).all(|_| memory.begin_load(1, 0, slot).is_some()));
+        assert!(memory.begin_load(1, 0, slot).is_none());
+        memory.promised = 0;
+        (0..6).for_each(|_| {
+            let slot = memory.slots.allocate().unwrap();
+            memory.begin_store(slot, &[1; PAGE_BYTES as usize]);
+        });
+        assert!(memory.begin_load(1, 0, slot).is_none());
     }
 }

@@ -39,6 +39,16 @@ pub(crate) enum Request {
     Unshare(Vec<u64>),
 }
 
+impl Request {
+    /// The buffers that its end may need.
+    pub(crate) fn buffers(&self) -> usize {
+        match self {
+            Request::Evict(victims) => victims.iter().filter(|victim| !victim.is_clean).count(),
+            Request::Unshare(_) => 0,
+        }
+    }
+}
+
 /// The thread in the process that moves its pages away.
 #[derive(Debug)]
 pub(crate) struct Link {
@@ -178,6 +188,7 @@ impl Process {
             memory.release_buffer(buffer);
         }
         self.waiting.clear();
+        memory.promised -= self.request.take().map_or(0, |request| request.buffers());
         debug_assert_eq!(self.frames, 0, "frames are those of pages");
     }
 }
