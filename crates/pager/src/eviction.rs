@@ -29,6 +29,18 @@ impl Process {
         if self.begin_unsharing() {
             return;
         }
+        let victims = self.choose_victims(memory, count);
+        let pages: Vec<_> = victims.iter().map(|victim| (victim.page, !victim.is_clean)).collect();
+        match pages.is_empty() {
+            true => self.back_off(false),
+            false => self.publish(Task::Evict, &pages, Request::Evict(victims)),
+        }
+        // Requests of other processes, and loads, come before the end of this one.
+        memory.promised += self.request.as_ref().map_or(0, Request::buffers);
+    }
+
+    /// The pages that are to leave, in the order of addresses, each once.
+    fn choose_victims(&mut self, memory: &mut Memory, count: u64) -> Vec<Victim> {
         let (mut victims, mut buffers) = (Vec::new(), memory.free_store_buffers());
         for _ in 0..self.queue.len() {
             if victims.len() >= BATCH_PAGES.min(count as usize) || buffers == 0 {
@@ -56,13 +68,8 @@ impl Process {
         }
         // The kernel moves neighbours faster.
         victims.sort_unstable_by_key(|victim| victim.page);
-        let pages: Vec<_> = victims.iter().map(|victim| (victim.page, !victim.is_clean)).collect();
-        match pages.is_empty() {
-            true => self.back_off(false),
-            false => self.publish(Task::Evict, &pages, Request::Evict(victims)),
-        }
-        // Requests of other processes, and loads, come before the end of this one.
-        memory.promised += self.request.as_ref().map_or(0, Request::buffers);
+        victims.dedup_by_key(|victim| victim.page);
+        victims
     }
 
     /// Asks the process to make pages its own that other processes share. Returns whether there were some.
@@ -117,11 +124,12 @@ impl Process {
                 self.keep(memory, page, slot, &bytes);
             }
             // The process has given it up.
-            ENOENT => {
+            ENOENT if matches!(self.pages.get(page), Page::Resident { .. }) => {
                 memory.slots.release(slot);
                 self.leave(memory);
                 self.pages.set(page, Page::Untouched);
             }
+            ENOENT => {}
             EBUSY => self.shared.push(page),
             _ => self.requeue(page),
         }
@@ -164,5 +172,31 @@ impl Process {
         self.futile_evictions = if has_moved { 0 } else { self.futile_evictions + 1 };
         let delay = Duration::from_micros(50 << self.futile_evictions.min(16)).min(BACKOFF_MAX);
         self.evict_after = (!has_moved).then(|| Instant::now() + delay);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::OwnedFd;
+
+    use terrace_vm::FileStore;
+
+    use super::*;
+
+    #[test]
+    fn a_page_is_one_victim_however_often_it_was_queued() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 64).unwrap();
+        let mut memory = Memory::new(Box::new(store), 0);
+        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
+        let mut process = Process::new(1, descriptor.into(), None, 0);
+        process.enter(PAGE_BYTES, None, false, false);
+        (0..1 << 16).for_each(|_| process.requeue(PAGE_BYTES));
+        let pages: Vec<_> = process.choose_victims(&mut memory, 64).iter().map(|victim| victim.page).collect();
+        assert_eq!(pages, [PAGE_BYTES]);
+        // An entry that counts twice, as after a wrap of the stamps.
+        process.requeue(PAGE_BYTES);
+        process.queue.extend(process.queue.back().copied());
+        assert_eq!(process.choose_victims(&mut memory, 64).len(), 1);
     }
 }

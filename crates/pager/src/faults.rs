@@ -36,6 +36,8 @@ impl Process {
             // The page has left, or is about to come: the thread tries again.
             _ if is_protected => self.wake(page),
             Page::Untouched => self.put_zeros(memory, fault),
+            // It may just have been moved away: the end of the request says whether.
+            Page::Resident { .. } if !self.may_read() => self.waiting.push_back(fault),
             Page::Resident { slot, .. } => self.put_zeros_again(memory, fault, slot),
             Page::Inherited { slot } => self.put_zeros_again(memory, fault, slot),
             Page::Absent { slot, evicted_at } => {

@@ -26,7 +26,7 @@ pub(crate) enum Page {
         /// Whether it was loaded soon after it had been evicted: it gets a second round in the queue.
         is_hot: bool,
         /// The entry of the queue that counts.
-        stamp: u16,
+        stamp: u32,
     },
     /// In memory since a fork, and possibly shared with the parent, which has the frame.
     Inherited {

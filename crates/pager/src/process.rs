@@ -67,8 +67,8 @@ pub(crate) struct Process {
     pub(crate) identity_page: u64,
     pub(crate) pages: PageTable,
     /// Resident pages, in the order in which they came.
-    pub(crate) queue: VecDeque<(u64, u16)>,
-    last_stamp: u16,
+    pub(crate) queue: VecDeque<(u64, u32)>,
+    last_stamp: u32,
     /// Frames that it has.
     pub(crate) frames: u64,
     /// Faults that wait for a frame, a buffer, or the end of a change of mappings.
