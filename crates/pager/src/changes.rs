@@ -37,6 +37,7 @@ impl Process {
             let page = match page {
                 Page::Untouched => continue,
                 Page::Resident { slot, is_clean, .. } => Page::Inherited { slot: slot.filter(|_| is_clean) },
+                Page::Lost => Page::Lost,
                 Page::Inherited { slot } => Page::Inherited { slot },
                 Page::Absent { slot, evicted_at } => Page::Absent { slot, evicted_at },
                 Page::Loading { slot, .. } => Page::Absent { slot, evicted_at: memory.evictions },

@@ -36,6 +36,7 @@ impl Process {
             // The page has left, or is about to come: the thread tries again.
             _ if is_protected => self.wake(page),
             Page::Untouched => self.put_zeros(memory, fault),
+            Page::Lost => self.poison(fault),
             // It may just have been moved away: the end of the request says whether.
             Page::Resident { .. } if !self.may_read() => self.waiting.push_back(fault),
             Page::Resident { slot, .. } => self.put_zeros_again(memory, fault, slot),
@@ -197,10 +198,15 @@ impl Process {
         memory.release_buffer(buffer);
         memory.slots.release(slot);
         self.leave(memory);
-        self.pages.set(addr, Page::Untouched);
+        self.pages.set(addr, Page::Lost);
         memory.statistics.losses += 1;
-        if self.userfaultfd.poison(one(addr)).is_err() {
-            self.wake(addr);
+        self.poison(Fault { page: addr, is_store: false, is_protected: false });
+    }
+
+    /// Has who touches a lost page get SIGBUS.
+    fn poison(&mut self, fault: Fault) {
+        if let Err(error) = self.userfaultfd.poison(one(fault.page)) {
+            self.retry_or_wake(fault, &error);
         }
     }
 
@@ -214,7 +220,7 @@ impl Process {
         }
         let copied = self.userfaultfd.copy(memory.store.buffer(buffer), addr, !is_store);
         if let Err(error) = &copied
-            && error.kind() == ErrorKind::WouldBlock
+            && matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::OutOfMemory)
         {
             return self.loaded.push((addr, buffer));
         }
@@ -245,5 +251,35 @@ impl Process {
         for fault in std::mem::take(&mut self.waiting) {
             self.handle_fault(memory, fault);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::OwnedFd;
+
+    use terrace_vm::{FileStore, TransferError};
+
+    use super::*;
+
+    #[test]
+    fn a_lost_page_never_becomes_zeros() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 64).unwrap();
+        let mut memory = Memory::new(Box::new(store), 0);
+        // No request succeeds.
+        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
+        let mut process = Process::new(1, descriptor.into(), None, 0);
+        let (page, slot) = (PAGE_BYTES, memory.slots.allocate().unwrap());
+        process.pages.set(page, Page::Absent { slot, evicted_at: 0 });
+        let fault = Fault { page, is_store: true, is_protected: false };
+        process.handle_fault(&mut memory, fault);
+        let Page::Loading { buffer, .. } = process.pages.get(page) else { panic!("it is being loaded") };
+        let completion = Completion { buffer: buffer.into(), result: Err(TransferError::Lost) };
+        process.end_load(&mut memory, page, completion);
+        process.handle_fault(&mut memory, fault);
+        assert_eq!(process.pages.get(page), Page::Lost);
+        process.forget(&mut memory, one(page));
+        assert_eq!(process.pages.get(page), Page::Untouched);
     }
 }

@@ -10,7 +10,7 @@ use crate::slots::Slot;
 ///
 /// ```text
 ///   Untouched ──fault──> Resident ──evicted──> Absent ──fault──> Loading ──> Resident
-///       ^ MADV_DONTNEED, munmap, or zeros that are evicted
+///       ^ MADV_DONTNEED, munmap, or zeros that are evicted     Loading ──failed──> Lost
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) enum Page {
@@ -51,6 +51,8 @@ pub(crate) enum Page {
         /// Whether it was evicted a short time ago.
         is_hot: bool,
     },
+    /// Its bytes are nowhere any more: who touches it gets SIGBUS, never zeros.
+    Lost,
 }
 
 const CHUNK_PAGES: u64 = 512;

@@ -159,7 +159,7 @@ impl Process {
 
     fn drop_page(&mut self, memory: &mut Memory, addr: u64, page: Page) {
         match page {
-            Page::Untouched => {}
+            Page::Untouched | Page::Lost => {}
             Page::Resident { slot, .. } => {
                 self.leave(memory);
                 slot.into_iter().for_each(|slot| memory.slots.release(slot));
