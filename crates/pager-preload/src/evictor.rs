@@ -9,7 +9,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_vm::userfault::{Userfaultfd, modes};
@@ -28,12 +28,14 @@ pub(crate) struct Evictor {
 const MADV_POPULATE_WRITE: libc::c_int = 23;
 const STACK_BYTES: usize = 128 << 10;
 
-/// Set to 1 when the thread has a table of descriptors of its own.
-static IS_RUNNING: AtomicU32 = AtomicU32::new(0);
+/// Whether the thread has a table of descriptors of its own: one of the numbers below, or the system's error.
+static STATE: AtomicI32 = AtomicI32::new(STARTING);
+const STARTING: i32 = 0;
+const RUNNING: i32 = -1;
 
 /// Starts the thread. Its descriptors are closed in the process's table.
 pub(crate) fn start(evictor: Evictor) -> io::Result<()> {
-    IS_RUNNING.store(0, Ordering::Relaxed);
+    STATE.store(STARTING, Ordering::Relaxed);
     let evictor = Box::into_raw(Box::new(evictor));
     // SAFETY: the attributes and the set are initialized before use; the thread owns what it gets.
     let result = unsafe {
@@ -56,8 +58,15 @@ pub(crate) fn start(evictor: Evictor) -> io::Result<()> {
         drop(unsafe { Box::from_raw(evictor) });
         return Err(io::Error::from_raw_os_error(result));
     }
-    while IS_RUNNING.load(Ordering::Acquire) == 0 {
-        std::thread::yield_now();
+    loop {
+        match STATE.load(Ordering::Acquire) {
+            STARTING => std::thread::yield_now(),
+            RUNNING => break,
+            number => {
+                let error = io::Error::from_raw_os_error(number);
+                return Err(io::Error::new(error.kind(), format!("unshare(CLONE_FILES): {error}")));
+            }
+        }
     }
     // SAFETY: the thread uses its own table of descriptors, and this process's copies are closed once.
     unsafe {
@@ -72,12 +81,17 @@ extern "C" fn run(evictor: *mut c_void) -> *mut c_void {
     // SAFETY: given by `start`, which only reads descriptors of it afterwards. The box stays allocated.
     let mut evictor = unsafe { std::ptr::read(evictor.cast::<Evictor>()) };
     // SAFETY: no preconditions.
-    unsafe {
-        libc::unshare(libc::CLONE_FILES);
-        libc::prctl(libc::PR_SET_NAME, c"terrace-evictor".as_ptr());
+    if unsafe { libc::unshare(libc::CLONE_FILES) } != 0 {
+        // A seccomp filter, as containers have. The table is still that of the program: it keeps its descriptors.
+        let number = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EPERM);
+        drop(evictor);
+        STATE.store(number, Ordering::Release);
+        return std::ptr::null_mut();
     }
+    // SAFETY: no preconditions.
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"terrace-evictor".as_ptr()) };
     close_others(&evictor);
-    IS_RUNNING.store(1, Ordering::Release);
+    STATE.store(RUNNING, Ordering::Release);
     loop {
         if !evictor.wait() {
             evictor.end_process();
@@ -123,9 +137,11 @@ impl Evictor {
             if len > 0 {
                 return true;
             }
-            if len == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
+            if len == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::ECONNRESET) {
                 return false;
             }
+            // Nothing else is the pager's end: an interruption, or a lack of memory.
+            std::thread::yield_now();
         }
     }
 
