@@ -18,6 +18,7 @@ use terrace_nic::{
 use terrace_node::rc;
 
 use super::access;
+use super::owned::Owned;
 use super::pool::{Pool, PoolKeys};
 use super::program::{self, Places};
 use crate::page_store::PAGE_BYTES;
@@ -46,10 +47,10 @@ pub(crate) struct Shared<'a> {
 /// A chain.
 pub(crate) struct Chain {
     pub rounds: Rounds,
-    reply: Arc<QueuePair>,
-    control: Arc<QueuePair>,
-    echo: Arc<QueuePair>,
-    messages: Arc<Cq>,
+    reply: Owned<QueuePair>,
+    control: Owned<QueuePair>,
+    echo: Owned<QueuePair>,
+    messages: Owned<Cq>,
     endpoint: Endpoint,
     /// Freed after the queue pairs.
     _queues: Buffer,
@@ -61,15 +62,15 @@ impl Chain {
         let size = Regions::new(rounds, 0);
         let queues = Buffer::new(shared.pd, size.end as usize, access::LOCAL_WRITE | access::REMOTE_READ)?;
         let regions = Regions::new(rounds, queues.addr());
-        let messages = shared.device.create_cq(CqInit { depth: CQ_DEPTH, channel: None, cookie: 0 })?;
+        let messages = CqInit { depth: CQ_DEPTH, channel: None, cookie: 0 };
+        let messages = Owned(shared.device.create_cq(messages)?);
         messages.ignore_overrun();
         let lkey = queues.mr().lkey();
         let control = new_qp(shared, &messages, regions.control_init(lkey, rounds), CONTROL_DEPTH)?;
         let reply = new_qp(shared, &messages, regions.reply_init(lkey, rounds), rounds.slots())?;
         let (echo, echo_end) = rc::new_pair(shared.pd, shared.cq, QpCap::default())?;
-        let endpoint = rc::endpoint_of(&reply);
+        let (echo, endpoint) = (Owned(echo), rc::endpoint_of(&reply));
         let chain = Chain { rounds, reply, control, echo, messages, endpoint, _queues: queues };
-        // Dropping the chain destroys the queue pairs if one of the calls below fails.
         chain.connect_control(shared, echo_end)?;
         rc::initialize(&chain.reply, 0)?;
         chain.post(shared, &regions.places(lkey, rounds))?;
@@ -147,22 +148,12 @@ impl Chain {
     }
 }
 
-impl Drop for Chain {
-    fn drop(&mut self) {
-        for qp in [&self.reply, &self.control, &self.echo] {
-            // It fails only if the queue pair was destroyed with the device.
-            let _ = qp.destroy();
-        }
-        let _ = self.messages.destroy();
-    }
-}
-
 fn new_qp(
     shared: &Shared<'_>,
     messages: &Arc<Cq>,
     queues: WorkQueuesInit,
     depth: u32,
-) -> Result<Arc<QueuePair>, Error> {
+) -> Result<Owned<QueuePair>, Error> {
     let cap = QpCap {
         max_send_wr: depth,
         max_recv_wr: depth,
@@ -180,7 +171,7 @@ fn new_qp(
         blocks_own_multicast: false,
         cookie: 0,
     };
-    shared.pd.create_qp_in_memory(init, queues)
+    shared.pd.create_qp_in_memory(init, queues).map(Owned)
 }
 
 /// Where the parts of a chain's memory are.

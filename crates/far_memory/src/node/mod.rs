@@ -8,10 +8,12 @@
 //! | `state` | what the engine does besides executing chains |
 //! | `control` | the control thread: connections of clients, budgets |
 //! | `access` | `ibv_access_flags` of regions and queue pairs |
+//! | `owned` | objects of the device that end with their owner |
 
 mod access;
 mod chain;
 mod control;
+mod owned;
 mod pool;
 mod program;
 mod state;

@@ -8,6 +8,7 @@ use terrace_node::rc;
 
 use super::access;
 use super::chain::{Chain, Shared};
+use super::owned::Owned;
 use super::pool::{Marks, Pool, PoolKeys};
 use crate::protocol::{ChainEnd, Connect, Connected, ENTRY_BYTES, Function, Rounds};
 
@@ -28,8 +29,10 @@ pub(crate) struct Tenant {
     table: Arc<Mr>,
     keys: PoolKeys,
     table_memory: Buffer,
-    cq: Arc<Cq>,
-    pd: Arc<Pd>,
+    /// Of the chains.
+    cq: Owned<Cq>,
+    /// Of everything above.
+    pd: Owned<Pd>,
 }
 
 /// How often a client's chains have run, as the NIC counts.
@@ -57,8 +60,8 @@ impl Tenant {
         budget_pages: u64,
         connect: &Connect,
     ) -> Result<(Tenant, Connected), Error> {
-        let pd = device.alloc_pd()?;
-        let cq = device.create_cq(CqInit { depth: CQ_DEPTH, channel: None, cookie: 0 })?;
+        let pd = Owned(device.alloc_pd()?);
+        let cq = Owned(device.create_cq(CqInit { depth: CQ_DEPTH, channel: None, cookie: 0 })?);
         cq.ignore_overrun();
         let table_bytes = connect.page_count * ENTRY_BYTES;
         let table_memory = Buffer::new(&pd, table_bytes.max(TABLE_BYTES_MIN) as usize, access::LOCAL_WRITE)?;
@@ -153,6 +156,5 @@ impl Drop for Tenant {
         self.keys.withdraw();
         // It fails only if the device has closed.
         let _ = self.table.dereg();
-        let _ = self.cq.destroy();
     }
 }
