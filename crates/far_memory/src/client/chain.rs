@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use terrace_access::proto::Endpoint;
 use terrace_nic::{
@@ -198,6 +198,13 @@ impl ChainClient {
             self.begin(next, now).ok()?;
         }
         Some(Finished { call, returned: u64::from_be_bytes(returned) })
+    }
+
+    /// Counts the time for which nobody looked as no time of the node's.
+    pub fn delay(&mut self, time: Duration, now: Instant) {
+        for sent in &mut self.sent {
+            sent.since = (sent.since + time).min(now);
+        }
     }
 
     /// Since when the oldest round is in flight.

@@ -18,6 +18,8 @@ use crate::protocol::Function;
 
 /// Completions that are taken at a time.
 const COMPLETIONS_PER_POLL: usize = 64;
+/// Of a time without polls, so much counts as time in which nodes did not answer. The client may have been stopped.
+const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 /// What to do with a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +86,7 @@ pub(super) struct Operations {
     stored: Vec<u64>,
     completed: Vec<Completion>,
     taken: Vec<Wc>,
+    advanced_at: Instant,
 }
 
 impl Operations {
@@ -99,6 +102,7 @@ impl Operations {
             stored: vec![0; space.page_count.div_ceil(64) as usize],
             completed: Vec::new(),
             taken: Vec::new(),
+            advanced_at: Instant::now(),
         }
     }
 
@@ -261,9 +265,16 @@ impl Operations {
 
     /// Takes replies, and gives nodes up that do not answer.
     pub fn advance(&mut self, cq: &Cq, now: Instant) -> Result<(), Error> {
+        self.excuse_pause(now);
         let mut taken = std::mem::take(&mut self.taken);
-        let polled = cq.poll(COMPLETIONS_PER_POLL, &mut |wc| taken.push(*wc));
-        taken.drain(..).for_each(|wc| self.handle(&wc, now));
+        let polled = loop {
+            let polled = cq.poll(COMPLETIONS_PER_POLL, &mut |wc| taken.push(*wc));
+            taken.drain(..).for_each(|wc| self.handle(&wc, now));
+            // A node is judged when all of its replies are taken. There is a bounded number of them.
+            if !matches!(polled, Ok(COMPLETIONS_PER_POLL)) {
+                break polled;
+            }
+        };
         self.taken = taken;
         for node in 0..self.links.len() {
             let link = &mut self.links[node];
@@ -275,6 +286,16 @@ impl Operations {
         }
         self.post(now);
         polled.map(drop)
+    }
+
+    /// A client that was stopped itself must not take its nodes for silent.
+    fn excuse_pause(&mut self, now: Instant) {
+        let pause = now.saturating_duration_since(self.advanced_at).saturating_sub(PAUSE_MAX);
+        self.advanced_at = now;
+        if !pause.is_zero() {
+            let chains = self.links.iter_mut().flat_map(|link| &mut link.chains);
+            chains.for_each(|chain| chain.delay(pause, now));
+        }
     }
 
     fn handle(&mut self, wc: &Wc, now: Instant) {
