@@ -119,6 +119,32 @@ fn a_client_has_no_more_than_its_budget() {
 }
 
 #[test]
+fn a_store_that_fails_on_one_node_leaves_no_page_on_the_other() {
+    let small = node_over(PathChoice::Local, MIB, |config| config.budget_pages = Some(4));
+    let large = node_over(PathChoice::Local, MIB, |_| ());
+    let config = ClientConfig {
+        nodes: vec![small.listens_at(), large.listens_at()],
+        copies: 2,
+        ..config_of(&small, PathChoice::Local, 64)
+    };
+    let client = Client::connect(&config).expect("a client");
+    for page in 0..4 {
+        client.store(page, &content(page, 1)).expect("stored");
+    }
+    for page in 4..16 {
+        assert_eq!(client.store(page, &content(page, 1)), Err(PageError::BudgetExhausted));
+    }
+    client.invalidate(0).expect("invalidated");
+    // The page waits until its stray copy is gone, and is stored on both nodes.
+    client.store(15, &content(15, 2)).expect("stored");
+    wait_until("the copies are gone", || {
+        assert_eq!(client.poll(&mut Vec::new()), 0, "nobody has asked for what is in flight");
+        client.nodes().iter().all(|node| node.pages == 4)
+    });
+    assert_eq!(client.stored_pages(), 4);
+}
+
+#[test]
 fn pages_are_spread_over_nodes() {
     let nodes = [0; 3].map(|_| node_over(PathChoice::Local, MIB, |_| ()));
     let config = ClientConfig {

@@ -34,6 +34,8 @@ pub(super) enum Sink {
     /// [`Client::poll`](super::Client::poll), under this tag.
     Tag(u64),
     Waiter(Arc<Waiter>),
+    /// Nobody: the client's own.
+    Nobody,
 }
 
 /// A thread that waits for one operation.
@@ -243,11 +245,26 @@ impl Operations {
         match operation.sink {
             Sink::Tag(tag) => self.completed.push(Completion { tag, page, result }),
             Sink::Waiter(waiter) => waiter.put(result),
+            Sink::Nobody => {}
+        }
+        if operation.kind == Kind::Store && result.is_err() && self.has_stray_copy(page) {
+            self.count += 1;
+            let stray = Operation { kind: Kind::Invalidate, page, buffer: None, sink: Sink::Nobody };
+            return self.start(stray, now);
         }
         match self.pages.get_mut(&page).and_then(VecDeque::pop_front) {
             Some(next) => self.start(next, now),
             None => drop(self.pages.remove(&page)),
         }
+    }
+
+    /// Whether a page that is not stored has a copy all the same: its first store has failed on the other node.
+    fn has_stray_copy(&self, page: u64) -> bool {
+        let has_copy = |place: Place| {
+            let link = &self.links[place.node];
+            link.lost.is_none() && link.is_mapped(place.index)
+        };
+        !self.is_stored(page) && self.space.places(page).any(has_copy)
     }
 
     /// Sends all messages of rounds that have begun.
