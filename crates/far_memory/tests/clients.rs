@@ -145,6 +145,16 @@ fn a_store_that_fails_on_one_node_leaves_no_page_on_the_other() {
 }
 
 #[test]
+fn nothing_of_a_client_stays_on_a_node() {
+    let node = node_over(PathChoice::Local, MIB, |_| ());
+    let before = node.device().snapshot().objects;
+    for page in 0..3 {
+        client_of(&node, PathChoice::Local, 16).store(page, &content(page, 1)).expect("stored");
+    }
+    wait_until("its objects are gone", || node.device().snapshot().objects == before);
+}
+
+#[test]
 fn pages_are_spread_over_nodes() {
     let nodes = [0; 3].map(|_| node_over(PathChoice::Local, MIB, |_| ()));
     let config = ClientConfig {
