@@ -21,6 +21,8 @@ const MONITOR_INTERVAL: Duration = Duration::from_millis(20);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections at most that have not sent a request yet.
 const PENDING_MAX: usize = 64;
+/// The time until the next attempt to accept a connection, if there are no descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 /// Pages of a client's space at most, for each page of the pool.
 const SPACE_FACTOR: u64 = 64;
 /// Bytes of a client's name at most.
@@ -38,7 +40,7 @@ impl ControlThread {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let control = Control { listener, state, stop: stop.clone(), connections: Vec::new() };
+        let control = Control { listener, state, stop: stop.clone(), connections: Vec::new(), last_id: 0 };
         let thread = std::thread::Builder::new().name("memory-node".into()).spawn(move || control.run())?;
         Ok(ControlThread { address, stop, thread: Some(thread) })
     }
@@ -74,7 +76,8 @@ enum Phase {
     },
     /// The engine makes the chains.
     Admitted {
-        answer: Receiver<Result<(u64, Connected), String>>,
+        id: u64,
+        answer: Receiver<Result<Connected, String>>,
         since: Instant,
     },
     Serving {
@@ -88,6 +91,8 @@ struct Control {
     state: Arc<State>,
     stop: Arc<rustix::fd::OwnedFd>,
     connections: Vec<Connection>,
+    /// The number of the last client that asked.
+    last_id: u64,
 }
 
 impl Control {
@@ -110,7 +115,9 @@ impl Control {
             }
             drop(watched);
             self.accept();
-            self.connections.iter_mut().for_each(|connection| connection.advance(&self.state));
+            for connection in &mut self.connections {
+                connection.advance(&self.state, &mut self.last_id);
+            }
             for expelled in self.state.monitor() {
                 let serves = |connection: &&mut Connection| matches!(connection.phase, Phase::Serving { id } if id == expelled.id);
                 if let Some(connection) = self.connections.iter_mut().find(serves) {
@@ -124,7 +131,16 @@ impl Control {
     }
 
     fn accept(&mut self) {
-        while let Ok((stream, peer)) = self.listener.accept() {
+        loop {
+            let (stream, peer) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if is_passing(&error) => return,
+                Err(error) => {
+                    // Without descriptors or memory, the connection stays in the queue, and `poll` returns at once.
+                    tracing::warn!(%error, "a connection cannot be accepted");
+                    return std::thread::sleep(ACCEPT_RETRY);
+                }
+            };
             let pending = self.connections.iter().filter(|other| matches!(other.phase, Phase::Asked { .. }));
             if pending.count() >= PENDING_MAX || tcp::configure(&stream).is_err() {
                 continue;
@@ -135,27 +151,31 @@ impl Control {
     }
 }
 
+/// Whether there is no connection now, or one that has gone already.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted)
+}
+
 impl Connection {
-    fn advance(&mut self, state: &State) {
+    fn advance(&mut self, state: &State, last_id: &mut u64) {
         match &mut self.phase {
             Phase::Asked { bytes, since } => {
                 let is_late = since.elapsed() > HANDSHAKE_TIMEOUT;
                 match tcp::read_line(&mut self.stream, bytes, REQUEST_BYTES_MAX) {
-                    Ok(Some(line)) => self.handle_request(state, &line),
+                    Ok(Some(line)) => self.handle_request(state, &line, last_id),
                     Ok(None) if !is_late => {}
                     _ => self.end(state),
                 }
             }
-            Phase::Admitted { answer, since } => {
-                let is_late = since.elapsed() > HANDSHAKE_TIMEOUT;
+            Phase::Admitted { id, answer, since } => {
+                let (id, is_late) = (*id, since.elapsed() > HANDSHAKE_TIMEOUT);
                 match answer.try_recv() {
-                    Ok(Ok((id, connected))) => {
+                    Ok(Ok(connected)) => {
                         self.phase = Phase::Serving { id };
                         tracing::info!(client = %self.peer, id, "a client has connected");
                         self.answer(&Answer::Connected(Box::new(connected)));
                     }
                     Ok(Err(reason)) => self.refuse(state, reason),
-                    // The engine removes a client that nobody waits for.
                     Err(_) if is_late => self.refuse(state, "the memory node is busy".into()),
                     Err(_) => {}
                 }
@@ -175,7 +195,7 @@ impl Connection {
         }
     }
 
-    fn handle_request(&mut self, state: &State, line: &[u8]) {
+    fn handle_request(&mut self, state: &State, line: &[u8], last_id: &mut u64) {
         match serde_json::from_slice(line) {
             Ok(Request::Status) => {
                 self.answer(&Answer::Status(state.status()));
@@ -184,8 +204,9 @@ impl Connection {
             Ok(Request::Connect(connect)) => match self.check(state, &connect) {
                 Ok(()) => {
                     let (sender, answer) = channel();
-                    self.phase = Phase::Admitted { answer, since: Instant::now() };
-                    state.request(Task::Admit(connect, sender));
+                    *last_id += 1;
+                    self.phase = Phase::Admitted { id: *last_id, answer, since: Instant::now() };
+                    state.request(Task::Admit(*last_id, connect, sender));
                 }
                 Err(reason) => self.refuse(state, reason),
             },
@@ -235,7 +256,7 @@ impl Connection {
     }
 
     fn end(&mut self, state: &State) {
-        if let Phase::Serving { id } = self.phase {
+        if let Phase::Admitted { id, .. } | Phase::Serving { id } = self.phase {
             state.request(Task::Remove(id));
         }
         self.phase = Phase::Closed;

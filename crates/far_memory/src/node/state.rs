@@ -18,8 +18,8 @@ use crate::status::{ClientPages, NodeStatus};
 
 /// What the control thread asks for.
 pub(crate) enum Task {
-    /// Admit a client, and say what it is to know or why not.
-    Admit(Box<Connect>, Sender<Result<(u64, Connected), String>>),
+    /// Admit a client under this number, and say what it is to know or why not.
+    Admit(u64, Box<Connect>, Sender<Result<Connected, String>>),
     /// Remove a client.
     Remove(u64),
     /// Repair the free-page queue, and count pages.
@@ -34,7 +34,6 @@ pub(crate) struct Expelled {
 
 struct Inner {
     tenants: Vec<Held>,
-    next_id: u64,
     /// Since when a repair is due that waits for chains to come to rest.
     repair_since: Option<Instant>,
     repairs: u64,
@@ -80,7 +79,6 @@ impl State {
             tasks: Backlog::default(),
             inner: Mutex::new(Inner {
                 tenants: Vec::new(),
-                next_id: 1,
                 repair_since: None,
                 repairs: 0,
                 expelled: Vec::new(),
@@ -143,32 +141,31 @@ impl State {
         }
     }
 
-    fn admit(&self, inner: &mut Inner, connect: &Connect) -> Result<(u64, Connected), String> {
+    fn admit(&self, inner: &mut Inner, id: u64, connect: &Connect) -> Result<Connected, String> {
         let device = self.device.upgrade().ok_or("the memory node is ending")?;
         if inner.tenants.len() >= self.clients_max {
             return Err(format!("the memory node has {} clients already", self.clients_max));
         }
-        let made = Tenant::new(inner.next_id, &device, &self.pool, self.budget_pages, connect);
+        let made = Tenant::new(id, &device, &self.pool, self.budget_pages, connect);
         let (tenant, connected) = made.map_err(|error| format!("no chains for the client: {error}"))?;
-        let id = tenant.id;
-        inner.next_id += 1;
         inner.tenants.push(Held { tenant, counted_pages: 0, counted_at: Executed::default() });
-        Ok((id, connected))
+        Ok(connected)
     }
 
     fn handle(&self, inner: &mut Inner, task: Task) {
         match task {
-            Task::Admit(connect, answer) => {
-                let admitted = self.admit(inner, &connect);
-                let id = admitted.as_ref().map_or(0, |(id, _)| *id);
-                if answer.send(admitted).is_err() {
-                    // Nobody has waited for the chains.
-                    inner.tenants.retain(|held| held.tenant.id != id);
-                }
+            Task::Admit(id, connect, answer) => {
+                let admitted = self.admit(inner, id, &connect);
+                // If nobody waits any more, the task that removes the client comes next.
+                let _ = answer.send(admitted);
             }
             Task::Remove(id) => {
+                let before = inner.tenants.len();
                 inner.tenants.retain(|held| held.tenant.id != id);
-                inner.repair_since.get_or_insert_with(Instant::now);
+                // A client that was refused has no pages.
+                if inner.tenants.len() < before {
+                    inner.repair_since.get_or_insert_with(Instant::now);
+                }
             }
             Task::Repair => {
                 inner.repair_since.get_or_insert_with(Instant::now);
