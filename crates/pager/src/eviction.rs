@@ -135,15 +135,18 @@ impl Process {
         }
     }
 
-    /// A slot for a page whose bytes are not in the store: its own, or a new one if that is shared or being stored. Returns
+    /// A slot for a page whose bytes are not in the store: its own, or a new one if that is shared, being stored or lost. Returns
     /// `None` if the store has no more.
     fn reserve_slot(&mut self, memory: &mut Memory, page: u64) -> Option<Slot> {
         let Page::Resident { slot: old, is_hot, stamp, .. } = self.pages.get(page) else { return None };
-        let is_free = |slot| memory.slots.is_exclusive(slot) && memory.slots.stored_buffer(slot).is_none();
+        let is_free = |slot| {
+            let is_idle = memory.slots.is_exclusive(slot) && memory.slots.stored_buffer(slot).is_none();
+            is_idle && memory.accepts(slot)
+        };
         if let Some(old) = old.filter(|&old| is_free(old)) {
             return Some(old);
         }
-        let slot = memory.slots.allocate()?;
+        let slot = memory.allocate_slot()?;
         old.into_iter().for_each(|old| memory.slots.release(old));
         self.pages.set(page, Page::Resident { slot: Some(slot), is_clean: false, is_hot, stamp });
         Some(slot)

@@ -70,7 +70,7 @@ impl FarStore {
                 read.map_err(|_| TransferError::Lost)
             }
             (Transfer::Store, Ok(())) => Ok(()),
-            (Transfer::Load, Err(_)) => Err(TransferError::Lost),
+            (Transfer::Load, Err(_)) | (_, Err(PageError::NodeLost(_))) => Err(TransferError::Lost),
             (Transfer::Store, Err(_)) => Err(TransferError::NoRoom),
         };
         Some(Completion { buffer, result })
@@ -92,6 +92,14 @@ impl BackingStore for FarStore {
 
     fn buffer_mut(&mut self, buffer: usize) -> &mut PageBytes {
         &mut self.buffers[buffer]
+    }
+
+    fn can_load(&self, page: u64) -> bool {
+        self.client.can_load(page)
+    }
+
+    fn accepts(&self, page: u64) -> bool {
+        self.client.accepts(page)
     }
 
     fn submit(&mut self, transfer: Transfer, page: u64, buffer: usize) {

@@ -270,7 +270,7 @@ mod tests {
         // No request succeeds.
         let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
         let mut process = Process::new(1, descriptor.into(), None, 0);
-        let (page, slot) = (PAGE_BYTES, memory.slots.allocate().unwrap());
+        let (page, slot) = (PAGE_BYTES, memory.allocate_slot().unwrap());
         process.pages.set(page, Page::Absent { slot, evicted_at: 0 });
         let fault = Fault { page, is_store: true, is_protected: false };
         process.handle_fault(&mut memory, fault);

@@ -118,6 +118,16 @@ impl Memory {
         self.limit += BATCH_PAGES as u64;
     }
 
+    /// A slot with room for its bytes, as far as the store knows.
+    pub(crate) fn allocate_slot(&mut self) -> Option<Slot> {
+        self.slots.allocate(|page| self.store.accepts(page))
+    }
+
+    /// Whether the store has room for the bytes of a slot.
+    pub(crate) fn accepts(&self, slot: Slot) -> bool {
+        self.store.accepts(self.slots.page(slot))
+    }
+
     /// The number of free buffers for stores. Some are kept for loads.
     pub(crate) fn free_store_buffers(&self) -> usize {
         self.free_buffers.len().saturating_sub(self.uses.len() / 4 + self.promised)
@@ -130,7 +140,7 @@ impl Memory {
         }
         let buffer = self.free_buffers.pop()?;
         self.uses[buffer] = Some(BufferUse::Load { process, addr });
-        self.store.submit(Transfer::Load, slot.page(), buffer);
+        self.store.submit(Transfer::Load, self.slots.page(slot), buffer);
         self.statistics.loads += 1;
         Some(buffer)
     }
@@ -141,7 +151,7 @@ impl Memory {
         self.store.buffer_mut(buffer).copy_from_slice(bytes);
         self.uses[buffer] = Some(BufferUse::Store { slot });
         self.slots.begin_store(slot, buffer);
-        self.store.submit(Transfer::Store, slot.page(), buffer);
+        self.store.submit(Transfer::Store, self.slots.page(slot), buffer);
         self.statistics.stores += 1;
     }
 
@@ -201,7 +211,10 @@ impl Memory {
         self.failed_at = None;
         for (slot, buffer) in std::mem::take(&mut self.failed_stores) {
             self.uses[buffer] = Some(BufferUse::Store { slot });
-            self.store.submit(Transfer::Store, slot.page(), buffer);
+            if !self.accepts(slot) {
+                self.slots.relocate(slot, |page| self.store.accepts(page));
+            }
+            self.store.submit(Transfer::Store, self.slots.page(slot), buffer);
         }
     }
 }
@@ -216,7 +229,7 @@ mod tests {
     fn promised_buffers_are_kept_for_stores() {
         let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 8).unwrap();
         let mut memory = Memory::new(Box::new(store), 0);
-        let slot = memory.slots.allocate().unwrap();
+        let slot = memory.allocate_slot().unwrap();
         assert_eq!(memory.free_store_buffers(), 6);
         memory.promised = 6;
         assert_eq!(memory.free_store_buffers(), 0);
@@ -224,9 +237,62 @@ mod tests {
         assert!(memory.begin_load(1, 0, slot).is_none());
         memory.promised = 0;
         (0..6).for_each(|_| {
-            let slot = memory.slots.allocate().unwrap();
+            let slot = memory.allocate_slot().unwrap();
             memory.begin_store(slot, &[1; PAGE_BYTES as usize]);
         });
         assert!(memory.begin_load(1, 0, slot).is_none());
+    }
+
+    /// Pages of which the even ones are on a node that is lost.
+    struct HalfLost(FileStore);
+
+    impl BackingStore for HalfLost {
+        fn page_count(&self) -> u64 {
+            self.0.page_count()
+        }
+
+        fn buffer_count(&self) -> usize {
+            self.0.buffer_count()
+        }
+
+        fn buffer(&self, buffer: usize) -> &PageBytes {
+            self.0.buffer(buffer)
+        }
+
+        fn buffer_mut(&mut self, buffer: usize) -> &mut PageBytes {
+            self.0.buffer_mut(buffer)
+        }
+
+        fn accepts(&self, page: u64) -> bool {
+            page % 2 == 1
+        }
+
+        fn submit(&mut self, transfer: Transfer, page: u64, buffer: usize) {
+            // A page out of the file's range: its load fails.
+            let (transfer, page) = if page % 2 == 1 { (transfer, page) } else { (Transfer::Load, u64::MAX >> 20) };
+            self.0.submit(transfer, page, buffer);
+        }
+
+        fn invalidate(&mut self, pages: &[u64]) {
+            self.0.invalidate(pages);
+        }
+
+        fn poll(&mut self, completions: &mut Vec<Completion>, timeout: Duration) {
+            self.0.poll(completions, timeout);
+        }
+    }
+
+    #[test]
+    fn a_store_that_its_node_has_lost_goes_to_another_node() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 8).unwrap();
+        let mut memory = Memory::new(Box::new(HalfLost(store)), 0);
+        // It was allocated before the node was lost.
+        let slot = memory.slots.allocate(|_| true).unwrap();
+        memory.begin_store(slot, &[1; PAGE_BYTES as usize]);
+        memory.poll(Duration::ZERO);
+        assert!(memory.slots.stored_buffer(slot).is_some());
+        std::thread::sleep(STORE_RETRY);
+        (0..2).for_each(|_| drop(memory.poll(Duration::ZERO)));
+        assert_eq!((memory.slots.page(slot), memory.slots.stored_buffer(slot)), (1, None));
     }
 }

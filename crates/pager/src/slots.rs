@@ -1,20 +1,17 @@
 //! Pages of the backing store: which are in use, and by how many pages of processes.
 //!
 //! After a fork, a parent and its child share the pages that are not in memory. A page of the store is overwritten only while
-//! one page of one process uses it.
+//! one page of one process uses it. A slot has a page of the store, and gets another one if that cannot be stored.
 
 use std::collections::HashMap;
 
-/// A page of the backing store.
+/// Pages that the store refuses, after which the search for one that it accepts goes on another time. Nodes take turns, and
+/// there are fewer of them.
+const REFUSALS_MAX: usize = 64;
+
+/// A name for a page of the backing store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Slot(u32);
-
-impl Slot {
-    /// Its number in the store.
-    pub(crate) fn page(self) -> u64 {
-        self.0.into()
-    }
-}
 
 /// The pages of the backing store.
 #[derive(Debug)]
@@ -22,31 +19,70 @@ pub(crate) struct Slots {
     capacity: u32,
     /// The number of users of each slot that was ever used.
     users: Vec<u32>,
+    /// The page of each of them.
+    pages: Vec<u32>,
     free: Vec<Slot>,
+    /// Slots whose pages the store does not accept: their nodes are lost or full. When a node has room again, one of its
+    /// pages is free.
+    refused: Vec<Slot>,
     /// The buffers that are being stored.
     storing: HashMap<Slot, usize>,
     /// Slots to invalidate.
-    invalid: Vec<u64>,
+    invalid: Vec<Slot>,
 }
 
 impl Slots {
     pub(crate) fn new(page_count: u64) -> Slots {
         let capacity = page_count.min(u32::MAX.into()) as u32;
-        Slots { capacity, users: Vec::new(), free: Vec::new(), storing: HashMap::new(), invalid: Vec::new() }
+        Slots {
+            capacity,
+            users: Vec::new(),
+            pages: Vec::new(),
+            free: Vec::new(),
+            refused: Vec::new(),
+            storing: HashMap::new(),
+            invalid: Vec::new(),
+        }
     }
 
-    /// A slot with one user; `None` if all are in use.
-    pub(crate) fn allocate(&mut self) -> Option<Slot> {
-        let slot = match self.free.pop() {
-            Some(slot) => slot,
-            None if self.users.len() < self.capacity as usize => {
-                self.users.push(0);
-                Slot(self.users.len() as u32 - 1)
-            }
-            None => return None,
-        };
+    /// The slot's page in the store.
+    pub(crate) fn page(&self, slot: Slot) -> u64 {
+        self.pages[slot.0 as usize].into()
+    }
+
+    /// A slot with one user, of a page that the store accepts; `None` if there is none.
+    pub(crate) fn allocate(&mut self, accepts: impl Fn(u64) -> bool) -> Option<Slot> {
+        let slot = self.take_free(accepts)?;
         self.users[slot.0 as usize] = 1;
         Some(slot)
+    }
+
+    /// Gives a slot whose bytes are not in the store another page, if there is one that the store accepts.
+    pub(crate) fn relocate(&mut self, slot: Slot, accepts: impl Fn(u64) -> bool) {
+        if let Some(other) = self.take_free(accepts) {
+            self.pages.swap(slot.0 as usize, other.0 as usize);
+            self.refused.push(other);
+        }
+    }
+
+    fn take_free(&mut self, accepts: impl Fn(u64) -> bool) -> Option<Slot> {
+        for _ in 0..REFUSALS_MAX {
+            let slot = match self.free.pop() {
+                Some(slot) => slot,
+                None if self.users.len() < self.capacity as usize => {
+                    let number = self.users.len() as u32;
+                    self.users.push(0);
+                    self.pages.push(number);
+                    Slot(number)
+                }
+                None => return None,
+            };
+            if accepts(self.page(slot)) {
+                return Some(slot);
+            }
+            self.refused.push(slot);
+        }
+        None
     }
 
     /// Adds a user.
@@ -71,7 +107,7 @@ impl Slots {
 
     fn recycle(&mut self, slot: Slot) {
         self.free.push(slot);
-        self.invalid.push(slot.page());
+        self.invalid.push(slot);
     }
 
     /// Notes that a buffer is being stored.
@@ -96,9 +132,8 @@ impl Slots {
 
     /// Takes the pages that are to be invalidated, and not in use again.
     pub(crate) fn take_invalid(&mut self) -> Vec<u64> {
-        let mut invalid = std::mem::take(&mut self.invalid);
-        invalid.retain(|&page| self.users[page as usize] == 0);
-        invalid
+        let invalid = std::mem::take(&mut self.invalid).into_iter();
+        invalid.filter(|slot| self.users[slot.0 as usize] == 0).map(|slot| self.page(slot)).collect()
     }
 }
 
@@ -109,26 +144,40 @@ mod tests {
     #[test]
     fn a_slot_is_free_when_its_last_user_releases_it() {
         let mut slots = Slots::new(1);
-        let slot = slots.allocate().unwrap();
-        assert_eq!(slots.allocate(), None);
+        let slot = slots.allocate(|_| true).unwrap();
+        assert_eq!(slots.allocate(|_| true), None);
         slots.share(slot);
         slots.release(slot);
         assert!(slots.is_exclusive(slot) && slots.take_invalid().is_empty());
         slots.release(slot);
         assert_eq!(slots.take_invalid(), [0]);
-        assert_eq!(slots.allocate(), Some(slot));
+        assert_eq!(slots.allocate(|_| true), Some(slot));
     }
 
     #[test]
     fn a_slot_that_is_being_stored_is_freed_afterwards() {
         let mut slots = Slots::new(1);
-        let slot = slots.allocate().unwrap();
+        let slot = slots.allocate(|_| true).unwrap();
         slots.begin_store(slot, 5);
         assert_eq!(slots.stored_buffer(slot), Some(5));
         slots.release(slot);
-        assert!(slots.allocate().is_none() && !slots.end_store(slot));
-        assert_eq!(slots.allocate(), Some(slot));
+        assert!(slots.allocate(|_| true).is_none() && !slots.end_store(slot));
+        assert_eq!(slots.allocate(|_| true), Some(slot));
         // It is in use again: its page must not be invalidated.
         assert!(slots.take_invalid().is_empty());
+    }
+
+    #[test]
+    fn slots_have_pages_that_the_store_accepts() {
+        let mut slots = Slots::new(4);
+        let [first, second] = [0; 2].map(|_| slots.allocate(|_| true).unwrap());
+        // The even pages are lost.
+        let accepts = |page: u64| page % 2 == 1;
+        slots.relocate(first, accepts);
+        assert_eq!((slots.page(first), slots.page(second)), (3, 1));
+        assert_eq!(slots.allocate(accepts), None);
+        slots.release(second);
+        assert_eq!(slots.take_invalid(), [1]);
+        assert_eq!(slots.allocate(accepts), Some(second));
     }
 }

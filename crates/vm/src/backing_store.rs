@@ -56,6 +56,16 @@ pub trait BackingStore: Send {
     /// A buffer that no transfer uses.
     fn buffer_mut(&mut self, buffer: usize) -> &mut PageBytes;
 
+    /// Whether a page that was stored can still be loaded, as far as the store knows.
+    fn can_load(&self, _page: u64) -> bool {
+        true
+    }
+
+    /// Whether the store has room for a page, as far as it knows.
+    fn accepts(&self, _page: u64) -> bool {
+        true
+    }
+
     /// Begins a transfer. Its completion follows, also when it fails at once.
     fn submit(&mut self, transfer: Transfer, page: u64, buffer: usize);
 

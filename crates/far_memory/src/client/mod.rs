@@ -16,9 +16,11 @@
 //! | `space` | which nodes have a page |
 //! | `link` | a node's connection |
 //! | `chain` | the client's end of a chain |
+//! | `copies` | which copies of a page there are, and where new ones can be |
 //! | `operations` | operations in flight, and what becomes of them when a node is lost |
 
 mod chain;
+mod copies;
 #[cfg(test)]
 mod hostile_tests;
 mod link;
@@ -320,6 +322,17 @@ impl Client {
     /// Pages that are stored.
     pub fn stored_pages(&self) -> u64 {
         self.operations.lock().stored_pages()
+    }
+
+    /// Whether a node that has the page is left.
+    pub fn can_load(&self, page: u64) -> bool {
+        self.operations.lock().can_load(page)
+    }
+
+    /// Whether a store of the page can be expected to succeed: a node of it is left, and has it or is within the client's
+    /// budget. Other clients may have emptied the pool.
+    pub fn accepts(&self, page: u64) -> bool {
+        self.operations.lock().accepts(page)
     }
 
     /// The client's device, for statistics.

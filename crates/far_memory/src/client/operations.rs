@@ -176,11 +176,7 @@ impl Operations {
     /// Loads from the first copy that is left.
     fn start_load(&mut self, key: usize, now: Instant) {
         let page = self.in_flight[key].operation.page;
-        let has_copy = |place: &Place| {
-            let link = &self.links[place.node];
-            link.lost.is_none() && link.is_mapped(place.index)
-        };
-        match self.space.places(page).find(has_copy) {
+        match self.space.places(page).find(|place| self.has_copy(place)) {
             Some(place) => self.call(key, Function::Load, place, now),
             None => self.note_error(key, PageError::NodeLost(page)),
         }
@@ -256,15 +252,6 @@ impl Operations {
             Some(next) => self.start(next, now),
             None => drop(self.pages.remove(&page)),
         }
-    }
-
-    /// Whether a page that is not stored has a copy all the same: its first store has failed on the other node.
-    fn has_stray_copy(&self, page: u64) -> bool {
-        let has_copy = |place: Place| {
-            let link = &self.links[place.node];
-            link.lost.is_none() && link.is_mapped(place.index)
-        };
-        !self.is_stored(page) && self.space.places(page).any(has_copy)
     }
 
     /// Sends all messages of rounds that have begun.
