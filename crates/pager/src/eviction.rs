@@ -50,9 +50,10 @@ impl Process {
             match self.pages.get(page) {
                 Page::Resident { stamp, .. } if stamp != entry => {}
                 Page::Resident { is_hot: true, .. } => self.requeue(page),
-                Page::Resident { slot: Some(slot), is_clean: true, .. } => {
+                Page::Resident { slot: Some(slot), is_clean: true, .. } if memory.can_load(slot) => {
                     victims.push(Victim { page, slot, is_clean: true });
                 }
+                // Not clean, or its copy is lost with a node.
                 Page::Resident { .. } => match self.reserve_slot(memory, page) {
                     Some(slot) => {
                         buffers -= 1;
@@ -195,7 +196,8 @@ mod tests {
         let mut process = Process::new(1, descriptor.into(), None, 0);
         process.enter(PAGE_BYTES, None, false, false);
         (0..1 << 16).for_each(|_| process.requeue(PAGE_BYTES));
-        let pages: Vec<_> = process.choose_victims(&mut memory, 64).iter().map(|victim| victim.page).collect();
+        let pages: Vec<_> =
+            process.choose_victims(&mut memory, 64).iter().map(|victim| victim.page).collect();
         assert_eq!(pages, [PAGE_BYTES]);
         // An entry that counts twice, as after a wrap of the stamps.
         process.requeue(PAGE_BYTES);

@@ -123,6 +123,11 @@ impl Memory {
         self.slots.allocate(|page| self.store.accepts(page))
     }
 
+    /// Whether the bytes of a slot are in a buffer, or can be loaded.
+    pub(crate) fn can_load(&self, slot: Slot) -> bool {
+        self.slots.stored_buffer(slot).is_some() || self.store.can_load(self.slots.page(slot))
+    }
+
     /// Whether the store has room for the bytes of a slot.
     pub(crate) fn accepts(&self, slot: Slot) -> bool {
         self.store.accepts(self.slots.page(slot))
@@ -269,7 +274,8 @@ mod tests {
 
         fn submit(&mut self, transfer: Transfer, page: u64, buffer: usize) {
             // A page out of the file's range: its load fails.
-            let (transfer, page) = if page % 2 == 1 { (transfer, page) } else { (Transfer::Load, u64::MAX >> 20) };
+            let (transfer, page) =
+                if page % 2 == 1 { (transfer, page) } else { (Transfer::Load, u64::MAX >> 20) };
             self.0.submit(transfer, page, buffer);
         }
 
