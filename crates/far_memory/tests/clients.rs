@@ -3,6 +3,7 @@
 mod common;
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use common::*;
 use rand::rngs::SmallRng;
@@ -152,6 +153,22 @@ fn nothing_of_a_client_stays_on_a_node() {
         client_of(&node, PathChoice::Local, 16).store(page, &content(page, 1)).expect("stored");
     }
     wait_until("its objects are gone", || node.device().snapshot().objects == before);
+}
+
+#[test]
+fn a_client_that_was_stopped_goes_on_with_its_nodes() {
+    let node = node_over(PathChoice::Udp, MIB, |_| ());
+    let timeout = Duration::from_millis(200);
+    let config = ClientConfig { depth: 128, timeout, ..config_of(&node, PathChoice::Udp, 128) };
+    let client = Client::connect(&config).expect("a client");
+    let buffer = client.buffer(1).expect("a buffer");
+    let store = |page| Request::Store { page, from: (buffer.clone(), 0), tag: page };
+    let (submitted, mut done) = (client.submit((0..128).map(store)).expect("begun"), Vec::new());
+    std::thread::sleep(3 * timeout);
+    while done.len() < submitted {
+        client.poll(&mut done);
+    }
+    assert!(done.iter().all(|end| end.result.is_ok()), "{:?}", client.nodes());
 }
 
 #[test]
