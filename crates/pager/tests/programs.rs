@@ -29,3 +29,15 @@ fn threads_children_and_moved_memory_find_their_bytes() {
     run(pager.command(compile("threads")).args(["24", "5"]), "verified");
     pager.finish();
 }
+
+#[test]
+fn a_program_that_must_not_unshare_its_descriptors_keeps_them_and_is_not_paged() {
+    let (confine, touch) = (compile("confine"), compile("touch"));
+    let pager = TestPager::start(8 * MIB, 64 * MIB);
+    let output = pager.command(&confine).arg(&touch).arg("24").output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && output.stdout == b"verified\n", "{output:?}");
+    assert!(errors.starts_with("terrace: memory is not paged: unshare(CLONE_FILES)"), "{errors}");
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    pager.finish();
+}
