@@ -41,3 +41,16 @@ fn a_program_that_must_not_unshare_its_descriptors_keeps_them_and_is_not_paged()
     assert_eq!(errors.lines().count(), 1, "{errors}");
     pager.finish();
 }
+
+#[test]
+fn several_programs_have_pages_leave_at_a_time() {
+    let program = compile("touch");
+    let pager = TestPager::start(16 * MIB, 256 * MIB);
+    let start = |_| pager.command(&program).arg("16").stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let children: Vec<_> = (0..8).map(start).collect();
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "verified\n", "{output:?}");
+    }
+    pager.finish();
+}
