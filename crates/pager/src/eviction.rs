@@ -187,6 +187,7 @@ mod tests {
     use terrace_vm::FileStore;
 
     use super::*;
+    use crate::memory::tests::HalfLost;
 
     #[test]
     fn a_page_is_one_victim_however_often_it_was_queued() {
@@ -203,5 +204,21 @@ mod tests {
         process.requeue(PAGE_BYTES);
         process.queue.extend(process.queue.back().copied());
         assert_eq!(process.choose_victims(&mut memory, 64).len(), 1);
+    }
+
+    #[test]
+    fn a_clean_page_whose_copy_is_lost_is_stored_elsewhere() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 64).unwrap();
+        let mut memory = Memory::new(Box::new(HalfLost(store)), 0);
+        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
+        let mut process = Process::new(1, descriptor.into(), None, 0);
+        for index in 0..2 {
+            let slot = memory.slots.allocate(|_| true);
+            process.enter(index * PAGE_BYTES, slot, true, false);
+        }
+        let victims = process.choose_victims(&mut memory, 64);
+        let chosen: Vec<_> =
+            victims.iter().map(|victim| (memory.slots.page(victim.slot), victim.is_clean)).collect();
+        assert_eq!(chosen, [(3, false), (1, true)]);
     }
 }

@@ -225,7 +225,7 @@ impl Memory {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use terrace_vm::FileStore;
 
     use super::*;
@@ -249,7 +249,7 @@ mod tests {
     }
 
     /// Pages of which the even ones are on a node that is lost.
-    struct HalfLost(FileStore);
+    pub(crate) struct HalfLost(pub(crate) FileStore);
 
     impl BackingStore for HalfLost {
         fn page_count(&self) -> u64 {
@@ -266,6 +266,10 @@ mod tests {
 
         fn buffer_mut(&mut self, buffer: usize) -> &mut PageBytes {
             self.0.buffer_mut(buffer)
+        }
+
+        fn can_load(&self, page: u64) -> bool {
+            page % 2 == 1
         }
 
         fn accepts(&self, page: u64) -> bool {
