@@ -50,12 +50,14 @@ impl Inputs {
             && !self.is_due.load(Ordering::Acquire)
     }
 
-    fn clear(&self) {
-        self.posted.take();
+    /// Discards what has arrived. Returns how many work requests of the program were among it.
+    fn clear(&self) -> usize {
+        let posted = self.posted.take().len();
         self.completions.take();
         self.control.take();
         self.held.take();
         self.is_failed.store(false, Ordering::Release);
+        posted
     }
 }
 
@@ -120,16 +122,19 @@ impl Session {
             // What was added before is seen by the thread that has the lock, or by this one.
             fence(Ordering::SeqCst);
             let (Some(mut state), Some(qp)) = (self.state.try_lock(), self.qp.upgrade()) else { return };
-            let retired = state.run(self, &qp);
+            state.run(self, &qp);
             drop(state);
-            if retired > 0 {
-                self.reserved.fetch_sub(retired, Ordering::Relaxed);
-            }
             fence(Ordering::SeqCst);
             if self.inputs.is_empty() {
                 return;
             }
         }
+    }
+
+    /// Gives back the places of work requests. The caller has the lock of the state, so that RESET does not give them back,
+    /// too.
+    pub fn release(&self, count: usize) {
+        self.reserved.fetch_sub(count, Ordering::Relaxed);
     }
 
     /// A waker for the memory of a peer's request.
@@ -185,9 +190,9 @@ impl SendStage for Session {
         if state == QpState::Reset {
             // The caller relies on that nothing of the session accesses memory afterwards.
             let mut locked = self.state.lock();
-            self.inputs.clear();
+            self.release(self.inputs.clear());
+            // Requests whose places another thread has just reserved keep them.
             locked.reset(self);
-            self.reserved.store(0, Ordering::Relaxed);
             return;
         }
         self.inputs.is_failed.store(true, Ordering::Release);

@@ -74,10 +74,19 @@ pub(crate) struct State {
     holds: Holds,
     /// By rkey.
     tables: HashMap<u32, OpenTable>,
+    /// The program's work requests that have places in the send queue.
+    place_count: usize,
 }
 
 fn new_target(settings: &Settings) -> Target {
     Target::new(TargetConfig { call_count_max: CALL_COUNT_MAX, hold_ns_max: settings.hold_ns_max })
+}
+
+/// Gives back the places of the requests that the initiator has completed.
+fn release_places(session: &Session, place_count: &mut usize, initiator: &Initiator) {
+    let left = initiator.len();
+    session.release(place_count.saturating_sub(left));
+    *place_count = left;
 }
 
 /// The key by which a request accesses the peer's memory, if that may be absent.
@@ -107,12 +116,13 @@ impl State {
             keys: Keys::default(),
             holds: Holds::default(),
             tables: HashMap::new(),
+            place_count: 0,
         }
     }
 
-    /// Handles what has arrived. Returns how many of the program's work requests have been completed.
-    pub fn run(&mut self, session: &Session, qp: &Arc<QueuePair>) -> usize {
-        let Some(device) = session.service.device() else { return 0 };
+    /// Handles what has arrived.
+    pub fn run(&mut self, session: &Session, qp: &Arc<QueuePair>) {
+        let Some(device) = session.service.device() else { return };
         let inputs = &session.inputs;
         let now = device.now();
         inputs.is_due.store(false, Ordering::Release);
@@ -127,11 +137,8 @@ impl State {
                 self.with_target(session, qp, |target, side| target.handle_held(now, token, result, side));
             }
         }
-        let before = self.outgoing.as_ref().map_or(0, |outgoing| outgoing.initiator.len());
-        let posted = inputs.posted.take();
-        let added = posted.len();
-        for wr in posted {
-            self.post(qp, now, wr);
+        for wr in inputs.posted.take() {
+            self.post(session, qp, now, wr);
         }
         // Taken without an initiator, too: what stays would have this called for ever.
         let (completions, is_failed) =
@@ -156,13 +163,15 @@ impl State {
         }
         self.note_deadline(session);
         self.count(session);
-        let left = self.outgoing.as_ref().map_or(0, |outgoing| outgoing.initiator.len());
-        (before + added).saturating_sub(left)
+        if let Some(Outgoing { initiator, .. }) = &self.outgoing {
+            release_places(session, &mut self.place_count, initiator);
+        }
     }
 
     /// The queue pair has been reset, or is destroyed: nothing of the session accesses memory any more.
     pub fn reset(&mut self, session: &Session) {
         self.count(session);
+        session.release(self.place_count);
         if let Some(control) = &self.control {
             session.service.set_control(control.qpn(), None);
         }
@@ -185,8 +194,9 @@ impl State {
     }
 
     /// Takes a work request of the program.
-    fn post(&mut self, qp: &Arc<QueuePair>, now: Time, wr: SendWr) {
+    fn post(&mut self, session: &Session, qp: &Arc<QueuePair>, now: Time, wr: SendWr) {
         let (wr_id, qpn) = (wr.wr_id, qp.qpn());
+        self.place_count += 1;
         let known = match rkey_of(&wr) {
             None => Knowledge::Plain,
             Some(_) if self.link == LinkState::Plain => Knowledge::Plain,
@@ -200,6 +210,8 @@ impl State {
             // Places are reserved, so that only memory can be missing.
             tracing::error!(qpn, "a work request fails for lack of memory");
             let status = WcStatus::General;
+            self.place_count -= 1;
+            session.release(1);
             qp.complete(Wc { wr_id, status, qpn, ..Wc::default() });
         }
     }
@@ -274,7 +286,11 @@ impl State {
                         initiator.handle_completion(now, &wc, memory);
                     }
                 }
-                Some(Action::Complete(wc)) => qp.complete(wc),
+                Some(Action::Complete(wc)) => {
+                    // The program that sees it may post the next request at once.
+                    release_places(session, &mut self.place_count, initiator);
+                    qp.complete(wc);
+                }
                 Some(Action::Send(message)) => match &mut self.control {
                     Some(control) => control.send_encoded(message.into()),
                     None => initiator.handle_peer_gone(now),
