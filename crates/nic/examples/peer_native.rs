@@ -179,6 +179,7 @@ fn open_link(device: &Arc<Device>, pd: &Arc<Pd>, connection: &mut Connection) {
         },
         sq_sig_all: true,
         blocks_own_multicast: false,
+        raises_events: true,
         cookie: 0,
     };
     let qp = pd.create_qp(init).expect("a queue pair");

@@ -705,7 +705,9 @@ impl Device {
         // The error state can be reached from every state.
         let _ = transport.modify(&error, QpAttrMask::STATE, &host);
         self.publish_state(qp, &mut core);
-        self.events.raise(AsyncEvent::QpFatal(qp.clone()));
+        if qp.init.raises_events {
+            self.events.raise(AsyncEvent::QpFatal(qp.clone()));
+        }
     }
 }
 

@@ -170,6 +170,9 @@ impl Host for QpHost<'_> {
 
     #[cold]
     fn raise(&self, event: QpEvent) {
+        if !self.qp.init.raises_events {
+            return;
+        }
         let qp = self.qp.strong();
         self.device().events.raise(match event {
             QpEvent::Fatal => AsyncEvent::QpFatal(qp),

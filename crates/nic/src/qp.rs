@@ -44,6 +44,8 @@ pub struct QpInit {
     pub sq_sig_all: bool,
     /// Whether it receives no multicast datagrams that its own device has sent.
     pub blocks_own_multicast: bool,
+    /// Whether it raises asynchronous events. False for a queue pair that the program knows nothing of.
+    pub raises_events: bool,
     /// The creator's cookie.
     pub cookie: u64,
 }

@@ -39,6 +39,7 @@ impl Xrcd {
             cap: QpCap::default(),
             sq_sig_all: false,
             blocks_own_multicast: false,
+            raises_events: true,
             cookie,
         };
         QueuePair::new(&self.pd, init, Some(self), None)

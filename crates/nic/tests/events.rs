@@ -193,6 +193,22 @@ fn asynchronous_events_wait_for_their_readers() {
 }
 
 #[test]
+fn a_queue_pair_that_the_program_knows_nothing_of_raises_no_events() {
+    let (a, b) = (Node::udp(), Node::udp());
+    nonblocking(b.device.async_fd());
+    let silent = QpInit { raises_events: false, ..b.init(QpType::Rc) };
+    let (qa, qb) = (a.qp(QpType::Rc), b.pd.create_qp(silent).expect("a queue pair"));
+    connect(&qa, &b, qb.qpn(), &Tuning::default());
+    connect(&qb, &a, qa.qpn(), &Tuning::default());
+    let bad = SendOp::Write { va: 1, rkey: 1 };
+    qa.post_send([Ok(a.wr(1, bad, 0, 8))]).expect("posted");
+    assert_eq!(a.completion().status, WcStatus::RemoteAccess);
+    assert_eq!(qb.state(), QpState::Err);
+    assert_eq!(b.device.get_async_event().map(drop), Err(Error::Again));
+    qb.destroy().expect("destroyed");
+}
+
+#[test]
 fn closing_a_device_wakes_threads_that_wait_for_its_events() {
     let a = Node::udp();
     std::thread::scope(|scope| {

@@ -56,6 +56,7 @@ pub fn new_pair(pd: &Arc<Pd>, cq: &Arc<Cq>, cap: QpCap) -> Result<(Arc<QueuePair
         cap,
         sq_sig_all: false,
         blocks_own_multicast: false,
+        raises_events: true,
         cookie: 0,
     })?;
     let endpoint = endpoint_of(&qp);

@@ -54,6 +54,7 @@ impl ControlQp {
             cap,
             sq_sig_all: true,
             blocks_own_multicast: false,
+            raises_events: false,
             cookie: 0,
         })?;
         let mtu_bytes = pd.device().port_attributes().active_mtu as u16;

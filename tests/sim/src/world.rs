@@ -299,6 +299,7 @@ fn qp_init(node: &Node, kind: QpType, plan: &EndPlan) -> QpInit {
         },
         sq_sig_all: plan.sig_all,
         blocks_own_multicast: false,
+        raises_events: true,
         cookie: 0,
     }
 }

@@ -169,6 +169,7 @@ fn new_qp(
         cap,
         sq_sig_all: false,
         blocks_own_multicast: false,
+        raises_events: true,
         cookie: 0,
     };
     shared.pd.create_qp_in_memory(init, queues).map(Owned)

@@ -101,6 +101,7 @@ unsafe fn create(
         cap,
         sq_sig_all: init.sq_sig_all != 0,
         blocks_own_multicast: extended.blocks_own_multicast,
+        raises_events: true,
         cookie: slot.as_c() as u64,
     };
     let cross_channel = extended

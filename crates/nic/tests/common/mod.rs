@@ -122,6 +122,7 @@ impl Node {
             },
             sq_sig_all: false,
             blocks_own_multicast: false,
+            raises_events: true,
             cookie: 0,
         }
     }

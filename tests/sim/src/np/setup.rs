@@ -138,6 +138,7 @@ pub(super) fn connect(plan: &Plan, nodes: &[Node; 2]) -> Result<[Arc<QueuePair>;
             },
             sq_sig_all: false,
             blocks_own_multicast: false,
+            raises_events: true,
             cookie: 0,
         })
     };
