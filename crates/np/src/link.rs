@@ -6,7 +6,8 @@
 //!     |                               |  refused, or silent                     |
 //!     |                               +-----------------> Plain                 | the control queue pair fails
 //!     +-- Join of the peer -------------------------> Connected                 v
-//!                                                                             Failed
+//!                                     |  busy for too long                    Failed
+//!                                     +---------------------------------------> ^
 //! ```
 
 use std::collections::{HashMap, HashSet};
@@ -25,13 +26,14 @@ pub(crate) enum LinkState {
     /// Nothing has needed it.
     #[default]
     Idle,
-    /// `attempts` datagrams have been sent; the next one is due at `retry_at`.
-    Joining { tid: u64, attempts: u32, retry_at: Time },
+    /// `attempts` datagrams have been sent; the next one is due at `retry_at`. `may_be_plain` as long as nothing says that
+    /// the peer has a session, and it could have been asked.
+    Joining { tid: u64, attempts: u32, retry_at: Time, may_be_plain: bool },
     /// Messages can be sent.
     Connected,
     /// The peer has no session: its memory counts as present.
     Plain,
-    /// The control queue pair has failed.
+    /// The control queue pair has failed, or cannot be set up.
     Failed,
 }
 
@@ -44,26 +46,36 @@ pub(crate) enum Due {
     Send(u64),
     /// The peer has not answered.
     Silent,
+    /// The peer may have a session, and cannot be connected with.
+    Unavailable,
 }
 
 impl LinkState {
     /// Begins the setup for a queue pair. [`qpn_of`] finds it by the transaction id.
     pub fn join(now: Time, qpn: u32) -> LinkState {
         let tid = rand::random::<u64>() << QPN_BITS | u64::from(qpn);
-        LinkState::Joining { tid, attempts: 0, retry_at: now }
+        LinkState::Joining { tid, attempts: 0, retry_at: now, may_be_plain: true }
+    }
+
+    /// The peer has a session, or this end has nothing to connect with it: silence does not mean any more that the peer has
+    /// none.
+    pub fn exclude_plain(&mut self) {
+        if let LinkState::Joining { may_be_plain, .. } = self {
+            *may_be_plain = false;
+        }
     }
 
     /// What is due.
     pub fn poll(&mut self, now: Time) -> Due {
-        let LinkState::Joining { tid, attempts, retry_at } = *self else { return Due::Nothing };
+        let LinkState::Joining { tid, attempts, retry_at, may_be_plain } = *self else { return Due::Nothing };
         if now < retry_at {
             return Due::Nothing;
         }
         if attempts == ATTEMPTS {
-            return Due::Silent;
+            return if may_be_plain { Due::Silent } else { Due::Unavailable };
         }
         let retry_at = now.after_ns(FIRST_TIMEOUT_NS << attempts);
-        *self = LinkState::Joining { tid, attempts: attempts + 1, retry_at };
+        *self = LinkState::Joining { tid, attempts: attempts + 1, retry_at, may_be_plain };
         Due::Send(tid)
     }
 
@@ -132,20 +144,30 @@ impl Keys {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_silent_peer_is_asked_eight_times() {
-        let mut link = LinkState::join(Time(0), 5);
+    /// How many datagrams are sent, and what is due then.
+    fn ask(mut link: LinkState) -> (u32, Due) {
         let mut sent = 0;
         loop {
             let now = link.deadline().expect("it is joining");
             match link.poll(now) {
                 Due::Send(_) => sent += 1,
                 Due::Nothing => unreachable!("the deadline has come"),
-                Due::Silent => break,
+                end => return (sent, end),
             }
             assert_eq!(link.poll(now), Due::Nothing);
         }
-        assert_eq!(sent, ATTEMPTS);
+    }
+
+    #[test]
+    fn a_silent_peer_is_asked_eight_times() {
+        assert_eq!(ask(LinkState::join(Time(0), 5)), (ATTEMPTS, Due::Silent));
+    }
+
+    #[test]
+    fn a_peer_that_has_a_session_is_not_taken_for_a_silent_one() {
+        let mut link = LinkState::join(Time(0), 5);
+        link.exclude_plain();
+        assert_eq!(ask(link), (ATTEMPTS, Due::Unavailable));
     }
 
     #[test]

@@ -347,10 +347,17 @@ impl State {
                 tracing::info!(qpn = qp.qpn(), "the peer has no NP-RDMA: its memory counts as present");
                 self.make_plain(session);
             }
+            Due::Unavailable => {
+                tracing::warn!(
+                    qpn = qp.qpn(),
+                    "the peer's memory may be absent, and no session can be set up"
+                );
+                self.fail_link(session, qp, now);
+            }
             Due::Send(tid) => {
                 let attr = qp.query();
-                let end = self.control_end(session, qp);
-                let (Some(path), Some(end)) = (attr.path, end) else { return };
+                let Some(end) = self.control_end(session, qp) else { return self.link.exclude_plain() };
+                let Some(path) = attr.path else { return };
                 let join = Join { from_qpn: qp.qpn(), to_qpn: attr.dest_qpn, end };
                 session.service.send(&path, &Datagram::Join { tid, join });
             }
@@ -386,7 +393,10 @@ impl State {
             Joining::Asked { path, tid, join } => {
                 let joined = match self.control_end(session, qp) {
                     Some(end) if self.connect(session, &attr, join.end) => Ok(end),
-                    _ => Err(Status::Busy),
+                    _ => {
+                        self.link.exclude_plain();
+                        Err(Status::Busy)
+                    }
                 };
                 session.service.send(&path, &Datagram::Joined { tid, joined });
             }
@@ -394,9 +404,9 @@ impl State {
                 let is_awaited = matches!(self.link, LinkState::Joining { tid: own, .. } if own == tid);
                 match joined {
                     _ if !is_awaited || !is_peer(&path) => {}
-                    Ok(end) => _ = self.connect(session, &attr, end),
-                    Err(Status::Busy) => {}
-                    Err(_) => self.make_plain(session),
+                    Ok(end) if self.connect(session, &attr, end) => {}
+                    Err(Status::Plain) => self.make_plain(session),
+                    _ => self.link.exclude_plain(),
                 }
             }
         }
