@@ -200,9 +200,14 @@ impl State {
         let known = match rkey_of(&wr) {
             None => Knowledge::Plain,
             Some(_) if self.link == LinkState::Plain => Knowledge::Plain,
+            Some(_) if self.link == LinkState::Failed => {
+                // Nobody can tell whether the memory is absent.
+                break_queue_pair(qp);
+                Knowledge::Plain
+            }
             Some(rkey) => self.look_up(qp, now, rkey),
         };
-        let posted = match self.outgoing(qp) {
+        let posted = match self.outgoing(qp, now) {
             Some(outgoing) => outgoing.initiator.post(wr, &known, OrderBits::empty()).is_ok(),
             None => false,
         };
@@ -217,7 +222,7 @@ impl State {
     }
 
     /// The initiator, which begins with the first work request.
-    fn outgoing(&mut self, qp: &Arc<QueuePair>) -> Option<&mut Outgoing> {
+    fn outgoing(&mut self, qp: &Arc<QueuePair>, now: Time) -> Option<&mut Outgoing> {
         if self.outgoing.is_none() {
             let attr = qp.query();
             let scratch = Buffer::new(qp.pd(), (SLOT_BYTES * SLOT_COUNT) as usize, LOCAL_WRITE).ok()?;
@@ -246,6 +251,9 @@ impl State {
             });
             if matches!(attr.state, QpState::Err | QpState::Sqe) {
                 initiator.flush();
+            }
+            if self.link == LinkState::Failed {
+                initiator.handle_peer_gone(now);
             }
             self.outgoing = Some(Outgoing { initiator, counted: Counters::default(), _scratch: scratch });
         }
