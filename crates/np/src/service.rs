@@ -49,6 +49,8 @@ pub struct Service {
     timer: OwnedFd,
     /// When the timer expires; `u64::MAX` for never.
     timer_at: AtomicU64,
+    /// Locked while `timer_at` and the timer change.
+    setting: Mutex<()>,
     /// Distinguishes registrations: a part of each region id.
     pub(crate) salt: u64,
 }
@@ -78,6 +80,7 @@ impl Service {
             totals: Totals::default(),
             timer,
             timer_at: AtomicU64::new(u64::MAX),
+            setting: Mutex::default(),
             salt: rand::random(),
         });
         let receiver = Arc::downgrade(&service);
@@ -156,15 +159,14 @@ impl Service {
         }
     }
 
-    /// Has the engine wake up at a time, at the latest.
+    /// Has the engine wake up at a time, at the latest. The session has stored its deadline before: either this finds the
+    /// time that [`Service::handle_timer`] has set, or that finds the deadline.
     pub(crate) fn note_deadline(&self, at: u64) {
-        if at < self.timer_at.load(Ordering::Relaxed) && self.timer_at.fetch_min(at, Ordering::SeqCst) > at {
-            let mut armed = at;
-            self.arm(armed);
-            // Another thread may have set an earlier time, and armed the timer before this one did.
-            while self.timer_at.load(Ordering::SeqCst) < armed {
-                armed = self.timer_at.load(Ordering::SeqCst);
-                self.arm(armed);
+        if at < self.timer_at.load(Ordering::SeqCst) {
+            let _setting = self.setting.lock();
+            if at < self.timer_at.load(Ordering::SeqCst) {
+                self.timer_at.store(at, Ordering::SeqCst);
+                self.arm(at);
             }
         }
     }
@@ -182,12 +184,13 @@ impl Service {
     /// Lists the sessions whose deadline has passed, and sets the timer for the next one.
     fn handle_timer(&self, now: Time) {
         let mut next = u64::MAX;
+        let setting = self.setting.lock();
         self.timer_at.store(u64::MAX, Ordering::SeqCst);
         let sessions: Vec<Arc<Session>> = self.sessions.lock().values().filter_map(Weak::upgrade).collect();
-        for session in sessions {
-            match session.deadline.load(Ordering::Relaxed) {
+        for session in &sessions {
+            match session.deadline.load(Ordering::SeqCst) {
                 at if at <= now.0 => {
-                    session.deadline.store(u64::MAX, Ordering::Relaxed);
+                    session.deadline.store(u64::MAX, Ordering::SeqCst);
                     session.inputs.is_due.store(true, Ordering::Release);
                     session.list();
                 }
@@ -203,9 +206,11 @@ impl Service {
                 &Itimerspec { it_interval: never, it_value: never },
             );
         } else {
-            self.timer_at.fetch_min(next, Ordering::SeqCst);
+            self.timer_at.store(next, Ordering::SeqCst);
             self.arm(next);
         }
+        // Before the sessions: some may end here.
+        drop(setting);
     }
 
     fn handle_datagrams(&self) {

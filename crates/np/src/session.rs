@@ -152,7 +152,7 @@ impl Session {
     /// Notes when it has to be run at the latest.
     pub fn set_deadline(&self, deadline: Option<Time>) {
         let at = deadline.map_or(u64::MAX, |at| at.0);
-        self.deadline.store(at, Ordering::Relaxed);
+        self.deadline.store(at, Ordering::SeqCst);
         if deadline.is_some() {
             self.service.note_deadline(at);
         }
