@@ -497,6 +497,9 @@ impl QueuePair {
             && matches!(state, QpState::Reset | QpState::Err)
         {
             stage.state_changed(state);
+            if state == QpState::Reset {
+                self.forget_stage_work();
+            }
         }
         Ok(())
     }
@@ -710,6 +713,7 @@ impl QueuePair {
         self.stop();
         if let Some(stage) = self.stage.get() {
             stage.state_changed(QpState::Reset);
+            self.forget_stage_work();
         }
         if self.schedule.is_on_ack_list.swap(false, Ordering::Relaxed) {
             match device.rx.try_lock() {
@@ -777,6 +781,12 @@ impl QueuePair {
         if !Arc::ptr_eq(&self.init.send_cq, &self.init.recv_cq) {
             self.init.recv_cq.purge(self.qpn());
         }
+    }
+
+    /// The stage has been reset. Until then another thread may have permitted READs of a table, or completed a request.
+    fn forget_stage_work(&self) {
+        self.table_keys.clear();
+        self.purge_completions();
     }
 
     fn remove_from_users_of_others(&self) {
