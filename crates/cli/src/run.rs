@@ -43,7 +43,7 @@ and pages that came and left.
   more of it is registered, and is private again when it is deregistered. Meanwhile forked children do
   not have it, as after ibv_fork_init(3) with other devices. --swap none leaves such memory alone.
 Other regions use no memory of the budget. For comparison, --mode odp behaves as hardware with on-demand
-paging, and --mode pin locks the whole regions in memory; both concern files only.
+paging, and --mode pin locks the whole regions in memory; both concern files only, and need --nic terrace.
 
 With --nic commodity, at both ends, the NIC knows nothing of absent pages, as hardware does: READs of them
 return a signature page, and WRITEs to them vanish. The NP-RDMA protocol finds that out, and repeats such
@@ -183,6 +183,9 @@ pub enum RunError {
     /// A mode without a budget.
     #[error("--mode needs the memory budget of --dram: add, for example, --dram 512M")]
     ModeWithoutDram,
+    /// NP-RDMA has nothing to hold such regions with.
+    #[error("--nic commodity goes with --mode wait only")]
+    ModeWithCommodity,
     /// The directory cannot have swap files.
     #[error("--swap {0}")]
     Swap(#[from] terrace_vm::SwapError),
@@ -229,6 +232,7 @@ impl RunError {
         match self {
             RunError::AddressSyntax(_) | RunError::MtuSyntax(_) | RunError::FaultPlan { .. } => true,
             RunError::DramSyntax(_) | RunError::ModeWithoutDram | RunError::SwapWithoutDram => true,
+            RunError::ModeWithCommodity => true,
             RunError::RemoteMemorySyntax(_) | RunError::RemoteWithoutLocal => true,
             RunError::LocalSyntax(_) | RunError::RemoteWithDram => true,
             RunError::Port(error) => is_usage(error),
@@ -385,6 +389,9 @@ fn paging_variables(options: &Options) -> Result<Vec<(&'static str, OsString)>, 
             variables.push(("TERRACE_SWAP", directory.into()));
         }
         PagingMode::Odp | PagingMode::Pin if swap.is_some() => return Err(RunError::SwapWithoutDram),
+        PagingMode::Odp | PagingMode::Pin if options.nic == NicModel::Commodity => {
+            return Err(RunError::ModeWithCommodity);
+        }
         PagingMode::Odp | PagingMode::Pin => {
             terrace_tier::check_budget(&terrace_tier::TierConfig::new(dram_bytes))?;
         }

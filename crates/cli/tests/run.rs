@@ -185,6 +185,16 @@ fn a_plan_with_faults_of_storage_without_dram_gives_a_warning() {
 }
 
 #[test]
+fn the_commodity_nic_goes_with_the_default_mode_only() {
+    let installation = Installation::new("commodity");
+    let run = |mode| installation.run(&["--nic", "commodity", "--dram", "1M", "--mode", mode, "--", "env"]);
+    for mode in ["odp", "pin"] {
+        assert_one_line(&run(mode), 2, "--nic commodity goes with --mode wait only");
+    }
+    assert_eq!(run("wait").status.code(), Some(0));
+}
+
+#[test]
 fn the_capture_file_is_checked() {
     let installation = Installation::new("pcap");
     assert_one_line(

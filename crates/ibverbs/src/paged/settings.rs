@@ -50,6 +50,10 @@ impl Settings {
             Some("pin") => Mode::Pin,
             Some(other) => return Err(format!("TERRACE_MODE: {other}: choose wait, odp or pin")),
         };
+        // NP-RDMA has nothing to hold such regions with, and would answer its peers for ever that they are busy.
+        if mode != Mode::Wait && given("TERRACE_NIC").as_deref() == Some("commodity") {
+            return Err("TERRACE_MODE: TERRACE_NIC=commodity goes with wait only".into());
+        }
         // The modes for comparison page files only.
         let swap = given("TERRACE_SWAP").filter(|directory| mode == Mode::Wait && directory != "none");
         Ok(Some(Settings {
@@ -96,5 +100,9 @@ mod tests {
             let error = settings(&[(name, value), ("TERRACE_DRAM", "1M")]).unwrap_err();
             assert!(error.starts_with(name) && error.contains(value), "{error}");
         }
+        let commodity = ("TERRACE_NIC", "commodity");
+        let error = settings(&[("TERRACE_DRAM", "1M"), ("TERRACE_MODE", "pin"), commodity]).unwrap_err();
+        assert!(error.contains("commodity"), "{error}");
+        assert!(settings(&[("TERRACE_DRAM", "1M"), ("TERRACE_MODE", "wait"), commodity]).is_ok());
     }
 }
