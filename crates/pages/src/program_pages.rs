@@ -29,8 +29,9 @@ const ACCESS_BYTES_MAX: u64 = crate::TRANSFER_BYTES_MAX;
 /// The most parts of accesses that wait for pages.
 const PARTS_MAX: usize = 4096;
 
-/// Has the program bring pages: called with the range of absent ones, from any thread, without locks. The program tells by
-/// [`ProgramPages::swap_in`] when they are there, and may do so before it returns.
+/// Has the program bring pages: called with each run of absent ones, from any thread, without locks of the pages' state. The
+/// program tells by [`ProgramPages::swap_in`] when they are there, and may do so before it returns. It must not call
+/// [`ProgramPages::close`], which waits for it.
 pub type BringPages = Box<dyn Fn(HostRange) + Send + Sync>;
 
 /// Memory whose pages the program swaps.
@@ -44,6 +45,8 @@ pub struct ProgramPages {
     state: Mutex<State>,
     counters: Arc<RegionCounters>,
     bring: BringPages,
+    /// Locked for reading while the program is called; for writing when the region closes.
+    calls: RwLock<()>,
 }
 
 #[derive(Default)]
@@ -82,6 +85,7 @@ impl ProgramPages {
             state: Mutex::default(),
             counters: Arc::default(),
             bring,
+            calls: RwLock::new(()),
         })
     }
 
@@ -154,7 +158,8 @@ impl ProgramPages {
         Ok(())
     }
 
-    /// The region has been deregistered: fails the accesses that wait, and all later ones.
+    /// The region has been deregistered: fails the accesses that wait, and all later ones. When this returns, the program is
+    /// not called any more.
     pub fn close(&self) {
         let mut ended = Ended::default();
         let mut state = self.state.lock();
@@ -167,6 +172,23 @@ impl ProgramPages {
         drop(state);
         ended.tell();
         rejected.iter().for_each(|waker| waker());
+        // Calls of the program that have seen the region open end.
+        drop(self.calls.write());
+    }
+
+    /// Calls the program for runs of absent pages, unless the region has been closed.
+    fn ask_for(&self, absent: Vec<Range<u64>>) {
+        if absent.is_empty() {
+            return;
+        }
+        let _call = self.calls.read();
+        for pages in absent {
+            if self.state.lock().is_closed {
+                return;
+            }
+            let addr = self.range.addr + pages.start * PAGE_BYTES;
+            (self.bring)(HostRange { addr, len: (pages.end - pages.start) * PAGE_BYTES });
+        }
     }
 
     fn carry_out(&self, page: u64, part: &Part) -> Result<(), AccessError> {
@@ -203,7 +225,7 @@ impl ProgramPages {
             return Err(AccessError::NotReady);
         }
         let access = Access::new(kind, range.len as usize, &self.counters, waker, None);
-        let (mut ended, mut absent) = (Ended::default(), None);
+        let (mut ended, mut absent) = (Ended::default(), Vec::<Range<u64>>::new());
         for piece in pieces(self.range.addr, range) {
             access.add_part();
             let part = Part { access: access.clone(), offset: piece.offset, task: task_of(&piece) };
@@ -212,18 +234,17 @@ impl ProgramPages {
                 ended.end_part(0, &part, result);
                 continue;
             }
-            let pages = absent.get_or_insert(piece.page..piece.page);
-            pages.end = piece.page + 1;
+            match absent.last_mut().filter(|run| run.end == piece.page) {
+                Some(run) => run.end += 1,
+                None => absent.push(piece.page..piece.page + 1),
+            }
             state.waiting.entry(piece.page).or_default().push(part);
             state.part_count += 1;
         }
         ended.end_access_part(0, &access, Ok(()));
         drop(state);
         ended.tell();
-        if let Some(pages) = absent {
-            let addr = self.range.addr + pages.start * PAGE_BYTES;
-            (self.bring)(HostRange { addr, len: (pages.end - pages.start) * PAGE_BYTES });
-        }
+        self.ask_for(absent);
         Ok(access)
     }
 }
@@ -381,6 +402,20 @@ mod tests {
         read.read(0, &mut out).unwrap();
         assert_eq!(out, [7; 8]);
         assert!(pages.is_present(pages.range));
+    }
+
+    #[test]
+    fn only_absent_pages_are_asked_for_and_none_of_a_closed_region() {
+        let (_memory, pages, asked) = pages();
+        pages.swap_out(pages.range).unwrap();
+        pages.swap_in(page(&pages, 1)).unwrap();
+        let read = Pager::read(&*pages, pages.range, &nobody()).unwrap();
+        let behind = HostRange { len: 2 * PAGE_BYTES, ..page(&pages, 2) };
+        assert_eq!(*asked.lock(), [page(&pages, 0), behind]);
+        pages.close();
+        assert_eq!(read.outcome(), Some(Err(AccessError::Fault)));
+        assert!(Pager::read(&*pages, pages.range, &nobody()).is_err());
+        assert_eq!(asked.lock().len(), 2);
     }
 
     #[test]
