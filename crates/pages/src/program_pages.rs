@@ -28,6 +28,8 @@ use crate::sys;
 const ACCESS_BYTES_MAX: u64 = crate::TRANSFER_BYTES_MAX;
 /// The most parts of accesses that wait for pages.
 const PARTS_MAX: usize = 4096;
+/// The most wakers of accesses for which there was no room.
+const REJECTED_MAX: usize = 1024;
 
 /// Has the program bring pages: called with each run of absent ones, from any thread, without locks of the pages' state. The
 /// program tells by [`ProgramPages::swap_in`] when they are there, and may do so before it returns. It must not call
@@ -60,6 +62,20 @@ struct State {
     rejected: Vec<Waker>,
     /// Pages that must not leave, and how often each is pinned.
     pins: HashMap<u64, u32>,
+}
+
+impl State {
+    /// Keeps the waker of an access for which there is no room. Returns wakers to call at once: all others if they are too
+    /// many. Those of accesses that have ended are gone then, and the rest come back.
+    fn reject(&mut self, waker: &Waker) -> Vec<Waker> {
+        if self.rejected.iter().any(|known| Arc::ptr_eq(known, waker)) {
+            return Vec::new();
+        }
+        let is_full = self.rejected.len() >= REJECTED_MAX;
+        let others = if is_full { std::mem::take(&mut self.rejected) } else { Vec::new() };
+        self.rejected.push(waker.clone());
+        others
+    }
 }
 
 impl fmt::Debug for ProgramPages {
@@ -221,7 +237,9 @@ impl ProgramPages {
             return Err(AccessError::Fault);
         }
         if state.part_count > PARTS_MAX {
-            state.rejected.push(waker.clone());
+            let others = state.reject(waker);
+            drop(state);
+            others.iter().for_each(|waker| waker());
             return Err(AccessError::NotReady);
         }
         let access = Access::new(kind, range.len as usize, &self.counters, waker, None);
@@ -433,6 +451,18 @@ mod tests {
         let odd = HostRange { addr: pages.range.addr + 1, len: PAGE_BYTES };
         assert_eq!(pages.swap_out(odd), Err(AccessError::OutOfRange));
         assert_eq!(pages.swap_in(page(&pages, 4)), Err(AccessError::OutOfRange));
+    }
+
+    #[test]
+    fn the_wakers_of_rejected_accesses_are_kept_once_and_not_without_bound() {
+        let mut state = State::default();
+        let first = nobody();
+        for _ in 0..2 {
+            assert!(state.reject(&first).is_empty());
+        }
+        assert_eq!(state.rejected.len(), 1);
+        let told: usize = (0..REJECTED_MAX).map(|_| state.reject(&nobody()).len()).sum();
+        assert_eq!((told, state.rejected.len()), (REJECTED_MAX, 1));
     }
 
     #[test]
