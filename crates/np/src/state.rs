@@ -16,8 +16,8 @@ use terrace_access::proto::{
 use terrace_access::region::{Knowledge, Region};
 use terrace_memory::{Pager, Waker};
 use terrace_nic::{
-    Buffer, Mr, MrRequest, PagedKey, Path, QpAttr, QpAttrMask, QpState, QueuePair, SendOp, SendWr, Time, Wc,
-    WcOpcode, WcStatus,
+    AccessNeed, Buffer, Mr, MrRequest, PagedKey, Path, QpAttr, QpAttrMask, QpState, QueuePair, SendOp,
+    SendWr, Time, Wc, WcOpcode, WcStatus,
 };
 
 use crate::control::ControlQp;
@@ -567,6 +567,11 @@ impl State {
             Ok(None) => return done(Status::Plain),
             Err(error) => return done(status(error)),
         };
+        // The addresses are for those only who may access one of them.
+        let permits = |need| qp.check_peer(rkey, key.start, 1, need).is_ok();
+        if ![AccessNeed::Read, AccessNeed::Write, AccessNeed::Atomic].into_iter().any(permits) {
+            return done(Status::AccessDenied);
+        }
         let Some((layout, region_id)) = layout_of(session, rkey, &key) else { return done(Status::Invalid) };
         let signature_key = session.service.signature_key;
         let region = RegionDescription { layout, signature_key, region_id, mode: Mode::OneSided };
@@ -576,6 +581,8 @@ impl State {
     /// Has the peer READ the versions of a region.
     fn open(&mut self, session: &Session, qp: &Arc<QueuePair>, open: &Open) -> Result<Opened, Status> {
         let key = qp.paged_key(open.rkey).map_err(status)?.ok_or(Status::Plain)?;
+        // WRITEs are checked by versions, and nothing else is.
+        qp.check_peer(open.rkey, key.start, 1, AccessNeed::Write).map_err(status)?;
         let (layout, region_id) = layout_of(session, open.rkey, &key).ok_or(Status::Invalid)?;
         if region_id != open.region_id {
             return Err(Status::NoSuchRegion);
