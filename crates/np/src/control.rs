@@ -13,6 +13,9 @@ use terrace_nic::{
 /// Receives that are posted. Both ends together have fewer messages under way, save for many descriptions at a time.
 const RECEIVE_COUNT: u32 = 64;
 const SEND_COUNT: u32 = 256;
+/// The most answers that wait for room in the send queue. A peer that takes its messages leaves far fewer, even if it has asked
+/// for hundreds of descriptions at a time.
+const UNSENT_ANSWERS_MAX: usize = 16 * RECEIVE_COUNT as usize;
 /// `ibv_access_flags` of the receive buffers.
 const LOCAL_WRITE: u32 = 1;
 /// The exponent of the local ACK timeout: 67 ms.
@@ -23,6 +26,12 @@ const RETRIES: u8 = 7;
 /// The index into the RNR timer table: 0.01 ms.
 const MIN_RNR_TIMER: u8 = 1;
 
+/// A message that waits.
+struct Unsent {
+    bytes: Arc<Vec<u8>>,
+    is_answer: bool,
+}
+
 /// One end.
 pub(crate) struct ControlQp {
     qp: Arc<QueuePair>,
@@ -30,7 +39,9 @@ pub(crate) struct ControlQp {
     receives: Buffer,
     is_connected: bool,
     /// Messages that wait for the connection, or for room in the send queue.
-    unsent: VecDeque<Arc<Vec<u8>>>,
+    unsent: VecDeque<Unsent>,
+    /// How many of them answer the peer.
+    unsent_answer_count: usize,
     /// Messages in the send queue.
     sent_count: u32,
 }
@@ -60,7 +71,15 @@ impl ControlQp {
         let mtu_bytes = pd.device().port_attributes().active_mtu as u16;
         let end = Endpoint { qpn: qp.qpn(), psn: rand::random::<u32>() & 0xff_ffff, mtu_bytes };
         let unsent = VecDeque::new();
-        let control = ControlQp { qp, end, receives, is_connected: false, unsent, sent_count: 0 };
+        let control = ControlQp {
+            qp,
+            end,
+            receives,
+            is_connected: false,
+            unsent,
+            unsent_answer_count: 0,
+            sent_count: 0,
+        };
         let attr = QpAttr { state: QpState::Init, port_num: 1, ..QpAttr::default() };
         let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
         control.qp.modify(&attr, mask)?;
@@ -127,13 +146,14 @@ impl ControlQp {
         self.sent_count -= 1;
     }
 
-    /// Queues a message.
-    pub fn send(&mut self, message: &Message<'_>) {
+    /// Queues a message; an answer, if the peer has asked for it.
+    pub fn send(&mut self, message: &Message<'_>, is_answer: bool) {
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
         match message.encode(&mut bytes) {
             Ok(len) => {
                 bytes.truncate(len);
-                self.send_encoded(bytes);
+                bytes.shrink_to_fit();
+                self.send_encoded(bytes, is_answer);
             }
             // Callers build messages that fit.
             Err(error) => tracing::error!(%error, "a message cannot be sent"),
@@ -141,22 +161,27 @@ impl ControlQp {
     }
 
     /// Queues the bytes of a message.
-    pub fn send_encoded(&mut self, bytes: Vec<u8>) {
-        self.unsent.push_back(Arc::new(bytes));
+    pub fn send_encoded(&mut self, bytes: Vec<u8>, is_answer: bool) {
+        self.unsent.push_back(Unsent { bytes: Arc::new(bytes), is_answer });
+        self.unsent_answer_count += usize::from(is_answer);
     }
 
     /// Posts queued messages, as far as there is room.
     ///
     /// # Errors
-    /// If the queue pair takes none.
+    /// If the queue pair takes none; `NoMemory` if the peer goes on asking, and does not take the answers.
     pub fn post(&mut self) -> Result<(), Error> {
         while self.is_connected && self.sent_count < SEND_COUNT {
-            let Some(source) = self.unsent.pop_front() else { break };
+            let Some(Unsent { bytes: source, is_answer }) = self.unsent.pop_front() else { break };
+            self.unsent_answer_count -= usize::from(is_answer);
             let len = source.len() as u32;
             let payload = Payload::Provided(Box::new(Provided { source, offset: 0, len }));
             let wr = SendWr { wr_id: 0, op: SendOp::Send, payload, flags: SendFlags::SIGNALED, target: None };
             self.qp.post_send([Ok(wr)]).map_err(|(_, error)| error)?;
             self.sent_count += 1;
+        }
+        if self.unsent_answer_count > UNSENT_ANSWERS_MAX {
+            return Err(Error::NoMemory("the peer takes no answers"));
         }
         Ok(())
     }

@@ -268,7 +268,7 @@ impl State {
                 self.link = LinkState::join(now, qp.qpn());
             }
             if let (LinkState::Connected, Some(control)) = (self.link, &mut self.control) {
-                control.send(&Message { id: rkey.into(), body: Body::Describe(rkey) });
+                control.send(&Message { id: rkey.into(), body: Body::Describe(rkey) }, false);
             }
         }
         knowledge
@@ -300,7 +300,7 @@ impl State {
                     qp.complete(wc);
                 }
                 Some(Action::Send(message)) => match &mut self.control {
-                    Some(control) => control.send_encoded(message.into()),
+                    Some(control) => control.send_encoded(message.into(), false),
                     None => initiator.handle_peer_gone(now),
                 },
                 Some(Action::Break) => break_queue_pair(qp),
@@ -315,7 +315,7 @@ impl State {
                 TargetAction::Send(message) => {
                     session.service.totals.served.fetch_add(1, Ordering::Relaxed);
                     if let Some(control) = &mut self.control {
-                        control.send_encoded(message.into());
+                        control.send_encoded(message.into(), true);
                     }
                 }
                 // Initiators of this crate do not ask for transfers.
@@ -435,7 +435,7 @@ impl State {
         }
         self.link = LinkState::Connected;
         for rkey in self.keys.asked() {
-            control.send(&Message { id: rkey.into(), body: Body::Describe(rkey) });
+            control.send(&Message { id: rkey.into(), body: Body::Describe(rkey) }, false);
         }
         true
     }
@@ -547,7 +547,7 @@ impl State {
 
     fn reply(&mut self, id: u64, body: Body<'_>) {
         if let Some(control) = &mut self.control {
-            control.send(&Message { id, body });
+            control.send(&Message { id, body }, true);
         }
     }
 
