@@ -1,4 +1,4 @@
-//! Many clients of one node: no page is lost and none is in two tables, whoever ends when; the pool may be empty.
+//! Many clients of one node: no page is lost and none is in two tables, in whatever order they end; the pool may be empty.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! A queue pair's session. Whoever has something for it adds that to a backlog, and then runs the session, unless another
+//! A queue pair's session. A thread that has something for it adds that to a backlog, and then runs the session, unless another
 //! thread is doing so: that thread looks at the backlogs again before it leaves.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};

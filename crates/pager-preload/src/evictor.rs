@@ -181,14 +181,14 @@ impl Evictor {
         }
     }
 
-    /// Neighbours in the request that are neighbours in memory.
+    /// Pages that are adjacent in the request and in memory.
     fn count_run(&self, index: usize, count: usize) -> usize {
         let first = self.area.wanted(index).0;
         let is_next = |&next: &usize| self.area.wanted(next).0 == first + (next - index) as u64 * PAGE_BYTES;
         (index..count).take_while(is_next).count().max(1)
     }
 
-    /// Moves neighbours; returns how many.
+    /// Moves adjacent pages; returns how many.
     fn move_run(&self, index: usize, run: usize) -> usize {
         let from = HostRange { addr: self.area.wanted(index).0, len: run as u64 * PAGE_BYTES };
         // SAFETY: threads that touch a page there wait, because it is registered: the pager asks for no others, and the kernel

@@ -67,7 +67,7 @@ impl Process {
                 _ => {}
             }
         }
-        // The kernel moves neighbours faster.
+        // The kernel moves adjacent pages faster.
         victims.sort_unstable_by_key(|victim| victim.page);
         victims.dedup_by_key(|victim| victim.page);
         victims

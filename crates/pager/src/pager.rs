@@ -159,11 +159,11 @@ impl Pager {
         for process in &mut self.processes {
             process.resume(&mut self.memory);
         }
-        let starves = self.memory.free_frames() == 0
+        let lacks_frames = self.memory.free_frames() == 0
             && self.processes.iter().any(|process| !process.waiting.is_empty());
         let evictions = self.memory.evictions;
         match self.starving_since {
-            _ if !starves => self.starving_since = None,
+            _ if !lacks_frames => self.starving_since = None,
             Some((since, before)) if before == evictions => {
                 if since.elapsed() >= STARVATION {
                     self.exceed_limit();

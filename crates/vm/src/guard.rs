@@ -46,7 +46,7 @@ impl Guard {
     /// # Errors
     /// The system's.
     pub(crate) fn put_page(&self, from: u64, to: u64) -> io::Result<()> {
-        // SAFETY: the caller's page, which is mapped; the kernel alone reads it, whoever stores to it.
+        // SAFETY: the caller's page, which is mapped; the kernel alone reads it, while any thread may store to it.
         let page = unsafe { std::slice::from_raw_parts(from as *const u8, PAGE_BYTES as usize) };
         self.0.copy(page, to, false).map(drop)
     }

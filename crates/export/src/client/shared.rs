@@ -190,7 +190,7 @@ impl Shared {
         }
         let watches: Vec<_> = self.watches.lock().iter().copied().collect();
         for id in watches {
-            // Whoever watches is told that anything may have changed.
+            // Each watcher is told that anything may have changed.
             let _ = self.call_on(session, Request::Watch { id, on: true }, deadline);
         }
         self.push_change(Change::Reconnected);

@@ -288,7 +288,7 @@ impl Serving<'_> {
         let number = state.add_open(self.connection, open.clone());
         let lost = state.check_opened(self.connection, number);
         if self.connection.has_ended() {
-            // Whoever ended it may have missed this file.
+            // The thread that ended it may have missed this file.
             state.release_all(self.connection);
         }
         match lost {
