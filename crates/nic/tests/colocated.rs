@@ -9,9 +9,21 @@ use common::*;
 use terrace_nic::*;
 use terrace_wire::ROCE_PORT;
 
+/// Only instance 0 forwards, so each test has an address of its own.
+fn instances_0_and_1_of(address: [u8; 4]) -> (Node, Node) {
+    let node = || {
+        let port =
+            PortConfig { address: Some(address.into()), path: PathChoice::Udp, ..PortConfig::default() };
+        Node::with(port.device().expect("a port"), 1 << 20)
+    };
+    let nodes = (node(), node());
+    assert_eq!((nodes.0.device.instance(), nodes.1.device.instance()), (0, 1));
+    nodes
+}
+
 /// Connects a queue pair as `common::connect` does, but to the UDP port of another device than that of the peer's queue
 /// pair, like a peer without instance indices.
-fn connect_through(qp: &Arc<QueuePair>, peer: &Node, peer_qpn: u32, through: &Device) {
+fn connect_through(qp: &Arc<QueuePair>, peer: &Node, peer_qpn: u32, through: &Device, tuning: &Tuning) {
     let mut attr = QpAttr { state: QpState::Init, port_num: 1, access: REMOTE_ALL, ..QpAttr::default() };
     let identity = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
     qp.modify(&attr, identity | QpAttrMask::ACCESS_FLAGS).expect("INIT");
@@ -24,18 +36,19 @@ fn connect_through(qp: &Arc<QueuePair>, peer: &Node, peer_qpn: u32, through: &De
     let mask = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
     let responder = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
     qp.modify(&attr, QpAttrMask::STATE | mask | responder).expect("RTR");
-    (attr.state, attr.timeout, attr.retry_cnt, attr.rnr_retry) = (QpState::Rts, 10, 2, 7);
+    (attr.state, attr.timeout, attr.retry_cnt, attr.rnr_retry) =
+        (QpState::Rts, tuning.timeout, tuning.retry_cnt, tuning.rnr_retry);
     let requester =
         QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY | QpAttrMask::MAX_QP_RD_ATOMIC;
     qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN | requester).expect("RTS");
 }
 
 /// Sends to a queue pair of `home` through the port of `demultiplexer`. Returns the SEND's status.
-fn send_through(demultiplexer: &Node, home: &Node) -> WcStatus {
+fn send_through(demultiplexer: &Node, home: &Node, tuning: &Tuning) -> WcStatus {
     let peer = Node::udp();
     let (theirs, ours) = (peer.qp(QpType::Rc), home.qp(QpType::Rc));
     connect(&ours, &peer, theirs.qpn(), &Tuning::default());
-    connect_through(&theirs, home, ours.qpn(), &demultiplexer.device);
+    connect_through(&theirs, home, ours.qpn(), &demultiplexer.device, tuning);
     ours.post_recv([home.recv(1, 0, 64)]).expect("posted");
     peer.memory.fill(0, b"passed on");
     theirs.post_send([Ok(peer.wr(2, SendOp::Send, 0, 9))]).expect("posted");
@@ -49,30 +62,25 @@ fn send_through(demultiplexer: &Node, home: &Node) -> WcStatus {
 
 #[test]
 fn a_packet_to_a_colocated_devices_port_arrives() {
-    let (demultiplexer, home) = (Node::udp(), Node::udp());
+    let (demultiplexer, home) = instances_0_and_1_of([127, 84, 7, 2]);
     demultiplexer.device.join_colocated();
     home.device.join_colocated();
-    assert_eq!(send_through(&demultiplexer, &home), WcStatus::Success);
+    assert_eq!(send_through(&demultiplexer, &home, &Tuning::default()), WcStatus::Success);
     // A closed device is no longer co-located.
     home.device.close();
 }
 
 #[test]
 fn devices_that_have_not_joined_get_no_forwarded_packets() {
-    let (demultiplexer, home) = (Node::udp(), Node::udp());
+    let (demultiplexer, home) = instances_0_and_1_of([127, 84, 7, 3]);
     demultiplexer.device.join_colocated();
-    assert_eq!(send_through(&demultiplexer, &home), WcStatus::RetryExceeded);
+    let tuning = Tuning { timeout: 10, retry_cnt: 2, ..Tuning::default() };
+    assert_eq!(send_through(&demultiplexer, &home, &tuning), WcStatus::RetryExceeded);
 }
 
 #[test]
 fn a_management_datagram_for_another_instance_arrives_unchanged() {
-    let at = |last| {
-        let address = Some([127, 84, 7, last].into());
-        let port = PortConfig { address, ..PortConfig::default() }.open().expect("a port");
-        Node::with(DeviceConfig::new(port), 4096)
-    };
-    let (demultiplexer, home) = (at(1), at(1));
-    assert_eq!((demultiplexer.device.instance(), home.device.instance()), (0, 1));
+    let (demultiplexer, home) = instances_0_and_1_of([127, 84, 7, 1]);
     let heard = Arc::new(Mutex::new(Vec::new()));
     let kept = heard.clone();
     let handler = move |path: &Path, data: &[u8]| kept.lock().unwrap().push((*path, data.to_vec()));

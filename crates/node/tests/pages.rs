@@ -56,10 +56,14 @@ fn a_page_that_was_fetched_is_read_one_sidedly() {
         (50..400).map(|page| requests_of(&client, || check_page(&client, &region, &buffer, page, 0)));
     assert!(granted.any(|requests| requests > 0));
     for page in 0..50 {
+        let pulled_before = client.counters().pulled_bytes;
         let read = || check_page(&client, &region, &buffer, page, 0);
         assert_eq!(requests_of(&client, read), 1, "page {page} is absent");
         let read_again = || (0..5).for_each(|_| check_page(&client, &region, &buffer, page, 0));
-        assert_eq!(requests_of(&client, read_again), 0, "page {page} is present");
+        let requests = requests_of(&client, read_again);
+        // A pull that began before the fetch has found the page absent, which costs one request.
+        let pulls = (client.counters().pulled_bytes - pulled_before) / BITMAP_BYTES;
+        assert!(requests <= pulls, "page {page} is present: {requests} requests, {pulls} pulls");
     }
 }
 
