@@ -50,7 +50,7 @@ memcheck() {
 }
 
 case $only in
-'' | address) crates="terrace-sync terrace-hostmem terrace-shm terrace-memory terrace-tier terrace-pages terrace-fabric terrace-nic" ;;
+'' | address) crates="terrace-sync terrace-hostmem terrace-shm terrace-memory terrace-baseline terrace-pages terrace-fabric terrace-nic" ;;
 short) crates="terrace-hostmem terrace-shm terrace-memory" ;;
 *) crates= ;;
 esac

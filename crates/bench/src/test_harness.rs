@@ -52,9 +52,9 @@ impl ServerSpec {
             storage: settings.storage,
             application: settings.application,
             threads: settings.server_threads,
-            // In other modes the server fills its memory fast. Tmpfs is in memory anyway.
+            // In other modes the server fills its memory fast, or has none. Tmpfs is in memory anyway.
             preload: (settings.preload
-                && matches!(mode, Mode::Odp | Mode::Rpc | Mode::RpcBuffer)
+                && matches!(mode, Mode::Odp | Mode::Rpc | Mode::RpcBuffer | Mode::RpcTiering)
                 && settings.storage != Storage::Tmpfs)
                 .then(|| Preload { access_bytes: settings.size, theta_bits: settings.theta.to_bits() }),
         }

@@ -7,7 +7,7 @@ use clap::Args;
 use nix::sys::signal::{SigSet, Signal};
 use terrace_far_memory::{ConnectError, MemoryNode, NodeConfig, NodeError, PAGE_BYTES, node_status};
 use terrace_nic::{PathChoice, PortConfig};
-use terrace_tier::size;
+use terrace_pages::size;
 
 use crate::log::LogOption;
 use crate::{json, pool, values};

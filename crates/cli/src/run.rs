@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use terrace_baseline::{BaselineConfig, BaselineError, IoMethod, check_budget};
 use terrace_fabric::udp::{OpenError, UdpConfig, UdpPort};
 use terrace_faults::{FaultPlan, FaultPlanError};
 use terrace_nic::{DeviceName, NicModel, PathChoice};
@@ -176,10 +177,10 @@ pub enum RunError {
     Pcap { path: PathBuf, error: std::io::Error },
     /// Not a size.
     #[error("--dram {0}")]
-    DramSyntax(#[from] terrace_tier::size::NotASize),
+    DramSyntax(#[from] terrace_pages::size::NotASize),
     /// The budget exceeds the memory of the machine, or the limit of the process.
     #[error("--dram: {0}")]
-    Dram(#[from] terrace_tier::TierError),
+    Dram(#[from] BaselineError),
     /// A mode without a budget.
     #[error("--mode needs the memory budget of --dram: add, for example, --dram 512M")]
     ModeWithoutDram,
@@ -200,7 +201,7 @@ pub enum RunError {
     RemoteWithoutLocal,
     /// Not a size.
     #[error("--local {0}")]
-    LocalSyntax(terrace_tier::size::NotASize),
+    LocalSyntax(terrace_pages::size::NotASize),
     /// Both page the program's memory.
     #[error("--remote-memory and --dram exclude one another")]
     RemoteWithDram,
@@ -319,7 +320,7 @@ fn remote_memory(options: &Options) -> Result<Option<RemoteMemory>, RunError> {
     if given(&options.dram).is_some() {
         return Err(RunError::RemoteWithDram);
     }
-    let local_bytes = terrace_tier::size::parse(&local).map_err(RunError::LocalSyntax)?;
+    let local_bytes = terrace_pages::size::parse(&local).map_err(RunError::LocalSyntax)?;
     Userfaultfd::open(FEATURES).map_err(RunError::RemotePrivilege)?;
     Ok(Some(RemoteMemory { nodes, local_bytes }))
 }
@@ -378,12 +379,12 @@ fn paging_variables(options: &Options) -> Result<Vec<(&'static str, OsString)>, 
             (None, None) => Ok(Vec::new()),
         };
     };
-    let dram_bytes = terrace_tier::size::parse(dram)?;
+    let dram_bytes = terrace_pages::size::parse(dram)?;
     let mode = options.mode.unwrap_or(PagingMode::Wait);
     let mut variables: Vec<(&str, OsString)> = vec![("TERRACE_DRAM", dram_bytes.to_string().into())];
     match mode {
         PagingMode::Wait => {
-            CachedConfig::new(dram_bytes).check().map_err(terrace_tier::TierError::from)?;
+            CachedConfig::new(dram_bytes).check().map_err(BaselineError::from)?;
             // Set also when it is none: the variable may be there.
             let directory = swap_directory(swap)?.unwrap_or_default();
             variables.push(("TERRACE_SWAP", directory.into()));
@@ -392,9 +393,8 @@ fn paging_variables(options: &Options) -> Result<Vec<(&'static str, OsString)>, 
         PagingMode::Odp | PagingMode::Pin if options.nic == NicModel::Commodity => {
             return Err(RunError::ModeWithCommodity);
         }
-        PagingMode::Odp | PagingMode::Pin => {
-            terrace_tier::check_budget(&terrace_tier::TierConfig::new(dram_bytes))?;
-        }
+        PagingMode::Odp => check_budget(&BaselineConfig::new(IoMethod::Mapping, dram_bytes))?,
+        PagingMode::Pin => check_budget(&BaselineConfig::new(IoMethod::Pinned, dram_bytes))?,
     }
     let name = mode.to_possible_value().expect("no mode is hidden").get_name().to_owned();
     variables.push(("TERRACE_MODE", name.into()));

@@ -7,10 +7,11 @@ use std::str::FromStr;
 
 use clap::Args;
 use nix::sys::signal::{SigSet, Signal};
+use terrace_baseline::FaultModel;
 use terrace_faults::FaultPlan;
 use terrace_nic::{OpenError, PathChoice, PortConfig};
 use terrace_node::{Metrics, RegionConfig, ServeError, ServeMode, Server, ServerConfig};
-use terrace_tier::{FaultModel, size};
+use terrace_pages::size;
 
 use crate::exit::usage_or_1;
 use crate::log::LogOption;

@@ -12,7 +12,7 @@ use rustix::process::{Resource, configure_io_flusher_behavior, getrlimit};
 use terrace_far_memory::{Client, ClientConfig, ConnectError, PAGE_BYTES};
 use terrace_nbd::{ClientQueue, Server, ServerError};
 use terrace_nic::{PathChoice, PortConfig};
-use terrace_tier::size;
+use terrace_pages::size;
 
 use crate::log::LogOption;
 use crate::values;

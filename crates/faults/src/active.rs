@@ -51,7 +51,7 @@ pub enum StorageOperation {
     Write,
     /// Sync: makes writes durable.
     Sync,
-    /// Write-back or its retry, which the tier starts by itself.
+    /// Write-back or its retry, which memory starts by itself.
     WriteBack,
 }
 

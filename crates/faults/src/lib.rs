@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | `fabric` | each packet, before it is sent or once it was received | [`Faults::packet`] |
 //! | `nic` | each request of a peer that would consume a receive | [`Faults::withholds_receive`] |
-//! | `tier` | each read, write, sync or write-back of a region's file | [`Faults::storage`] |
+//! | `pages`, `baseline` | each read, write, sync or write-back of a region's file | [`Faults::storage`] |
 //!
 //! `docs/fault-plan.md` is the reference for users.
 #![forbid(unsafe_code)]

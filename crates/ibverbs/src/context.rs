@@ -29,8 +29,8 @@ pub struct Context {
     next_handle: AtomicU32,
     /// Allocated device memory, in bytes.
     device_memory: AtomicU64,
-    /// The generation of the process in which the tier was attached to the device's engine; 0 without a tier.
-    tier_attached: AtomicU32,
+    /// The generation of the process in which the pager was attached to the device's engine; 0 without one.
+    pager_attached: AtomicU32,
 }
 
 const CONTEXT_OFFSET: usize = offset_of!(Context, verbs) + offset_of!(verbs_context, context);
@@ -44,7 +44,7 @@ impl Context {
             command,
             next_handle: AtomicU32::new(1),
             device_memory: AtomicU64::new(0),
-            tier_attached: AtomicU32::new(0),
+            pager_attached: AtomicU32::new(0),
         });
         let verbs = context.verbs.get();
         // SAFETY: nothing else has it before it is returned.
@@ -111,15 +111,15 @@ impl Context {
         self.next_handle.fetch_add(1, Relaxed)
     }
 
-    /// A lease of the mapping below a range that is about to be registered, if the mapping is tiered to a file. The
-    /// first lease attaches the tier to the device's engine.
+    /// A lease of the mapping below a range that is about to be registered, if the mapping is paged to a file. The
+    /// first lease attaches the pager to the device's engine.
     ///
     /// # Errors
     /// ENOMEM if the budget exceeds the available memory.
     pub fn lease(&self, range: HostRange, access: u32) -> Result<Option<Lease>> {
         let lease = paged::lease(range, access)?;
         if let Some(lease) = &lease
-            && self.tier_attached.swap(lease.generation(), Relaxed) != lease.generation()
+            && self.pager_attached.swap(lease.generation(), Relaxed) != lease.generation()
         {
             self.device.attach(lease.callback());
         }

@@ -18,8 +18,8 @@
 //! | the C library's functions are looked up (`dlsym`, the dynamic linker's lock) | done when the library is loaded (`shim/real.rs`) |
 //! | the log is started, the identity and settings are read, the handlers for faults are installed, a fault plan is
 //! read: once per process (`once.rs`, `ONCE`) | the lock is held |
-//! | a tiered mapping is added or removed (`paged/table.rs`, `TABLE`) | the lock is held; the child forgets the
-//! tier with all of its locks and threads |
+//! | a paged mapping is added or removed (`paged/table.rs`, `TABLE`) | the lock is held; the child forgets the
+//! pager with all of its locks and threads |
 //! | a file becomes a region (`files.rs`, `FILES`) | the lock is held; the child forgets the files, their windows and
 //! threads, and its keys of such regions name nothing |
 //! | the shared NIC is opened or closed (`nic.rs`, `SHARED`) | the lock is held; the child forgets the NIC |

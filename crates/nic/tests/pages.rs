@@ -1,64 +1,23 @@
 //! A region of 4 KiB pages in frames, far larger than its memory, read and written through the NIC.
 
 mod common;
+#[path = "common/paged.rs"]
+mod paged;
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use common::*;
+use paged::Paged;
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
 use terrace_memory::Translation;
 use terrace_nic::*;
-use terrace_pages::{BackingFile, PagedRegion, Pages, PagesConfig};
 
 /// What peers may do: everything, FLUSH too.
 const ACCESS: u32 = REMOTE_ALL | 1 << 8 | 1 << 9;
 const PAGE: u64 = 4096;
 const REGION_PAGES: u64 = 400;
 const FRAMES: u64 = 100;
-
-struct Progress(Arc<Pages>);
-
-impl ProgressCallback for Progress {
-    fn advance(&self) -> bool {
-        self.0.advance()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.0.descriptor())
-    }
-}
-
-/// A region that a node serves.
-struct Served {
-    mr: Arc<Mr>,
-    region: Arc<PagedRegion>,
-    _directory: tempfile::TempDir,
-}
-
-fn serve(node: &Node) -> Served {
-    let directory = tempfile::tempdir_in("/var/tmp").expect("a directory");
-    let name = directory.path().file_name().and_then(|name| name.to_str()).expect("a name");
-    let budget_bytes = FRAMES * PAGE;
-    let pages =
-        Pages::open(PagesConfig { is_kept: false, ..PagesConfig::new(name, budget_bytes) }).expect("a pool");
-    let file =
-        BackingFile::open(&directory.path().join("region"), Some(REGION_PAGES * PAGE)).expect("a file");
-    let region = pages.add(file).expect("a region");
-    node.device.attach(Arc::new(Progress(pages)));
-    let range = region.range();
-    let paging =
-        Paging { pager: region.clone(), pattern: Arc::new([0xa5; 4096]), policy: RegionPolicy::Wait };
-    let request = MrRequest {
-        addr: range.addr,
-        length: range.len,
-        iova: range.addr,
-        access: ACCESS,
-        paging: Some(paging),
-    };
-    Served { mr: node.pd.reg_mr(request).expect("registered"), region, _directory: directory }
-}
 
 /// A queue pair of `a` that is connected to one of `b`.
 fn pair(a: &Node, b: &Node) -> Arc<QueuePair> {
@@ -74,7 +33,7 @@ fn carry_out(node: &Node, qp: &Arc<QueuePair>, op: SendOp, len: u32) {
 }
 
 /// Random accesses, compared with a plain array. Two in three to a few pages, so that some are hits.
-fn compare(a: &Node, qp: &Arc<QueuePair>, served: &Served, steps: usize) {
+fn compare(a: &Node, qp: &Arc<QueuePair>, served: &Paged, steps: usize) {
     let (base, rkey) = (served.region.range().addr, served.mr.rkey());
     let mut reference = vec![0; (REGION_PAGES * PAGE) as usize];
     let mut random = StdRng::seed_from_u64(7);
@@ -117,7 +76,7 @@ fn compare(a: &Node, qp: &Arc<QueuePair>, served: &Served, steps: usize) {
 fn what_packets_read_is_what_they_wrote() {
     let (a, b) = (Node::udp(), Node::udp());
     let qp = pair(&a, &b);
-    let served = serve(&b);
+    let served = Paged::new(&b, REGION_PAGES * PAGE, FRAMES * PAGE, ACCESS);
     compare(&a, &qp, &served, 1500);
 }
 
@@ -125,7 +84,7 @@ fn what_packets_read_is_what_they_wrote() {
 fn same_host_peers_reach_the_frames_without_packets() {
     let (a, b) = (Node::local(), Node::local());
     let qp = pair(&a, &b);
-    let served = serve(&b);
+    let served = Paged::new(&b, REGION_PAGES * PAGE, FRAMES * PAGE, ACCESS);
     let (va, rkey) = (served.region.range().addr, served.mr.rkey());
     let direct = || qp.counters().direct;
     let before = direct();

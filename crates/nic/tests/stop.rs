@@ -2,6 +2,8 @@
 //! withdrawal of a region waits, if a stopped process is accessing it. `TERRACE_STOP_ROUNDS=200` for more rounds.
 
 mod common;
+#[path = "common/paged.rs"]
+mod paged;
 #[path = "common/shared.rs"]
 mod shared;
 #[path = "common/victim.rs"]
@@ -13,18 +15,19 @@ use std::time::{Duration, Instant};
 
 use common::finally::Finally;
 use common::*;
+use paged::Paged;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use shared::{Files, SharedRegion, register};
-use terrace_hostmem::{HostRange, UNIT_BYTES};
+use terrace_hostmem::{HostRange, PAGE_BYTES};
+use terrace_memory::{Pager, Translation, Waker};
 use terrace_nic::*;
 use terrace_shm::GracePeriod;
-use terrace_tier::{BackingFile, Tier, TierConfig, TierRegion};
 use victim::{End, IMPATIENT, Load, Victim, begin, work};
 
 const LEN: usize = 1 << 20;
-/// Units of the region that is larger than its memory.
-const UNITS: u64 = 8;
+/// Length of the region that is larger than its memory, twice as long.
+const PAGED_BYTES: u64 = 8 << 20;
 /// The longest time, in microseconds, that a child works before it is stopped.
 const LIFE_US: u64 = 2000;
 /// How long the bystanders' rate is measured while a child is stopped.
@@ -39,42 +42,22 @@ fn child() {
     victim::child(LEN);
 }
 
-/// A region larger than its memory, whose units come and go all the time.
-struct Paged {
-    tier: Arc<Tier>,
-    region: Arc<TierRegion>,
-    mr: Arc<Mr>,
-}
-
-impl Paged {
-    fn new(node: &Node, files: &Files) -> Paged {
-        let name = tempfile::NamedTempFile::new_in("/var/tmp").expect("a name");
-        let file = BackingFile::open(name.path(), Some(UNITS * UNIT_BYTES), true).expect("a file");
-        let tier = Tier::open(TierConfig::new(UNITS / 2 * UNIT_BYTES)).expect("a tier");
-        let region = tier.add(file.source().expect("a source")).expect("a region");
-        let map = file.map();
-        files.add(file);
-        let paging =
-            Paging { pager: region.clone(), pattern: Arc::new([0xa5; 4096]), policy: RegionPolicy::Wait };
-        let request = MrRequest {
-            addr: map.addr,
-            length: map.len,
-            iova: map.addr,
-            access: REMOTE_ALL,
-            paging: Some(paging),
-        };
-        let mr = node.pd.reg_mr(request).expect("a region");
-        Paged { tier, region, mr }
-    }
-
-    /// Moves units until `stop`. Counts those that were demoted.
-    fn churn(&self, stop: &AtomicBool, left: &AtomicU64) {
-        let mut rng = StdRng::seed_from_u64(3);
-        while !stop.load(Ordering::Relaxed) {
-            let (coming, going) = (rng.random_range(0..UNITS), rng.random_range(0..UNITS));
-            let has_left = self.tier.demote(&self.region, going as usize).expect("written back");
-            left.fetch_add(u64::from(has_left), Ordering::Relaxed);
-            self.tier.promote(&self.region, coming as usize).expect("read");
+/// Has pages leave and come until `stop`. Counts those that have left.
+fn churn(paged: &Paged, stop: &AtomicBool, left: &AtomicU64) {
+    let mut rng = StdRng::seed_from_u64(3);
+    let waker: Waker = Arc::new(|| ());
+    while !stop.load(Ordering::Relaxed) {
+        left.fetch_add(paged.pages.evict(64) as u64, Ordering::Relaxed);
+        for _ in 0..64 {
+            let range = paged.region.range();
+            let offset = rng.random_range(0..range.len / PAGE_BYTES) * PAGE_BYTES;
+            let page = HostRange { addr: range.addr + offset, len: PAGE_BYTES };
+            // Without room: the next round makes some.
+            let Ok(read) = Pager::read(&*paged.region, page, &waker) else { break };
+            wait_until("a page is there", || {
+                paged.pages.advance();
+                read.outcome().is_some()
+            });
         }
     }
 }
@@ -162,7 +145,7 @@ struct Round<'a> {
     node: &'a Node,
     regions: &'a [(u64, u32)],
     others: &'a [Bystander],
-    /// Units demoted from the paged region.
+    /// Pages that have left the paged region.
     left: &'a AtomicU64,
     number: u64,
 }
@@ -199,7 +182,7 @@ impl Round<'_> {
             wait_until("others work while one is stopped", || done(other) > before);
         }
         let before = left.load(Ordering::Relaxed);
-        wait_until("units leave while one is stopped", || left.load(Ordering::Relaxed) > before);
+        wait_until("pages leave while one is stopped", || left.load(Ordering::Relaxed) > before);
         let started = Instant::now();
         let is_at_own = !GracePeriod::of_pages(own).is_over();
         let ended = AtomicBool::new(false);
@@ -243,7 +226,7 @@ fn a_process_stopped_in_an_access_blocks_no_other() {
     let node = Node::local();
     let files = Files::on(&node);
     let region = files.region(&node, LEN);
-    let paged = Paged::new(&node, &files);
+    let paged = Paged::new(&node, PAGED_BYTES, PAGED_BYTES / 2, REMOTE_ALL);
     let regions = [
         (region.addr, region.mr.rkey()),
         (paged.mr.addr(), paged.mr.rkey()),
@@ -259,7 +242,7 @@ fn a_process_stopped_in_an_access_blocks_no_other() {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let _stop = Finally(&stop);
-            scope.spawn(|| paged.churn(&stop, &left));
+            scope.spawn(|| churn(&paged, &stop, &left));
             for (index, other) in (0..).zip(others) {
                 let quiet = (quiet.addr, quiet.mr.rkey());
                 let (node, stop) = (&node, &stop);

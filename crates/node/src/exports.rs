@@ -90,7 +90,7 @@ impl Export {
     }
 
     /// The range in the pager's addresses, if the region permits the access (`ibv_access_flags`) and covers the range.
-    /// Counts the access, so that units that are accessed by RPC only become hot, too.
+    /// Counts the access, so that accesses by RPC are in the statistics, too.
     pub fn begin_access(&self, va: u64, len: u64, access: u32) -> Result<HostRange, Status> {
         if self.exported.access & access != access {
             return Err(Status::AccessDenied);

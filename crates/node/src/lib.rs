@@ -46,5 +46,5 @@ pub use metrics::Metrics;
 pub use server::{RegionConfig, ServeError, ServeMode, Server, ServerConfig};
 pub use serving::{ClientRegionStats, ClientStats};
 pub use terrace_access::proto::{Endpoint, MESSAGE_BYTES_MAX, Mode};
+pub use terrace_baseline::kernel_bytes;
 pub use terrace_pages::MemoryStats;
-pub use terrace_tier::kernel_bytes;

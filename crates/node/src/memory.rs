@@ -1,14 +1,14 @@
-//! The memory of a server's regions: pages in frames for Terrace's own modes, `tier` for the modes for comparison.
+//! The memory of a server's regions: pages in frames for Terrace's own modes, `baseline` for the modes for comparison.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use terrace_baseline::{Baseline, BaselineConfig, BaselineRegion, FaultModel, FaultPager, IoMethod};
 use terrace_faults::Faults;
 use terrace_memory::{Pager, Translation};
 use terrace_nic::{BackedBy, Backings, HostRange, ProgressCallback, RegionPolicy};
 use terrace_pages::{MemoryStats, Pages, PagesConfig};
 use terrace_sync::RwLock;
-use terrace_tier::{FaultModel, FaultPager, IoMethod, Tier, TierConfig, TierRegion};
 
 use crate::server::{RegionConfig, ServeError, ServeMode, ServerConfig};
 
@@ -23,13 +23,13 @@ pub(crate) struct Memory {
 
 enum Kind {
     Pages(Arc<Pages>),
-    Tier { tier: Arc<Tier>, files: Arc<Files> },
+    Baseline { baseline: Arc<Baseline>, files: Arc<Files> },
 }
 
 /// A region in it.
 pub(crate) struct MemoryRegion {
     /// In a mode for comparison.
-    tier: Option<Arc<TierRegion>>,
+    baseline: Option<Arc<BaselineRegion>>,
     /// Its bytes' addresses.
     pub range: HostRange,
     pub pager: Arc<dyn Pager>,
@@ -44,13 +44,14 @@ fn io_of(mode: ServeMode) -> Option<IoMethod> {
         ServeMode::Rpc | ServeMode::Odp => Some(IoMethod::Mapping),
         ServeMode::RpcBuffer => Some(IoMethod::Buffered),
         ServeMode::RpcDirect => Some(IoMethod::Direct),
-        ServeMode::Pin | ServeMode::RpcTiering => Some(IoMethod::Tiering),
+        ServeMode::Pin => Some(IoMethod::Pinned),
+        ServeMode::RpcTiering => Some(IoMethod::Tiering),
     }
 }
 
 impl Memory {
     /// # Errors
-    /// `Pages` or `Tier`.
+    /// `Pages` or `Baseline`.
     pub fn open(config: &ServerConfig, faults: Option<Arc<Faults>>) -> Result<Memory, ServeError> {
         let kind = match io_of(config.mode) {
             None => {
@@ -63,11 +64,12 @@ impl Memory {
                 Kind::Pages(Pages::open(pages_config)?)
             }
             Some(io) => {
-                let mut tier_config = TierConfig::new(config.dram_bytes);
-                tier_config.io = io;
-                tier_config.threads = config.threads;
-                tier_config.faults = faults;
-                Kind::Tier { tier: Tier::open(tier_config)?, files: Arc::default() }
+                let baseline_config = BaselineConfig {
+                    threads: config.threads,
+                    faults,
+                    ..BaselineConfig::new(io, config.dram_bytes)
+                };
+                Kind::Baseline { baseline: Baseline::open(baseline_config)?, files: Arc::default() }
             }
         };
         Ok(Memory { kind, names: RwLock::default() })
@@ -76,38 +78,35 @@ impl Memory {
     /// Adds a region.
     ///
     /// # Errors
-    /// `Pages` or `Tier`.
+    /// `Pages` or `Baseline`.
     pub fn add(&self, config: &RegionConfig, mode: ServeMode) -> Result<MemoryRegion, ServeError> {
         let added = match &self.kind {
             Kind::Pages(pages) => {
                 let file = terrace_pages::BackingFile::open(&config.path, config.size)?;
                 let region = pages.add(file)?;
                 MemoryRegion {
-                    tier: None,
+                    baseline: None,
                     range: region.range(),
                     pager: region,
                     policy: Some(RegionPolicy::Wait),
                 }
             }
-            Kind::Tier { tier, files } => {
-                let file = terrace_tier::BackingFile::open(&config.path, config.size, true)?;
-                let region = tier.add(file.source()?)?;
+            Kind::Baseline { baseline, files } => {
+                let file = terrace_baseline::BackingFile::open(&config.path, config.size, true)?;
+                let region = baseline.add(file.source()?)?;
                 let range = file.map();
                 files.0.write().push(file);
                 let (pager, policy): (Arc<dyn Pager>, _) = match mode {
-                    ServeMode::Pin => {
-                        tier.pin(&region)?;
-                        (region.clone(), None)
-                    }
+                    ServeMode::Pin => (region.clone(), None),
                     ServeMode::Odp => {
                         // Each region has the whole budget. This is a model for comparison.
-                        let dram_bytes = tier.stats().dram_bytes;
+                        let dram_bytes = baseline.stats().budget_bytes;
                         let model = FaultPager::new(region.clone(), FaultModel::default(), dram_bytes)?;
                         (Arc::new(model), Some(RegionPolicy::Fault))
                     }
                     _ => (region.clone(), Some(RegionPolicy::Wait)),
                 };
-                MemoryRegion { tier: Some(region), range, pager, policy }
+                MemoryRegion { baseline: Some(region), range, pager, policy }
             }
         };
         self.names.write().push(config.name.clone());
@@ -127,7 +126,7 @@ impl Memory {
     pub fn evict(&self, pages_max: usize) -> usize {
         match &self.kind {
             Kind::Pages(pages) => pages.evict(pages_max),
-            Kind::Tier { .. } => 0,
+            Kind::Baseline { .. } => 0,
         }
     }
 
@@ -135,7 +134,7 @@ impl Memory {
     pub fn backings(&self) -> Option<Arc<dyn Backings>> {
         match &self.kind {
             Kind::Pages(_) => None,
-            Kind::Tier { files, .. } => Some(files.clone()),
+            Kind::Baseline { files, .. } => Some(files.clone()),
         }
     }
 
@@ -143,11 +142,11 @@ impl Memory {
     pub fn close(&self, regions: &[MemoryRegion]) {
         match &self.kind {
             Kind::Pages(pages) => pages.close(),
-            Kind::Tier { tier, files } => {
+            Kind::Baseline { baseline, files } => {
                 regions
                     .iter()
-                    .filter_map(|region| region.tier.as_ref())
-                    .for_each(|region| tier.remove(region));
+                    .filter_map(|region| region.baseline.as_ref())
+                    .for_each(|region| baseline.remove(region));
                 files.0.write().clear();
             }
         }
@@ -157,7 +156,7 @@ impl Memory {
     pub fn stats(&self) -> MemoryStats {
         let mut stats: MemoryStats = match &self.kind {
             Kind::Pages(pages) => pages.stats(),
-            Kind::Tier { tier, .. } => tier.stats().into(),
+            Kind::Baseline { baseline, .. } => baseline.stats(),
         };
         // Both are in the order in which the regions were added.
         for (region, name) in stats.regions.iter_mut().zip(&*self.names.read()) {
@@ -178,7 +177,7 @@ fn pool_name(regions: &[RegionConfig]) -> String {
 
 /// The backing files of the regions that are mapped. A file is mapped until it is removed from here.
 #[derive(Default)]
-struct Files(RwLock<Vec<terrace_tier::BackingFile>>);
+struct Files(RwLock<Vec<terrace_baseline::BackingFile>>);
 
 impl Backings for Files {
     fn find(&self, range: HostRange, _writable: bool) -> Option<BackedBy> {
@@ -192,14 +191,14 @@ impl ProgressCallback for Memory {
     fn advance(&self) -> bool {
         match &self.kind {
             Kind::Pages(pages) => pages.advance(),
-            Kind::Tier { tier, .. } => tier.advance(),
+            Kind::Baseline { baseline, .. } => baseline.advance(),
         }
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         Some(match &self.kind {
             Kind::Pages(pages) => pages.descriptor(),
-            Kind::Tier { tier, .. } => tier.descriptor(),
+            Kind::Baseline { baseline, .. } => baseline.descriptor(),
         })
     }
 

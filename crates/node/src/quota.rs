@@ -80,7 +80,7 @@ impl Drop for QuotaUnit {
 }
 
 /// The most bytes of a node's bounce buffers for the reads of one address: half of the large buffers
-/// (`crates/tier/src/pool.rs`), so that other clients proceed even if these never drain their responses.
+/// (`crates/baseline/src/pool.rs`), so that other clients proceed even if these never drain their responses.
 pub(crate) fn read_bytes_max(buffer_bytes: u64) -> u64 {
     (buffer_bytes / 16 * 3).max(128 << 10)
 }

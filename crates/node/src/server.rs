@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use terrace_access::proto::{Mode, NAME_BYTES_MAX};
 use terrace_access::signature::SignaturePage;
+use terrace_baseline::BaselineError;
 use terrace_nic::{Device, Error, Mr, MrRequest, OpenError, Paging, Pd, PortConfig};
 use terrace_pages::{MemoryStats, PagesError};
-use terrace_tier::TierError;
 
 use crate::agent::Agent;
 use crate::exports::Exported;
@@ -26,7 +26,7 @@ pub enum ServeMode {
     /// All regions are locked in memory. Requires a budget of their total size.
     Pin,
     /// On-demand paging as by a hardware NIC: RNR NAKs for absent pages until a page fault of modelled cost
-    /// ([`terrace_tier::FaultModel`]) has mapped them.
+    /// ([`terrace_baseline::FaultModel`]) has mapped them.
     Odp,
     /// Every access by RPC. The server copies from the mapping, with page faults.
     Rpc,
@@ -130,7 +130,7 @@ pub enum ServeError {
     Pages(#[from] PagesError),
     /// The same, in a mode for comparison.
     #[error(transparent)]
-    Tier(#[from] TierError),
+    Baseline(#[from] BaselineError),
     /// An error of the NIC.
     #[error("the NIC refuses: {0}")]
     Nic(#[from] Error),

@@ -85,6 +85,7 @@ mod recover;
 mod region;
 pub mod replacement;
 mod shard;
+pub mod size;
 mod starved;
 mod stats;
 pub mod store;

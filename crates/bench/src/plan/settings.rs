@@ -28,7 +28,7 @@ pub enum Mode {
     RpcDirect,
     /// All accesses by RPC; the server uses tiering I/O.
     RpcTiering,
-    /// Like [`Mode::RpcTiering`], and hot units are promoted.
+    /// All accesses by RPC; the server has pages in frames.
     RpcTieringPromote,
     /// One-sided READs; absent pages are fetched by READs that wait.
     Term,

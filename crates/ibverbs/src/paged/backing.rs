@@ -26,7 +26,7 @@ const UNSUITABLE: [(i64, &str); 3] = [(0x6265_6572, "sysfs"), (0x9fa0, "proc"), 
 pub enum Purpose {
     /// A same-host peer maps the file.
     Mapping,
-    /// The tier reads and writes the file, whose pages have the base size.
+    /// The pager reads and writes the file, whose pages have the base size.
     Paging,
 }
 

@@ -1,6 +1,6 @@
 //! Regions larger than memory, for unmodified programs: with `TERRACE_DRAM`, a region that is registered for on-demand
 //! paging over a shared file mapping is paged to that file (`terrace_pages::cached`; the modes of comparison use
-//! `terrace_tier`). With `TERRACE_SWAP`, private memory that is registered moves into a swap file (`terrace_vm`), and is
+//! `terrace_baseline`). With `TERRACE_SWAP`, private memory that is registered moves into a swap file (`terrace_vm`), and is
 //! paged to that.
 //!
 //! ```text
@@ -23,9 +23,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub use ranges::{discard, forget, may_be_shared, may_be_swapped};
 use table::NoLease;
 pub use table::{ForkHold, Lease, before_change, hold_for_fork};
+use terrace_baseline::{BaselineConfig, BaselineError, IoMethod, check_budget};
 use terrace_hostmem::{HostRange, fault};
 use terrace_pages::cached::CachedConfig;
-use terrace_tier::{TierConfig, TierError};
 use terrace_vm::{BACKED_MIN_BYTES, Refusal, SwapSpace};
 
 use crate::abi::IBV_ACCESS_ON_DEMAND;
@@ -67,8 +67,9 @@ static SWAP_SPACE: OnceLock<SwapSpace> = OnceLock::new();
 /// Checks the budget, and opens the directory of swap files.
 fn check(settings: &Settings) -> std::result::Result<(), String> {
     let checked = match settings.mode {
-        Mode::Wait => CachedConfig::new(settings.dram_bytes).check().map_err(TierError::from),
-        Mode::Odp | Mode::Pin => terrace_tier::check_budget(&TierConfig::new(settings.dram_bytes)),
+        Mode::Wait => CachedConfig::new(settings.dram_bytes).check().map_err(BaselineError::from),
+        Mode::Odp => check_budget(&BaselineConfig::new(IoMethod::Mapping, settings.dram_bytes)),
+        Mode::Pin => check_budget(&BaselineConfig::new(IoMethod::Pinned, settings.dram_bytes)),
     };
     checked.map_err(|error| error.to_string())?;
     if let (Some(directory), None) = (&settings.swap, SWAP_SPACE.get()) {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use terrace_tier::size;
+use terrace_pages::size;
 
 /// The treatment of an on-demand region over a file mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,13 +9,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use terrace_baseline::{
+    Baseline, BaselineConfig, BaselineError, BaselineRegion, FaultModel, FaultPager, IoMethod, Source,
+};
 use terrace_faults::Faults;
 use terrace_hostmem::HostRange;
 use terrace_memory::RegionPolicy;
 use terrace_nic::{Paging, ProgressCallback};
+use terrace_pages::PagesError;
 use terrace_pages::cached::{CachedConfig, CachedFiles, CachedRegion, CachedSource};
-use terrace_pages::{MemoryStats, PagesError};
-use terrace_tier::{FaultModel, FaultPager, IoMethod, Source, Tier, TierConfig, TierRegion};
 use terrace_vm::maps::{self, FileId, Run};
 use terrace_vm::{Refusal, SwapSpace, Swapped};
 
@@ -43,35 +45,35 @@ pub struct PagedMapping {
 enum Region {
     Cached(Arc<CachedFiles>, Arc<CachedRegion>),
     /// With the pager of the ODP mode. Both modes are for comparison.
-    Tier(Arc<Tier>, Arc<TierRegion>, Option<Arc<FaultPager>>),
+    Baseline(Arc<Baseline>, Arc<BaselineRegion>, Option<Arc<FaultPager>>),
 }
 
 /// What pages the mappings, as a device's progress callback.
 #[derive(Clone)]
 enum Budget {
     Cached(Arc<CachedFiles>),
-    Tier(Arc<Tier>),
+    Baseline(Arc<Baseline>),
 }
 
 impl ProgressCallback for Budget {
     fn advance(&self) -> bool {
         match self {
             Budget::Cached(files) => files.advance(),
-            Budget::Tier(tier) => tier.advance(),
+            Budget::Baseline(baseline) => baseline.advance(),
         }
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         Some(match self {
             Budget::Cached(files) => files.descriptor(),
-            Budget::Tier(tier) => tier.descriptor(),
+            Budget::Baseline(baseline) => baseline.descriptor(),
         })
     }
 
     fn report(&self) -> Option<(String, serde_json::Value)> {
         let stats = match self {
             Budget::Cached(files) => files.stats(),
-            Budget::Tier(tier) => MemoryStats::from(tier.stats()),
+            Budget::Baseline(baseline) => baseline.stats(),
         };
         Some(("memory".into(), serde_json::to_value(stats).ok()?))
     }
@@ -126,7 +128,7 @@ impl Lease {
     pub fn callback(&self) -> Arc<dyn ProgressCallback> {
         Arc::new(match &self.mapping().region {
             Region::Cached(files, _) => Budget::Cached(files.clone()),
-            Region::Tier(tier, ..) => Budget::Tier(tier.clone()),
+            Region::Baseline(baseline, ..) => Budget::Baseline(baseline.clone()),
         })
     }
 
@@ -135,8 +137,8 @@ impl Lease {
         let mapping = self.mapping();
         let pattern = np::signature_page();
         let policy = match &mapping.region {
-            Region::Tier(_, _, Some(_)) => RegionPolicy::Fault,
-            Region::Cached(..) | Region::Tier(..) => RegionPolicy::Wait,
+            Region::Baseline(_, _, Some(_)) => RegionPolicy::Fault,
+            Region::Cached(..) | Region::Baseline(..) => RegionPolicy::Wait,
         };
         Paging { pager: mapping.pager.clone(), pattern, policy }
     }
@@ -310,7 +312,7 @@ impl Table {
         }
         let region = match self.budget(settings)? {
             Budget::Cached(files) => add_cached(files, file, &run, false).map_err(|error| error.to_string()),
-            Budget::Tier(tier) => add_to_tier(tier, file, &run, settings)?,
+            Budget::Baseline(baseline) => add_to_baseline(baseline, file, &run, settings)?,
         };
         Ok(region.map(|region| self.add_mapping(run, region, None)))
     }
@@ -343,8 +345,8 @@ impl Table {
     fn add_mapping(&mut self, run: Run, region: Region, swapped: Option<Swapped>) -> Arc<PagedMapping> {
         let inner = match &region {
             Region::Cached(_, region) => Inner::Cached(region.clone()),
-            Region::Tier(_, _, Some(faults)) => Inner::Units(faults.clone()),
-            Region::Tier(_, region, None) => Inner::Units(region.clone()),
+            Region::Baseline(_, _, Some(faults)) => Inner::Units(faults.clone()),
+            Region::Baseline(_, region, None) => Inner::Units(region.clone()),
         };
         let pager = Arc::new(MappingPager::new(inner));
         let listed = ranges::add(run.range, run.file, swapped.is_some());
@@ -375,12 +377,9 @@ fn open_budget(settings: &Settings) -> Result<Budget> {
         }
         return Ok(Budget::Cached(files));
     }
-    let mut config = TierConfig::new(settings.dram_bytes);
-    config.faults = faults;
-    if settings.mode == Mode::Odp {
-        config.io = IoMethod::Mapping;
-    }
-    Ok(Budget::Tier(Tier::open(config).map_err(|error| out_of_memory(&error))?))
+    let io = if settings.mode == Mode::Odp { IoMethod::Mapping } else { IoMethod::Pinned };
+    let config = BaselineConfig { faults, ..BaselineConfig::new(io, settings.dram_bytes) };
+    Ok(Budget::Baseline(Baseline::open(config).map_err(|error| out_of_memory(&error))?))
 }
 
 fn add_cached(
@@ -406,36 +405,38 @@ fn add_swapped(files: Arc<CachedFiles>, swapped: &Swapped) -> std::result::Resul
 }
 
 /// Adds a mapping for a mode of comparison.
-fn add_to_tier(
-    tier: Arc<Tier>,
+fn add_to_baseline(
+    baseline: Arc<Baseline>,
     file: OwnedFd,
     run: &Run,
     settings: &Settings,
 ) -> Result<std::result::Result<Region, String>> {
     let (map, file_offset, writable) = (run.range, run.file_offset, run.writable);
-    let region = match tier.add(Source { file, file_offset, map, exclusive: false, writable }) {
+    let region = match baseline.add(Source { file, file_offset, map, exclusive: false, writable }) {
         Ok(region) => region,
+        // It does not fit, or cannot be locked.
+        Err(error) if settings.mode == Mode::Pin && !matches!(error, BaselineError::Source(_)) => {
+            return Err(out_of_memory(&error));
+        }
         Err(error) => return Ok(Err(error.to_string())),
     };
     let faults = match settings.mode {
-        Mode::Odp => Some(fault_pager(&tier, &region, settings)?),
+        Mode::Odp => Some(fault_pager(&baseline, &region, settings)?),
         Mode::Pin | Mode::Wait => None,
     };
-    if settings.mode == Mode::Pin {
-        tier.pin(&region).map_err(|error| {
-            tier.remove(&region);
-            out_of_memory(&error)
-        })?;
-    }
-    Ok(Ok(Region::Tier(tier, region, faults)))
+    Ok(Ok(Region::Baseline(baseline, region, faults)))
 }
 
 /// A pager that models the paging of hardware, for comparison. Each mapping has the whole budget.
-fn fault_pager(tier: &Tier, region: &Arc<TierRegion>, settings: &Settings) -> Result<Arc<FaultPager>> {
+fn fault_pager(
+    baseline: &Baseline,
+    region: &Arc<BaselineRegion>,
+    settings: &Settings,
+) -> Result<Arc<FaultPager>> {
     let pager =
         without_signals(|| FaultPager::new(region.clone(), FaultModel::default(), settings.dram_bytes));
     pager.map(Arc::new).map_err(|error| {
-        tier.remove(region);
+        baseline.remove(region);
         out_of_memory(&error)
     })
 }
@@ -453,11 +454,11 @@ impl PagedMapping {
         self.listed.set_leased(false);
         match &self.region {
             Region::Cached(files, region) => files.remove(region),
-            Region::Tier(tier, region, faults) => {
+            Region::Baseline(baseline, region, faults) => {
                 if let Some(faults) = faults {
                     faults.stop();
                 }
-                tier.remove(region);
+                baseline.remove(region);
             }
         }
     }

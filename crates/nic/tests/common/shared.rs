@@ -3,9 +3,9 @@
 
 use std::sync::{Arc, RwLock};
 
+use terrace_baseline::BackingFile;
 use terrace_hostmem::HostRange;
 use terrace_nic::*;
-use terrace_tier::BackingFile;
 
 use crate::common::{Node, REMOTE_ALL};
 
