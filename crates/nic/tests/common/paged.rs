@@ -1,4 +1,5 @@
 //! A region of 4 KiB pages in frames, larger than its memory.
+#![allow(dead_code)] // Every test file uses its own part of this.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
