@@ -166,7 +166,7 @@ demo: build ## Run unmodified RDMA programs, and READ a file larger than the ser
 
 test: build ## Run the tests, including 2,000 seeds of the simulation
 	@scripts/setup.sh test
-	cargo test --workspace --locked
+	PYTHON=$(abspath build/tools/bin/python) cargo test --workspace --locked
 	$(call pytest,words) -q tests/words
 	$(call pytest,setup) -q tests/setup
 	$(call pytest,sim) -q tests/sim

@@ -148,6 +148,16 @@ install_pytest() {
     echo "$wanted" >"$root/build/tools/pytest"
 }
 
+# What the Python module works with, in the same environment: tests/python run by its interpreter.
+install_python_modules() {
+    wanted='fsspec==2025.9.0 numpy==2.0.2;python_version<"3.13" numpy==2.4.6;python_version>="3.13"'
+    [ "$(cat "$root/build/tools/modules" 2>/dev/null)" = "$wanted" ] && return 0
+    echo "setup: installing fsspec and numpy below build/"
+    # shellcheck disable=SC2086 # the list is meant to be split
+    "$root/build/tools/bin/pip" install --quiet $wanted || fail "pip could not install fsspec and numpy"
+    echo "$wanted" >"$root/build/tools/modules"
+}
+
 # Programs from PyPI, crates.io, Maven Central and Debian that `make conformance-programs` runs. The wheels' own requirements are left
 # out: NIXL names PyTorch, of which the transfers need nothing.
 install_published() {
@@ -323,7 +333,7 @@ packages)
     ;;
 demo) check_rust; install_packages $compiler $verbs perftest ;;
 # strace counts system calls; libnbd-bin, qemu-utils and fio use network block devices. Without them, tests are skipped.
-test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils librdmacm-dev iproute2; install_pytest; install_if_possible strace libnbd-bin qemu-utils fio ;;
+test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils librdmacm-dev iproute2; install_pytest; install_python_modules; install_if_possible strace libnbd-bin qemu-utils fio ;;
 conformance) check_rust; install_packages $compiler $verbs $programs; install_pytest ;;
 # The crates' build scripts need cmake and libclang, libfabric needs autotools. JUCX loads the machine's UCX by its plain names.
 conformance-programs)

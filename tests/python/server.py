@@ -61,3 +61,54 @@ class Server:
         self.process.wait(TIMEOUT_S)
         self.process.stdout.close()
         self.folder.cleanup()
+
+
+class ExportServer:
+    """Exports a new directory until the end of a `with` block: `terrace export`. Clients of this host that are root stay root."""
+
+    def __init__(self, rules="root = true\n"):
+        self.rules = rules
+
+    def __enter__(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="terrace-python-")
+        self.path = pathlib.Path(self.folder.name, "exported")
+        self.path.mkdir()
+        # An ordinary user can reach the files.
+        for path in (self.folder.name, self.path):
+            os.chmod(path, 0o755)
+        rules = pathlib.Path(self.folder.name, "rules.toml")
+        rules.write_text(self.rules)
+        self.command = [COMMAND, "export", str(self.path), "--rules", str(rules), "--listen"]
+        self.port = 0
+        self.start()
+        return self
+
+    def start(self):
+        command = (*self.command, f"127.0.0.1:{self.port}")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        line = self.process.stdout.readline()
+        port = re.search(r" at 127\.0\.0\.1:(\d+) ", line)
+        if not port:
+            self.__exit__()
+            raise RuntimeError(f"the server says: {line}")
+        self.port = int(port[1])
+
+    def connect(self, **keywords):
+        return terrace.connect_export("127.0.0.1", port=self.port, **keywords)
+
+    def end(self):
+        self.process.kill()
+        self.process.wait(TIMEOUT_S)
+        self.process.stdout.close()
+
+    def pause(self):
+        """Stops the process; returns when all of its threads have stopped."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)
+
+    def go_on(self):
+        self.process.send_signal(signal.SIGCONT)
+
+    def __exit__(self, *_exception):
+        self.end()
+        self.folder.cleanup()

@@ -40,7 +40,8 @@ pub fn connect(
     Ok(Client { connection, server: address })
 }
 
-fn resolve(py: Python<'_>, host: &str) -> PyResult<IpAddr> {
+/// The first address of a host.
+pub fn resolve(py: Python<'_>, host: &str) -> PyResult<IpAddr> {
     let found = py.detach(|| (host, 0).to_socket_addrs().map(|mut addresses| addresses.next()));
     match found {
         Ok(Some(address)) => Ok(address.ip()),

@@ -225,7 +225,7 @@ impl Drop for Connection {
 
 /// A forked child has a copy of the parent's random number generator. Its connections would have the numbers of the parent's
 /// next ones, and the server would take one for the other.
-fn reseed_after_fork() {
+pub fn reseed_after_fork() {
     static SEEDED_BY: AtomicU32 = AtomicU32::new(0);
     let pid = std::process::id();
     if SEEDED_BY.swap(pid, Ordering::Relaxed) != pid {

@@ -1,27 +1,33 @@
 //! Errors as exceptions. The classes are Python's own (`python/terrace/errors.py`), because they have two bases.
 
+use std::path::{Path, PathBuf};
+
+use pyo3::exceptions::PyOSError;
 use pyo3::types::{PyAnyMethods, PyType};
 use pyo3::{Py, PyErr, PyResult, Python};
+use terrace_export::ExportError;
 use terrace_nic::WcStatus;
 use terrace_node::ClientError;
 
-/// An error, as a class of `terrace.errors` and a text.
+/// An error, as its exception will be.
 #[derive(Clone, Debug)]
-pub struct Failure {
-    class: &'static str,
-    text: String,
+pub enum Failure {
+    /// A class of `terrace.errors` and a text.
+    Class(&'static str, String),
+    /// An `OSError` with a Linux error number, for which Python has a subclass and a text; and the path that it is about.
+    Errno(i32, Option<PathBuf>),
 }
 
 impl Failure {
     /// The client is closed.
     pub fn closed() -> Failure {
-        Failure { class: "ConnectionLostError", text: "the client is closed: connect again".into() }
+        Failure::Class("ConnectionLostError", "the client is closed: connect again".into())
     }
 
     /// The client belongs to the process that forked this one.
     pub fn forked() -> Failure {
         let text = "the client belongs to the parent process: connect again in this process";
-        Failure { class: "ConnectionLostError", text: text.into() }
+        Failure::Class("ConnectionLostError", text.into())
     }
 
     /// An access beyond the end of a region.
@@ -44,19 +50,38 @@ impl Failure {
             ),
             _ => ("AccessError", "the access has failed: is its memory still mapped? Then connect again"),
         };
-        Some(Failure { class, text: format!("{text} ({status:?})") })
+        Some(Failure::Class(class, format!("{text} ({status:?})")))
+    }
+
+    /// The failure, about a path if its exception can name one.
+    pub fn about(self, path: &Path) -> Failure {
+        match self {
+            Failure::Errno(errno, _) => Failure::Errno(errno, Some(path.into())),
+            failure => failure,
+        }
     }
 
     /// The exception.
     pub fn into_exception(self, py: Python<'_>) -> PyErr {
-        let class = || -> PyResult<Py<PyType>> {
-            Ok(py.import("terrace.errors")?.getattr(self.class)?.cast_into::<PyType>()?.unbind())
+        let exception = match self {
+            Failure::Class(class, text) => {
+                class_of(py, class).map(|class| PyErr::from_type(class.into_bound(py), text))
+            }
+            Failure::Errno(errno, path) => text_of(py, errno).map(|text| match path {
+                Some(path) => PyOSError::new_err((errno, text, path.into_os_string())),
+                None => PyOSError::new_err((errno, text)),
+            }),
         };
-        match class() {
-            Ok(class) => PyErr::from_type(class.into_bound(py), self.text),
-            Err(error) => error,
-        }
+        exception.unwrap_or_else(|error| error)
     }
+}
+
+fn class_of(py: Python<'_>, name: &str) -> PyResult<Py<PyType>> {
+    Ok(py.import("terrace.errors")?.getattr(name)?.cast_into::<PyType>()?.unbind())
+}
+
+fn text_of(py: Python<'_>, errno: i32) -> PyResult<String> {
+    py.import("os")?.call_method1("strerror", (errno,))?.extract()
 }
 
 impl From<ClientError> for Failure {
@@ -69,6 +94,27 @@ impl From<ClientError> for Failure {
             ClientError::Lost | ClientError::Protocol | ClientError::Full => "ConnectionLostError",
             ClientError::Nic(_) => "AccessError",
         };
-        Failure { class, text: error.to_string() }
+        Failure::Class(class, error.to_string())
+    }
+}
+
+impl From<ExportError> for Failure {
+    fn from(error: ExportError) -> Failure {
+        let class = match error {
+            ExportError::Port(_) | ExportError::NoExport { .. } => "ConnectError",
+            ExportError::Refused(_) => "RefusedError",
+            ExportError::Lost | ExportError::Unanswered | ExportError::Protocol => "ConnectionLostError",
+            ExportError::Nic(_) | ExportError::Access(WcStatus::RemoteAccess) => "AccessError",
+            // These say what a local file system would say.
+            ExportError::Os(_)
+            | ExportError::Rebooted
+            | ExportError::Revoked
+            | ExportError::LockLost
+            | ExportError::NotOpenFor
+            | ExportError::Access(_)
+            | ExportError::Full
+            | ExportError::Invalid(_) => return Failure::Errno(error.errno(), None),
+        };
+        Failure::Class(class, error.to_string())
     }
 }

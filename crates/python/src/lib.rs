@@ -1,6 +1,7 @@
-//! The Python module `terrace._native`: a client of memory nodes.
+//! The Python module `terrace._native`: a client of memory nodes and of exported directories.
 //!
-//! The Python files in `python/terrace` make the module `terrace` of it, with exceptions, type stubs and asyncio.
+//! The Python files in `python/terrace` make the module `terrace` of it, with exceptions, type stubs, asyncio
+//! and a file system for `fsspec`.
 //!
 //! | module | contains |
 //! |---|---|
@@ -9,6 +10,10 @@
 //! | `operation` | the class `Operation`: an access that has begun |
 //! | `connection` | a client with the queue of its accesses |
 //! | `access` | an access, in steps of bounded length |
+//! | `export` | the class `Export`: a client of an exported directory |
+//! | `export_file` | the class `ExportFile` |
+//! | `attributes` | attributes of exported files as dictionaries |
+//! | `handle` | objects that only the process that has made them may use |
 //! | `watcher` | the thread that polls for accesses with callbacks |
 //! | `view` | views of Python's buffers |
 //! | `failure` | errors as exceptions |
@@ -19,9 +24,13 @@
 #![warn(missing_docs)]
 
 mod access;
+mod attributes;
 mod client;
 mod connection;
+mod export;
+mod export_file;
 mod failure;
+mod handle;
 mod memory;
 mod operation;
 mod region;
@@ -34,6 +43,10 @@ use pyo3::pymodule;
 mod _native {
     #[pymodule_export]
     use crate::client::{Client, connect};
+    #[pymodule_export]
+    use crate::export::{Export, connect_export};
+    #[pymodule_export]
+    use crate::export_file::ExportFile;
     #[pymodule_export]
     use crate::memory::Memory;
     #[pymodule_export]

@@ -80,6 +80,30 @@ impl View {
     pub fn len(&self) -> usize {
         self.raw.len.unsigned_abs()
     }
+
+    /// The bytes, to write from.
+    pub fn bytes(&self) -> &[u8] {
+        match self.len() {
+            0 => &[],
+            // SAFETY: the object keeps so many bytes in place while the view exists. As for all accesses, the program changes
+            // none before the access has ended.
+            len => unsafe { std::slice::from_raw_parts(self.raw.buf.cast(), len) },
+        }
+    }
+
+    /// The bytes, to read into.
+    ///
+    /// # Panics
+    /// If the view is not writable.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        assert!(self.raw.readonly == 0, "a view for writing");
+        match self.len() {
+            0 => &mut [],
+            // SAFETY: as above; the object permits writes, and the program neither reads nor changes the bytes before the
+            // access has ended.
+            len => unsafe { std::slice::from_raw_parts_mut(self.raw.buf.cast(), len) },
+        }
+    }
 }
 
 impl Drop for View {

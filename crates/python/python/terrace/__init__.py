@@ -1,4 +1,5 @@
-"""Client of Terrace's memory nodes (`terrace serve`): regions that may be larger than the node's memory, over RDMA.
+"""Client of Terrace's memory nodes (`terrace serve`): regions that may be larger than the node's memory, over RDMA; and of
+exported directories (`terrace export`).
 
     import terrace
 
@@ -14,10 +15,10 @@ Any object with contiguous bytes is a buffer, such as a numpy array, and no byte
     table.read_into(0, array)
 
 `begin_...` methods return without waiting, so that many accesses are in flight. `terrace.aio` has the same classes for
-asyncio.
+asyncio. `connect_export` connects to an exported directory, and `terrace.fsspec` makes a file system of it for `fsspec`.
 """
 
-from terrace._native import Client, Memory, Operation, Region, connect
+from terrace._native import Client, Export, ExportFile, Memory, Operation, Region, connect, connect_export
 from terrace.errors import (
     AccessError,
     ConnectError,
@@ -33,6 +34,8 @@ __all__ = [
     "Client",
     "ConnectError",
     "ConnectionLostError",
+    "Export",
+    "ExportFile",
     "Memory",
     "Operation",
     "OutOfRangeError",
@@ -41,4 +44,5 @@ __all__ = [
     "RegionNotFoundError",
     "TerraceError",
     "connect",
+    "connect_export",
 ]

@@ -1,0 +1,158 @@
+//! An open file of an exported directory.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+use terrace_export::{ExportError, RECORD_BYTES_MAX, RemoteFile};
+
+use crate::attributes::dict_of;
+use crate::failure::Failure;
+use crate::handle::Handle;
+use crate::view::View;
+
+/// The longest part of an access that is one call of the client library, which ends within the client's timeout. Signals are
+/// handled between them.
+const STEP_BYTES_MAX: usize = 8 << 20;
+
+/// An open file of an export. Several threads may use it. Reads and writes are one-sided: the server's program takes no part.
+#[pyclass(frozen, module = "terrace")]
+pub struct ExportFile {
+    file: Handle<RemoteFile>,
+    path: PathBuf,
+}
+
+impl ExportFile {
+    /// An open file.
+    pub fn new(file: RemoteFile, path: PathBuf) -> ExportFile {
+        ExportFile { file: Handle::new(file), path }
+    }
+
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        function: impl Send + FnOnce(&RemoteFile) -> Result<T, ExportError>,
+    ) -> PyResult<T> {
+        let about = |error| Failure::from(error).about(&self.path);
+        let called = py.detach(|| function(&self.file.get()?).map_err(about));
+        called.map_err(|failure| failure.into_exception(py))
+    }
+
+    /// Fills memory from an offset on, as far as the file has bytes. Returns their number.
+    fn fill(&self, py: Python<'_>, offset: u64, memory: &mut [u8]) -> PyResult<usize> {
+        let mut count = 0;
+        for step in memory.chunks_mut(STEP_BYTES_MAX) {
+            let Some(at) = offset.checked_add(count as u64) else { break };
+            let (len, read) = (step.len(), self.call(py, |file| file.read_at(at, step))?);
+            count += read;
+            if read < len {
+                break;
+            }
+            py.check_signals()?;
+        }
+        Ok(count)
+    }
+}
+
+#[pymethods]
+impl ExportFile {
+    /// The path by which it was opened.
+    #[getter]
+    fn path(&self) -> &OsStr {
+        self.path.as_os_str()
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.file.is_closed()
+    }
+
+    /// The file's attributes now; see `Export.stat`.
+    fn stat<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let attributes = self.call(py, RemoteFile::attributes)?;
+        dict_of(py, &self.path, &attributes)
+    }
+
+    /// Reads `length` bytes from an offset on; fewer if the file ends before.
+    fn read_at<'py>(&self, py: Python<'py>, offset: u64, length: u64) -> PyResult<Bound<'py, PyBytes>> {
+        // No more memory than the file has bytes, which `read_into` would find out, too.
+        let rest = |file: &RemoteFile| file.len().saturating_sub(offset);
+        let rest = self.call(py, |file| match rest(file) {
+            known if known >= length => Ok(known),
+            _ => file.attributes().map(|_| rest(file)),
+        })?;
+        let mut count = 0;
+        let length = usize::try_from(length.min(rest))?;
+        let bytes = PyBytes::new_with(py, length, |memory| {
+            count = self.fill(py, offset, memory)?;
+            Ok(())
+        })?;
+        // Another client may have truncated the file meanwhile.
+        if count == length { Ok(bytes) } else { Ok(PyBytes::new(py, &bytes.as_bytes()[..count])) }
+    }
+
+    /// Reads as many bytes as the buffer has, into the buffer; fewer if the file ends before. Returns their number.
+    fn read_into_at(&self, py: Python<'_>, offset: u64, buffer: Bound<'_, PyAny>) -> PyResult<usize> {
+        self.fill(py, offset, View::new(&buffer, true)?.bytes_mut())
+    }
+
+    /// Writes the bytes of the buffer from an offset on. A file that ends before becomes longer. Returns their number.
+    fn write_at(&self, py: Python<'_>, offset: u64, buffer: Bound<'_, PyAny>) -> PyResult<usize> {
+        let view = View::new(&buffer, false)?;
+        let mut at = offset;
+        for step in view.bytes().chunks(STEP_BYTES_MAX) {
+            self.call(py, |file| file.write_at(at, step))?;
+            py.check_signals()?;
+            at = at.saturating_add(step.len() as u64);
+        }
+        Ok(view.len())
+    }
+
+    /// Appends the bytes of the buffer, in records of 1 MiB: each is in the file as a whole and once. Returns the end of the
+    /// last one.
+    fn append(&self, py: Python<'_>, buffer: Bound<'_, PyAny>) -> PyResult<u64> {
+        let view = View::new(&buffer, false)?;
+        let mut end = self.call(py, |file| Ok(file.len()))?;
+        for record in view.bytes().chunks(RECORD_BYTES_MAX) {
+            end = self.call(py, |file| file.append(record))? + record.len() as u64;
+            py.check_signals()?;
+        }
+        Ok(end)
+    }
+
+    /// Makes the file so many bytes long.
+    fn truncate(&self, py: Python<'_>, length: u64) -> PyResult<()> {
+        self.call(py, |file| file.truncate(length))
+    }
+
+    /// Makes all writes and appends of the file durable: they survive a power failure.
+    fn commit(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, RemoteFile::commit)
+    }
+
+    /// Closes the file.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        match self.file.take() {
+            Some(file) => py
+                .detach(|| file.close())
+                .map_err(|error| Failure::from(error).about(&self.path).into_exception(py)),
+            None => Ok(()),
+        }
+    }
+
+    fn __enter__(slf: Py<ExportFile>) -> Py<ExportFile> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.file.is_closed() { ", closed" } else { "" };
+        format!("<terrace.ExportFile {:?}{state}>", self.path)
+    }
+}
