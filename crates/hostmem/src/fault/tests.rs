@@ -147,6 +147,7 @@ fn a_fault_at_any_place_is_reported_and_nothing_beyond_the_place_of_the_fault_is
 
 #[test]
 fn the_portable_atomics_agree_with_the_others() {
+    install().unwrap();
     let mut edge = Edge::new();
     let addr = edge.0 + 4088;
     // SAFETY: the address is aligned, on an accessible page of our own.
