@@ -40,7 +40,7 @@ Architecture: {architecture}
 Maintainer: {maintainer}
 Installed-Size: {size_kib}
 Depends: {depends}
-Suggests: ibverbs-utils, perftest, rdmacm-utils
+Suggests: fuse3, ibverbs-utils, perftest, rdmacm-utils
 Section: net
 Priority: optional
 Description: RDMA without RDMA hardware

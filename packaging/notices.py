@@ -1,4 +1,4 @@
-"""The licences of the crates that are linked into the command, the library and the Python module, with their texts."""
+"""The licences of the crates that are linked into the command, the libraries and the Python module, with their texts."""
 
 import json
 import pathlib
@@ -6,7 +6,7 @@ import re
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PACKAGES = ("terrace-cli", "terrace-ibverbs", "terrace-python")
+PACKAGES = ("terrace-cli", "terrace-ibverbs", "terrace-pager-preload", "terrace-python")
 NAMES = re.compile(r"(licen[cs]e|copying|unlicense|notice)", re.IGNORECASE)
 
 

@@ -18,7 +18,9 @@ import unittest
 
 from common import IS_ROOT, NOBODY, PACKAGES, ROOT, TIMEOUT_S, PackageTest, build, commit_epoch, modes_below, run
 
-COMMANDS = ("run", "recover", "serve", "export", "devices", "doctor", "stat", "top", "bench")
+# The commands that the help lists.
+COMMANDS = tuple(name for name in re.findall(r"^  ([a-z-]+) +[A-Z]", run(ROOT / "build/bin/terrace", "--help").stdout, re.MULTILINE)
+                 if name != "help")
 # Below the prefix, in all packages.
 FILES = {
     "bin/terrace": 0o755,
@@ -27,6 +29,7 @@ FILES = {
     "include/terrace.h": 0o644,
     "lib/terrace/libibverbs.so": 0o644,
     "lib/terrace/libibverbs.so.1": 0o644,
+    "lib/terrace/libterrace-pager.so": 0o644,
     "share/bash-completion/completions/terrace": 0o644,
     "share/zsh/vendor-completions/_terrace": 0o644,
     "share/fish/vendor_completions.d/terrace.fish": 0o644,

@@ -12,8 +12,11 @@ import unittest
 
 from common import IS_ROOT, PACKAGES, ROOT, PackageTest
 
-# Releases of Debian, and the years whose programs they have.
-SUITES = ("bookworm", "trixie")
+# Debian 12 and 13, Ubuntu 24.04.
+SUITES = ("bookworm", "trixie", "noble")
+UBUNTU = ("noble",)
+# debootstrap's script of all releases of Ubuntu, under the name of an old one.
+UBUNTU_SCRIPT = pathlib.Path("/usr/share/debootstrap/scripts/gutsy")
 ROOTS = ROOT / "build/roots"
 MINUTE_S = 60
 # perftest is what the user has already; ensurepip is what `python3 -m venv` needs.
@@ -63,6 +66,15 @@ find environment -type f -o -type l | grep -v __pycache__ | sort | diff before -
 """
 
 
+def archive_of(suite):
+    """The options and arguments by which debootstrap finds a release that is not the machine's own distribution's."""
+    if suite not in UBUNTU:
+        return (), ()
+    archive = re.search(r"default_mirror http://(archive\S+)", UBUNTU_SCRIPT.read_text())[1]
+    # perftest is in `universe`. Debian 12 has no keyring of Ubuntu's archive: TLS vouches for it.
+    return ("--components=main,universe", "--no-check-gpg"), (f"https://{archive}", str(UBUNTU_SCRIPT))
+
+
 def root_of(suite):
     """The root of a release, made once. Raises `SkipTest` with the reason where it cannot be made."""
     root = ROOTS / suite
@@ -71,7 +83,8 @@ def root_of(suite):
             raise unittest.SkipTest("needs debootstrap")
         shutil.rmtree(root, ignore_errors=True)
         ROOTS.mkdir(parents=True, exist_ok=True)
-        command = ("debootstrap", "--variant=minbase", f"--include={INCLUDED}", suite, str(root))
+        options, archive = archive_of(suite)
+        command = ("debootstrap", "--variant=minbase", f"--include={INCLUDED}", *options, suite, str(root), *archive)
         made = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=DEBOOTSTRAP_LIMIT_S)
         if made.returncode != 0:
             raise unittest.SkipTest(f"debootstrap cannot make {suite}: {made.stdout.strip().splitlines()[-1]}")

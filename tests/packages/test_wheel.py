@@ -18,6 +18,7 @@ PYTHON = next(path for path in ("/usr/bin/python3", sys.executable)
               if shutil.which(path) and run(*NOBODY, path, "-c", "import ensurepip, venv", cwd="/").returncode == 0)
 # Libraries that manylinux wheels may expect of the system.
 SYSTEM_LIBRARIES = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+LIBRARIES = {"libibverbs.so", "libibverbs.so.1", "libterrace-pager.so"}
 MODULE = {f"terrace/{name}" for name in ("__init__.py", "_native.abi3.so", "_native.pyi", "aio.py", "errors.py", "fsspec.py", "py.typed")}
 OLDEST_MINOR = 9
 
@@ -94,7 +95,7 @@ class Wheel(PackageTest):
         with zipfile.ZipFile(self.wheel) as archive:
             archive.extractall(unpacked)
         files = [path for path in unpacked.rglob("*") if path.is_file() and path.read_bytes()[:4] == b"\x7fELF"]
-        self.assertEqual({path.name for path in files}, {"terrace", "libibverbs.so", "libibverbs.so.1", "_native.abi3.so"})
+        self.assertEqual({path.name for path in files}, {"terrace", *LIBRARIES, "_native.abi3.so"})
         self.assertIn("manylinux_{}_{}_".format(*build.glibc_of(files)), self.wheel.name)
         needed = re.findall(r"\(NEEDED\).*\[(.*)\]", self.succeed("readelf", "--dynamic", "--wide", *files))
         self.assertLessEqual(set(needed), SYSTEM_LIBRARIES | {path.name for path in files})
