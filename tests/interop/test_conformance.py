@@ -5,6 +5,7 @@ Every case keeps its programs' output in results/conformance/RUN/CASE/.
 
 import os
 
+import connections
 import matrix
 import pytest
 import pyverbs_suite
@@ -15,6 +16,11 @@ CASES = {case.name: case for case in matrix.all_cases()}
 CASE_LIMIT_S = 900 + 3 * int(os.environ.get("TERRACE_STRESS_SECONDS", 0))
 # The suite is one process, which runs for the first of its tests.
 SUITE_LIMIT_S = 1800
+
+
+@pytest.mark.skipif(connections.network_address() is None, reason="no address outside of the loopback: libfabric's cases are left out")
+def test_libfabrics_cases_are_there():
+    assert any(name.startswith("rdma_cm/fi_pingpong/") for name in CASES)
 
 
 @pytest.mark.timeout(CASE_LIMIT_S)
