@@ -256,9 +256,10 @@ soak-np: ## Run the simulation of NP-RDMA with SEEDS=n seeds, or replay SEED=k a
 soak-term: build ## Stress regions larger than memory for STRESS_SECONDS=n each, natively and by verbs (SEED=k for other accesses)
 	@scripts/setup.sh conformance
 	@$(MAKE) --no-print-directory build/interop/programs/paged_stress
-	TERRACE_STRESS_SECONDS=$(STRESS_SECONDS) $(if $(SEED),TERRACE_SEED=$(SEED)) cargo test --locked --package terrace-node \
-	    --test stress -- --nocapture
-	TERRACE_STRESS_SECONDS=$(STRESS_SECONDS) $(if $(SEED),TERRACE_SEED=$(SEED)) $(PYTEST) -v tests/interop/test_conformance.py -k paged/stress
+	@scripts/setup.sh nextest
+	TERRACE_STRESS_SECONDS=$(STRESS_SECONDS) $(if $(SEED),TERRACE_SEED=$(SEED)) $(call nextest,soak-term) --package terrace-node --test stress
+	TERRACE_STRESS_SECONDS=$(STRESS_SECONDS) $(if $(SEED),TERRACE_SEED=$(SEED)) $(PYTEST) --junit-xml=results/junit/soak-term-programs.xml -v \
+	    tests/interop/test_conformance.py -k paged/stress
 
 fuzz: ## Run every fuzz target for FUZZ_RUNS=n executions
 	@scripts/setup.sh fuzz

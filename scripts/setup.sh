@@ -337,6 +337,7 @@ packages)
     install_packages $compiler $verbs dpkg-dev util-linux openssh-client perftest
     install_python_tool maturin 1.16.0
     install_pytest
+    install_python_modules
     # For roots of other releases; without it, their tests are skipped.
     install_if_possible debootstrap
     ;;

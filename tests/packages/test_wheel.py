@@ -123,9 +123,14 @@ class Wheel(PackageTest):
             server.stdout.close()
 
     def test_the_module_and_the_command_together(self):
-        command = (self.environment / "bin/python", "-m", "unittest", "discover", "--start-directory", ROOT / "tests/python")
-        outcome = run(*command, cwd="/", env=self.variables(TERRACE=str(self.terrace)))
+        (fsspec,) = ROOT.glob("build/tools/lib/python3*/site-packages/fsspec")
+        modules = self.folder / "modules"
+        shutil.copytree(fsspec, modules / "fsspec")
+        command = (self.environment / "bin/python", "-m", "unittest", "discover", "--verbose", "--start-directory", ROOT / "tests/python")
+        outcome = run(*command, cwd="/", env=self.variables(TERRACE=str(self.terrace), PYTHONPATH=str(modules)))
         self.assertEqual(outcome.returncode, 0, outcome.stderr)
+        # fsspec finds the file system by the wheel's entry point.
+        self.assertIn("test_it_is_registered", outcome.stderr)
 
     def test_every_python_of_this_machine_loads_the_module(self):
         (packages,) = self.environment.glob("lib/python3.*/site-packages")
