@@ -1,7 +1,8 @@
 //! The thread that moves pages away when the pager asks for it.
 //!
 //! It touches its own stack, the eviction area and the staging pages alone, none of which is paged: while pages move, the
-//! pager answers no faults of this process. Its table of descriptors is its own, so programs that close all descriptors
+//! pager answers no faults of this process. Its system calls are made directly: the C library's functions may touch variables
+//! of the library, whose pages can be in one mapping with memory that is paged. Its table of descriptors is its own, so programs that close all descriptors
 //! do not close its connection; and its connection ends with the process, or with `execve(2)`.
 
 use std::ffi::c_void;
@@ -15,6 +16,8 @@ use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_vm::userfault::{Userfaultfd, modes};
 use terrace_vm::{EvictionArea, Task};
 
+use crate::join;
+
 /// What the thread works with.
 pub(crate) struct Evictor {
     pub(crate) socket: UnixStream,
@@ -26,7 +29,6 @@ pub(crate) struct Evictor {
 
 /// `madvise(2)`: faults a range in for stores (Linux 5.14).
 const MADV_POPULATE_WRITE: libc::c_int = 23;
-const STACK_BYTES: usize = 128 << 10;
 
 /// Whether the thread has a table of descriptors of its own: one of the numbers below, or the system's error.
 static STATE: AtomicI32 = AtomicI32::new(STARTING);
@@ -41,7 +43,8 @@ pub(crate) fn start(evictor: Evictor) -> io::Result<()> {
     let result = unsafe {
         let mut attributes = MaybeUninit::uninit();
         libc::pthread_attr_init(attributes.as_mut_ptr());
-        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES);
+        let stack = join::stack();
+        libc::pthread_attr_setstack(attributes.as_mut_ptr(), stack.addr as *mut c_void, stack.len as usize);
         libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
         // The thread inherits that no signal comes to it.
         let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
@@ -92,6 +95,7 @@ extern "C" fn run(evictor: *mut c_void) -> *mut c_void {
     unsafe { libc::prctl(libc::PR_SET_NAME, c"terrace-evictor".as_ptr()) };
     close_others(&evictor);
     STATE.store(RUNNING, Ordering::Release);
+    evictor.area.set_ready();
     loop {
         if !evictor.wait() {
             evictor.end_process();
@@ -133,7 +137,7 @@ impl Evictor {
         loop {
             let socket = self.socket.as_raw_fd();
             // SAFETY: reads at most as many bytes as there are.
-            let len = unsafe { libc::read(socket, bytes.as_mut_ptr().cast(), bytes.len()) };
+            let len = unsafe { libc::syscall(libc::SYS_read, socket, bytes.as_mut_ptr(), bytes.len()) };
             if len > 0 {
                 return true;
             }
@@ -141,22 +145,35 @@ impl Evictor {
                 return false;
             }
             // Nothing else is the pager's end: an interruption, or a lack of memory.
-            std::thread::yield_now();
+            // SAFETY: no preconditions.
+            unsafe { libc::syscall(libc::SYS_sched_yield) };
         }
     }
 
     fn ring(&self) {
-        // SAFETY: one readable byte. If the pager has ended, the next wait says so.
-        unsafe { libc::send(self.socket.as_raw_fd(), c"d".as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+        let (byte, length, address) = (c"d".as_ptr(), 1usize, std::ptr::null::<c_void>());
+        // SAFETY: one readable byte, and no address. If the pager has ended, the next wait says so.
+        unsafe {
+            libc::syscall(
+                libc::SYS_sendto,
+                self.socket.as_raw_fd(),
+                byte,
+                length,
+                libc::MSG_NOSIGNAL,
+                address,
+                0usize,
+            )
+        };
     }
 
     /// Without its pager, the process has lost its pages, and would find zeros in their place.
     fn end_process(&self) -> ! {
         // SAFETY: no preconditions; a signal that cannot be blocked.
         unsafe {
-            libc::kill(libc::getpid(), libc::SIGKILL);
+            let process = libc::syscall(libc::SYS_getpid);
+            libc::syscall(libc::SYS_kill, process, libc::SIGKILL);
             loop {
-                libc::pause();
+                libc::syscall(libc::SYS_sched_yield);
             }
         }
     }

@@ -2,6 +2,7 @@
 //! by other calls (the heap of small allocations, raw system calls), the pager finds in the list of mappings.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{off_t, off64_t, size_t};
 use terrace_hostmem::{HostRange, PAGE_BYTES};
@@ -12,10 +13,13 @@ use crate::next::call_next;
 /// Smaller memory is not registered at once.
 const LARGE: usize = 256 << 10;
 
-/// Registers the whole pages of memory that was just given.
+/// Shared memory of this length is reported.
+const SHARED_REPORT: usize = 1 << 20;
+
+/// Registers the whole pages of memory that was just given, or what the heap has grown by.
 fn register(addr: *mut c_void, len: usize) {
     if len < LARGE || addr.is_null() {
-        return;
+        return join::register_heap();
     }
     let start = (addr as u64).next_multiple_of(PAGE_BYTES);
     let end = (addr as u64).saturating_add(len as u64) / PAGE_BYTES * PAGE_BYTES;
@@ -109,6 +113,9 @@ pub unsafe extern "C" fn mmap64(
     let is_private = flags & libc::MAP_ANONYMOUS != 0 && flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
     let is_paged = is_private && flags & EXCLUDED == 0 && len >= LARGE && join::is_paged();
     let flags = if is_paged { flags & !libc::MAP_POPULATE } else { flags };
+    if flags & libc::MAP_ANONYMOUS != 0 && !is_private && len >= SHARED_REPORT {
+        report_shared(len);
+    }
     let given = call_next!(mmap64: fn(*mut c_void, size_t, c_int, c_int, c_int, off64_t) -> *mut c_void, addr, len, protection, flags, fd, offset);
     if is_paged && given != libc::MAP_FAILED {
         join::register(HostRange { addr: given as u64, len: (len as u64).next_multiple_of(PAGE_BYTES) });
@@ -131,4 +138,31 @@ pub unsafe extern "C" fn mmap(
 ) -> *mut c_void {
     // SAFETY: the caller's.
     unsafe { mmap64(addr, len, protection, flags, fd, offset) }
+}
+
+/// Says once that shared memory stays local.
+fn report_shared(len: usize) {
+    static IS_REPORTED: AtomicBool = AtomicBool::new(false);
+    if join::is_paged() && !IS_REPORTED.swap(true, Ordering::Relaxed) {
+        join::report(format_args!(
+            "{} MiB of shared memory is not paged: it stays local, beside the memory of --local",
+            len >> 20
+        ));
+    }
+}
+
+/// `madvise(2)`. What the program permits the kernel to free is freed at once: the kernel would keep the pages, and the pager
+/// could not tell.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, advice: c_int) -> c_int {
+    let result = call_next!(madvise: fn(*mut c_void, size_t, c_int) -> c_int, addr, len, advice);
+    // The kernel has checked that all of it is private memory without a file.
+    if result == 0 && advice == libc::MADV_FREE && join::is_paged() {
+        let advice = libc::MADV_DONTNEED;
+        call_next!(madvise: fn(*mut c_void, size_t, c_int) -> c_int, addr, len, advice);
+    }
+    result
 }

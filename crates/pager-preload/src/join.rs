@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use terrace_hostmem::{HostRange, PAGE_BYTES};
-use terrace_vm::handshake::{self, FEATURES, Hello, SOCKET_VARIABLE};
+use terrace_vm::handshake::{self, FEATURES, Hello, RESERVED_BYTES, SOCKET_VARIABLE};
 use terrace_vm::userfault::{Userfaultfd, modes};
 use terrace_vm::{BATCH_PAGES, EvictionArea};
 
@@ -23,8 +23,12 @@ const DESCRIPTOR_MIN: libc::c_int = 500;
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 /// The process that has it. A child has its parent's until it has joined, and must not use it.
 static OWNER: AtomicI32 = AtomicI32::new(0);
-/// The identity page, and behind it the pages that the evictor moves pages to.
+/// The identity page, behind it the pages that the evictor moves pages to, and its stack.
 static RESERVED: AtomicU64 = AtomicU64::new(0);
+
+/// The heap that has been registered: from where it ended when the library was loaded, to where it ended the last time.
+static HEAP_START: AtomicU64 = AtomicU64::new(0);
+static HEAP_END: AtomicU64 = AtomicU64::new(0);
 
 /// The dynamic linker calls this when it has loaded the library.
 #[used]
@@ -35,6 +39,10 @@ extern "C" fn on_load() {
     if std::env::var_os(SOCKET_VARIABLE).is_none_or(|path| path.is_empty()) {
         return;
     }
+    // SAFETY: reads the end of the heap.
+    let heap = (unsafe { libc::sbrk(0) } as u64).next_multiple_of(PAGE_BYTES);
+    HEAP_START.store(heap, Ordering::Relaxed);
+    HEAP_END.store(heap, Ordering::Relaxed);
     if let Err(error) = join() {
         report(format_args!("memory is not paged: {error}"));
         return;
@@ -62,6 +70,19 @@ pub(crate) fn register(range: HostRange) {
     });
 }
 
+/// Registers what the heap has grown by since the last call.
+pub(crate) fn register_heap() {
+    if !is_paged() {
+        return;
+    }
+    // SAFETY: reads the end of the heap, by no system call.
+    let end = unsafe { libc::sbrk(0) } as u64 / PAGE_BYTES * PAGE_BYTES;
+    if HEAP_END.swap(end, Ordering::Relaxed) != end {
+        let start = HEAP_START.load(Ordering::Relaxed);
+        register(HostRange { addr: start, len: end.saturating_sub(start) });
+    }
+}
+
 /// Uses a descriptor that somebody else closes.
 fn with_descriptor<T>(descriptor: BorrowedFd<'_>, action: impl FnOnce(&Userfaultfd) -> T) -> T {
     // SAFETY: not dropped below.
@@ -77,6 +98,12 @@ fn connect() -> io::Result<UnixStream> {
     Ok(socket)
 }
 
+/// The evictor's stack, which is never paged.
+pub(crate) fn stack() -> HostRange {
+    let staging = staging();
+    HostRange { addr: staging.addr + staging.len, len: RESERVED_BYTES - PAGE_BYTES - staging.len }
+}
+
 fn staging() -> HostRange {
     let addr = RESERVED.load(Ordering::Relaxed) + PAGE_BYTES;
     HostRange { addr, len: BATCH_PAGES as u64 * PAGE_BYTES }
@@ -85,9 +112,10 @@ fn staging() -> HostRange {
 /// Joins the pager with a new descriptor.
 fn join() -> io::Result<()> {
     let userfaultfd = Userfaultfd::open(FEATURES)?;
-    let reserved = reserve(PAGE_BYTES + BATCH_PAGES as u64 * PAGE_BYTES)?;
+    let reserved = reserve(RESERVED_BYTES)?;
     RESERVED.store(reserved.addr, Ordering::Relaxed);
-    userfaultfd.register(reserved, modes::MISSING)?;
+    let faulting = HostRange { addr: reserved.addr, len: PAGE_BYTES + staging().len };
+    userfaultfd.register(faulting, modes::MISSING)?;
     let socket = connect()?;
     let (area, file) = EvictionArea::create()?;
     let hello = Hello { identity_page: reserved.addr, identity: 0 };

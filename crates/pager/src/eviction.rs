@@ -21,7 +21,13 @@ impl Process {
     /// Whether the process can be asked to have pages leave.
     pub(crate) fn can_evict(&self) -> bool {
         let is_due = self.evict_after.is_none_or(|after| Instant::now() >= after);
-        self.link.is_some() && self.request.is_none() && !self.has_ended && is_due && self.frames > 0
+        let is_ready = self.link.as_ref().is_some_and(|link| link.area.is_ready());
+        is_ready
+            && !self.is_search_due
+            && self.request.is_none()
+            && !self.has_ended
+            && is_due
+            && self.frames > 0
     }
 
     /// Asks the process to have pages leave.
@@ -42,22 +48,29 @@ impl Process {
     /// The pages that are to leave, in the order of addresses, each once.
     fn choose_victims(&mut self, memory: &mut Memory, count: u64) -> Vec<Victim> {
         let (mut victims, mut buffers) = (Vec::new(), memory.free_store_buffers());
-        for _ in 0..self.queue.len() {
+        for _ in 0..self.unshared.len() + self.queue.len() {
             if victims.len() >= BATCH_PAGES.min(count as usize) || buffers == 0 {
                 break;
             }
-            let Some((page, entry)) = self.queue.pop_front() else { break };
+            // Pages that could not leave because they were shared come first.
+            let (page, was_shared) = match self.unshared.pop() {
+                Some(page) => (page, true),
+                None => match self.queue.pop_front() {
+                    Some((page, entry)) if self.is_current(page, entry) => (page, false),
+                    Some(_) => continue,
+                    None => break,
+                },
+            };
             match self.pages.get(page) {
-                Page::Resident { stamp, .. } if stamp != entry => {}
                 Page::Resident { is_hot: true, .. } => self.requeue(page),
                 Page::Resident { slot: Some(slot), is_clean: true, .. } if memory.can_load(slot) => {
-                    victims.push(Victim { page, slot, is_clean: true });
+                    victims.push(Victim { page, slot, is_clean: true, was_shared });
                 }
                 // Not clean, or its copy is lost with a node.
                 Page::Resident { .. } => match self.reserve_slot(memory, page) {
                     Some(slot) => {
                         buffers -= 1;
-                        victims.push(Victim { page, slot, is_clean: false });
+                        victims.push(Victim { page, slot, is_clean: false, was_shared });
                     }
                     None => {
                         self.requeue(page);
@@ -99,13 +112,17 @@ impl Process {
         let Some(request) = self.request.take() else { return false };
         memory.promised -= request.buffers();
         match request {
-            Request::Unshare(pages) => pages.into_iter().for_each(|page| self.requeue(page)),
+            Request::Unshare(pages) => self.unshared.extend(pages),
             Request::Evict(victims) => {
                 let before = self.frames;
                 for (index, victim) in victims.iter().enumerate() {
                     self.end_victim(memory, index, victim);
                 }
-                self.back_off(self.frames < before);
+                let has_moved = self.frames < before;
+                // Those that turned out to be shared leave next.
+                if has_moved || self.shared.is_empty() {
+                    self.back_off(has_moved);
+                }
             }
         }
         true
@@ -113,7 +130,7 @@ impl Process {
 
     fn end_victim(&mut self, memory: &mut Memory, index: usize, victim: &Victim) {
         let Some(link) = &self.link else { return };
-        let Victim { page, slot, is_clean } = *victim;
+        let Victim { page, slot, is_clean, was_shared } = *victim;
         match link.area.error(index) {
             0 if is_clean => {
                 memory.statistics.drops += 1;
@@ -131,7 +148,8 @@ impl Process {
                 self.pages.set(page, Page::Untouched);
             }
             ENOENT => {}
-            EBUSY => self.shared.push(page),
+            // It is pinned if it is not shared any more.
+            EBUSY if !was_shared => self.shared.push(page),
             _ => self.requeue(page),
         }
     }

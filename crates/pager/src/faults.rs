@@ -33,6 +33,12 @@ impl Process {
                 self.pages.set(page, Page::Inherited { slot: None });
                 self.permit_stores(fault);
             }
+            // The process has given it up by `MADV_FREE`, and the kernel has not taken it yet.
+            Page::Untouched if is_protected => {
+                memory.count_frames(1);
+                self.enter(page, None, false, false);
+                self.permit_stores(fault);
+            }
             // The page has left, or is about to come: the thread tries again.
             _ if is_protected => self.wake(page),
             Page::Untouched => self.put_zeros(memory, fault),
@@ -50,6 +56,16 @@ impl Process {
                 self.pages.set(page, Page::Loading { slot, buffer, is_store, is_hot });
             }
         }
+    }
+
+    /// Takes a frame for a fault; returns false if there is none. Before the process's thread carries out requests, which may
+    /// depend on this fault, there always is.
+    fn take_frame(&self, memory: &mut Memory) -> bool {
+        let is_starting = self.link.as_ref().is_some_and(|link| !link.area.is_ready());
+        if is_starting {
+            memory.count_frames(1);
+        }
+        is_starting || memory.take_frame()
     }
 
     fn fill_identity_page(&mut self) {
@@ -80,7 +96,7 @@ impl Process {
 
     /// New memory: the page, and those behind it if the process goes on in that direction.
     fn put_zeros(&mut self, memory: &mut Memory, fault: Fault) {
-        if !memory.take_frame() {
+        if !self.take_frame(memory) {
             return self.waiting.push_back(fault);
         }
         let page = fault.page;
@@ -156,7 +172,7 @@ impl Process {
 
     fn begin_load(&mut self, memory: &mut Memory, fault: Fault, slot: Slot, is_hot: bool) {
         let Fault { page, is_store, .. } = fault;
-        if !memory.take_frame() {
+        if !self.take_frame(memory) {
             return self.waiting.push_back(fault);
         }
         if let Some(buffer) = memory.slots.stored_buffer(slot) {

@@ -21,6 +21,7 @@
 //! | `eviction` | pages leave: which ones, and what becomes of their bytes |
 //! | `changes` | unmapped, moved and forked memory |
 //! | `memory` | frames, buffers and transfers, which all processes share |
+//! | `scan` | memory that came without a message |
 //! | `far_store` | memory nodes as a backing store |
 //! | `page_table`, `slots` | the state of a page; pages of the store and their users |
 //!
@@ -42,6 +43,7 @@ mod memory;
 mod page_table;
 mod pager;
 mod process;
+mod scan;
 mod slots;
 
 pub use far_store::FarStore;

@@ -7,6 +7,8 @@ use terrace_vm::{BATCH_PAGES, BackingStore, Completion, PageBytes, Transfer};
 
 use crate::slots::{Slot, Slots};
 
+/// Programs with less make no progress.
+const LIMIT_MIN: u64 = 2 * BATCH_PAGES as u64;
 /// A failed store is submitted again after this time.
 const STORE_RETRY: Duration = Duration::from_millis(50);
 
@@ -31,7 +33,9 @@ pub(crate) struct Memory {
     /// Stores that failed, and when the last one did.
     failed_stores: Vec<(Slot, usize)>,
     failed_at: Option<Instant>,
-    /// Pages that may be in memory.
+    /// Pages that all memory of the processes may have.
+    budget: u64,
+    /// Pages of `budget` that may be in memory: without memory that is not paged.
     limit: u64,
     /// Pages that are in memory or on their way there.
     used: u64,
@@ -63,7 +67,7 @@ impl Memory {
         let slots = Slots::new(store.page_count());
         // The store's buffers and those of evictions are a part of the budget.
         let own_pages = (buffer_count + BATCH_PAGES) as u64;
-        let limit = (local_bytes / PAGE_BYTES).saturating_sub(own_pages).max(2 * BATCH_PAGES as u64);
+        let limit = (local_bytes / PAGE_BYTES).saturating_sub(own_pages).max(LIMIT_MIN);
         Memory {
             store,
             slots,
@@ -72,6 +76,7 @@ impl Memory {
             promised: 0,
             failed_stores: Vec::new(),
             failed_at: None,
+            budget: limit,
             limit,
             used: 0,
             evictions: 0,
@@ -113,8 +118,14 @@ impl Memory {
         self.limit
     }
 
+    /// Leaves frames for memory that is not paged.
+    pub(crate) fn set_unpaged(&mut self, pages: u64) {
+        self.limit = self.budget.saturating_sub(pages).max(LIMIT_MIN);
+    }
+
     /// Gives more frames than the budget has: no page can leave, and threads wait.
     pub(crate) fn exceed_limit(&mut self) {
+        self.budget += BATCH_PAGES as u64;
         self.limit += BATCH_PAGES as u64;
     }
 

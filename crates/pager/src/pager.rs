@@ -19,8 +19,9 @@ const SPIN: Duration = Duration::from_micros(60);
 const MESSAGES_MAX: usize = 64;
 /// A process must say what it is within this time.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
-/// The interval of checks that the kernel does not report.
-const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// The interval of checks of what the kernel does not report. It doubles up to the maximum while nothing happens.
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
+const CHECK_INTERVAL_MAX: Duration = Duration::from_millis(160);
 /// The pager goes on for this time without a process: one may be between `execve(2)` and its first instruction.
 const GRACE: Duration = Duration::from_secs(1);
 /// Threads that wait for a frame get one after this time, if no page leaves.
@@ -47,6 +48,7 @@ pub struct Pager {
     spins: bool,
     active_at: Instant,
     checked_at: Instant,
+    check_interval: Duration,
     /// When the last process ended, or the pager began.
     empty_since: Instant,
     /// When a thread began to wait for a frame, while no page left.
@@ -71,6 +73,7 @@ impl Pager {
             spins: std::thread::available_parallelism().is_ok_and(|count| count.get() > 1),
             active_at: now,
             checked_at: now,
+            check_interval: CHECK_INTERVAL,
             empty_since: now,
             starving_since: None,
             has_exceeded: false,
@@ -84,16 +87,19 @@ impl Pager {
             let mut is_active = self.end_transfers();
             is_active |= self.read_messages();
             is_active |= self.end_requests();
+            self.find_unpaged();
             self.resume();
             self.evict();
             let now = Instant::now();
             if is_active {
                 self.active_at = now;
+                self.check_interval = CHECK_INTERVAL;
             } else if now - self.active_at >= SPIN || !self.spins {
                 self.wait();
             }
-            if now - self.checked_at >= CHECK_INTERVAL {
+            if now - self.checked_at >= self.check_interval {
                 self.checked_at = now;
+                self.check_interval = (2 * self.check_interval).min(CHECK_INTERVAL_MAX);
                 self.check();
                 if self.is_over(now) {
                     return self.memory.statistics;
@@ -155,6 +161,23 @@ impl Pager {
         has_ended
     }
 
+    /// Looks for memory that came without a message, in the processes that are due for it.
+    fn find_unpaged(&mut self) {
+        let mut is_due = false;
+        for process in &mut self.processes {
+            if process.is_search_due && process.may_read() {
+                is_due = true;
+                process.is_search_due = false;
+                if process.find_unpaged(&mut self.memory) {
+                    self.check_interval = CHECK_INTERVAL;
+                }
+            }
+        }
+        if is_due {
+            self.memory.set_unpaged(self.processes.iter().map(|process| process.unpaged).sum());
+        }
+    }
+
     fn resume(&mut self) {
         for process in &mut self.processes {
             process.resume(&mut self.memory);
@@ -205,7 +228,7 @@ impl Pager {
             () if has_transfers || has_waiting || self.memory.pages_to_evict() > 0 => {
                 Duration::from_millis(1)
             }
-            () => CHECK_INTERVAL,
+            () => self.check_interval,
         };
         let mut watched: Vec<BorrowedFd<'_>> = vec![self.settings.listener.as_fd()];
         for process in &self.processes {
@@ -252,6 +275,7 @@ impl Pager {
         if peer.uid != rustix::process::geteuid() && !peer.uid.is_root() {
             return Err(std::io::ErrorKind::PermissionDenied.into());
         }
+        let pid = u32::try_from(peer.pid.as_raw_pid()).ok();
         // The process sends it right after it has connected.
         socket.set_nonblocking(false)?;
         socket.set_read_timeout(Some(HELLO_TIMEOUT))?;
@@ -264,23 +288,27 @@ impl Pager {
             let userfaultfd: Userfaultfd = descriptors.next().ok_or(std::io::ErrorKind::InvalidData)?.into();
             handshake::send_welcome(&socket, userfaultfd.as_fd())?;
             self.last_id += 1;
-            self.processes.push(Process::new(self.last_id, userfaultfd, Some(link), hello.identity_page));
+            let mut process = Process::new(self.last_id, userfaultfd, Some(link), hello.identity_page);
+            process.pid = pid;
+            self.processes.push(process);
             return Ok(());
         }
         let child = self.processes.iter_mut().find(|process| process.id == hello.identity);
         let child = child.filter(|child| child.link.is_none()).ok_or(std::io::ErrorKind::InvalidData)?;
         handshake::send_welcome(&socket, child.userfaultfd.as_fd())?;
+        child.pid = pid;
         child.join(&mut self.memory, link);
         Ok(())
     }
 
-    /// Children that have not joined end without a sign; losses are reported.
+    /// Children that have not joined end without a sign; memory comes without one; losses are reported.
     fn check(&mut self) {
         self.accept();
         for process in &mut self.processes {
             if process.link.is_none() && !process.userfaultfd.is_alive() {
                 process.end(&mut self.memory);
             }
+            process.is_search_due = true;
         }
         self.remove_ended();
         let losses = self.memory.statistics.losses;

@@ -27,6 +27,8 @@ pub(crate) struct Victim {
     pub(crate) page: u64,
     pub(crate) slot: Slot,
     pub(crate) is_clean: bool,
+    /// Whether it could not leave before, because other processes shared it.
+    pub(crate) was_shared: bool,
 }
 
 /// What the thread in the process is doing.
@@ -62,6 +64,13 @@ pub(crate) struct Process {
     /// The number by which the pager knows it.
     pub(crate) id: u64,
     pub(crate) userfaultfd: Userfaultfd,
+    /// Its number, once its thread has joined.
+    pub(crate) pid: Option<u32>,
+    /// Pages of its private memory that are not paged: at the last check, and after the last search for them.
+    pub(crate) unpaged: u64,
+    pub(crate) searched_unpaged: u64,
+    /// Whether memory that is not paged is to be looked for.
+    pub(crate) is_search_due: bool,
     /// A child has none from its fork until its thread has joined.
     pub(crate) link: Option<Link>,
     pub(crate) identity_page: u64,
@@ -78,6 +87,8 @@ pub(crate) struct Process {
     pub(crate) request: Option<Request>,
     /// Pages that other processes share.
     pub(crate) shared: Vec<u64>,
+    /// Pages that were, and are to leave.
+    pub(crate) unshared: Vec<u64>,
     /// No eviction before this time, and how many have failed as a whole.
     pub(crate) evict_after: Option<Instant>,
     pub(crate) futile_evictions: u32,
@@ -91,6 +102,10 @@ impl Process {
         Process {
             id,
             userfaultfd,
+            pid: None,
+            unpaged: 0,
+            searched_unpaged: 0,
+            is_search_due: false,
             link,
             identity_page,
             pages: PageTable::default(),
@@ -101,6 +116,7 @@ impl Process {
             loaded: Vec::new(),
             request: None,
             shared: Vec::new(),
+            unshared: Vec::new(),
             evict_after: None,
             futile_evictions: 0,
             zeros: (0, 0),
@@ -121,6 +137,11 @@ impl Process {
         self.queue.push_back((page, stamp));
         self.frames += 1;
         self.compact_queue();
+    }
+
+    /// Whether an entry of the queue is the one that counts for its page.
+    pub(crate) fn is_current(&self, page: u64, entry: u32) -> bool {
+        matches!(self.pages.get(page), Page::Resident { stamp, .. } if stamp == entry)
     }
 
     /// Puts a page that stays in memory at the end of the queue.

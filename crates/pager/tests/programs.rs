@@ -54,3 +54,42 @@ fn several_programs_have_pages_leave_at_a_time() {
     }
     pager.finish();
 }
+
+#[test]
+fn the_heap_of_small_allocations_is_paged() {
+    let pager = TestPager::start(16 * MIB, 128 * MIB);
+    let most = run(pager.command(compile("heap")).arg("48"), "verified");
+    let statistics = pager.finish();
+    assert!(statistics.stores > 5_000 && statistics.loads > 5_000, "{statistics:?}");
+    assert!(most <= 16 * MIB, "{most} bytes: {statistics:?}");
+}
+
+#[test]
+fn heaps_of_threads_and_memory_of_system_calls_are_paged() {
+    let pager = TestPager::start(24 * MIB, 512 * MIB);
+    let most = run(pager.command(compile("heap")).args(["24", "4"]), "verified");
+    let statistics = pager.finish();
+    assert!(statistics.stores > 20_000 && statistics.loads > 10_000, "{statistics:?}");
+    // Without paging it is 156 MiB. What comes by system calls of the program's own is found only when it is there.
+    assert!(most <= 112 * MIB, "{most} bytes: {statistics:?}");
+}
+
+#[test]
+fn memory_that_the_kernel_may_free_is_the_programs_until_then() {
+    let pager = TestPager::start(8 * MIB, 64 * MIB);
+    let most = run(pager.command(compile("free")).arg("16"), "verified");
+    let statistics = pager.finish();
+    assert!(most <= 8 * MIB, "{most} bytes: {statistics:?}");
+}
+
+#[test]
+fn an_interpreter_builds_a_dictionary() {
+    let script = "d = {i: str(i) * 3 for i in range(200000)}\n\
+                  assert all(v == str(k) * 3 for k, v in d.items())\n\
+                  import subprocess; assert subprocess.run(['true']).returncode == 0\n\
+                  print('verified')";
+    let pager = TestPager::start(24 * MIB, 128 * MIB);
+    run(pager.command("/usr/bin/python3").args(["-c", script]), "verified");
+    let statistics = pager.finish();
+    assert!(statistics.stores > 1_000, "{statistics:?}");
+}

@@ -36,6 +36,8 @@ struct Header {
     request: AtomicU32,
     /// The last request that has been carried out.
     response: AtomicU32,
+    /// Whether the thread carries out requests.
+    is_ready: AtomicU32,
     entries: [Entry; BATCH_PAGES],
 }
 
@@ -114,6 +116,16 @@ impl EvictionArea {
         header.task.store(task as u32, Ordering::Relaxed);
         header.count.store(pages.len().min(BATCH_PAGES) as u32, Ordering::Relaxed);
         header.request.store(header.request.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+    }
+
+    /// Whether the thread carries out requests. Until then, other threads of the process may have faults that come first.
+    pub fn is_ready(&self) -> bool {
+        self.header().is_ready.load(Ordering::Relaxed) != 0
+    }
+
+    /// Says that the thread carries out requests. The paged process's.
+    pub fn set_ready(&self) {
+        self.header().is_ready.store(1, Ordering::Relaxed);
     }
 
     /// Whether the last request has been carried out.

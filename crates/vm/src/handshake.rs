@@ -13,6 +13,9 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 
+use terrace_hostmem::PAGE_BYTES;
+
+use crate::eviction_area::BATCH_PAGES;
 use crate::userfault::features;
 
 /// The environment variable with the path of the pager's socket.
@@ -26,6 +29,10 @@ pub const FEATURES: u64 = features::WRITE_PROTECTED
     | features::UNMAP
     | features::POISON
     | features::MOVE;
+
+/// Memory of a process from its identity page on that is not paged: that page, the pages that pages move to, and the stack of
+/// the thread that moves them.
+pub const RESERVED_BYTES: u64 = PAGE_BYTES + BATCH_PAGES as u64 * PAGE_BYTES + (128 << 10);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"terrapg1");
 const HELLO_BYTES: usize = 24;

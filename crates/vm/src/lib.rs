@@ -19,7 +19,7 @@
 //! | [`userfault`] | faults become messages, and pages are put there, moved away and protected |
 //! | `backing_store` | where pages are that are not in memory: [`BackingStore`] |
 //! | `eviction_area` | memory that a pager shares with a thread in the process that it pages |
-//! | `pagemap` | which pages of a range have bytes of their own |
+//! | [`pagemap`] | which pages of a range have bytes of their own |
 //! | `refusal` | why memory stays where it is |
 //!
 //! This crate does not know regions, pagers or packets. All system calls on mappings are made directly: the library that
@@ -33,7 +33,7 @@ mod guard;
 pub mod handshake;
 pub mod maps;
 mod moving;
-mod pagemap;
+pub mod pagemap;
 mod refusal;
 mod swap_file;
 mod swap_space;

@@ -105,6 +105,21 @@ pub(crate) fn list(range: HostRange) -> io::Result<Vec<Mapping>> {
     list_in(BufReader::with_capacity(1 << 16, File::open(MAPS)?), range)
 }
 
+/// The ranges of another process's private memory that have at least this length, without the main thread's stack. Memory
+/// that the process has reserved, and cannot access yet, is among them: allocators make it accessible part by part.
+///
+/// # Errors
+/// The list cannot be read.
+pub fn private_memory_of(pid: u32, len_min: u64) -> io::Result<Vec<HostRange>> {
+    let list = File::open(format!("/proc/{pid}/maps"))?;
+    let mappings = list_in(BufReader::with_capacity(1 << 16, list), EVERYTHING)?;
+    let private = mappings
+        .iter()
+        .filter(|mapping| mapping.is_private_memory() || mapping.is_reserved())
+        .map(Mapping::range);
+    Ok(private.filter(|range| range.len >= len_min).collect())
+}
+
 fn list_in(mut list: impl BufRead, range: HostRange) -> io::Result<Vec<Mapping>> {
     let end = range.addr.saturating_add(range.len);
     let (mut found, mut line) = (Vec::new(), Vec::new());
@@ -235,6 +250,12 @@ impl Mapping {
             self.path.starts_with(b"[") && self.path != b"[heap]" && !self.path.starts_with(b"[anon:");
         let is_data = self.readable && self.writable && !self.executable;
         is_data && !self.shared && self.file.inode == 0 && !is_named
+    }
+
+    /// Whether it is private memory without a file that nobody can access.
+    fn is_reserved(&self) -> bool {
+        let is_accessible = self.readable || self.writable || self.executable;
+        !is_accessible && !self.shared && self.file.inode == 0 && !self.path.starts_with(b"[v")
     }
 
     /// Where in the file the mapping begins.

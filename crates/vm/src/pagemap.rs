@@ -1,4 +1,4 @@
-//! Which pages of a range have bytes of their own, from `/proc/self/pagemap` (see the kernel's `pagemap.rst`).
+//! Which pages of a range have bytes of their own, from `/proc/PID/pagemap` (see the kernel's `pagemap.rst`).
 
 use std::fs::File;
 use std::io;
@@ -14,20 +14,31 @@ const SWAPPED: u64 = 1 << 62;
 const OF_FILE: u64 = 1 << 61;
 
 /// Bytes of the table for one page.
-pub(crate) const WORD_BYTES: u64 = 8;
+pub const WORD_BYTES: u64 = 8;
 
 /// The kernel's table.
 #[derive(Debug)]
-pub(crate) struct Pagemap(File);
+pub struct Pagemap(File);
 
 impl Pagemap {
     pub(crate) fn open() -> io::Result<Pagemap> {
         Ok(Pagemap(File::open("/proc/self/pagemap")?))
     }
 
+    /// The table of another process.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn open_of(pid: u32) -> io::Result<Pagemap> {
+        Ok(Pagemap(File::open(format!("/proc/{pid}/pagemap"))?))
+    }
+
     /// The addresses of the pages of a range that are private to the process, and not only zeros that were never touched.
     /// `words` has room for [`WORD_BYTES`] for each page. Nothing is allocated.
-    pub(crate) fn private_pages<'a>(
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn private_pages<'a>(
         &self,
         range: HostRange,
         words: &'a mut [u8],

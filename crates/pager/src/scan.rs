@@ -1,0 +1,79 @@
+//! Memory that came without a message: heaps of small allocations, system calls that the program makes itself, and copies
+//! of pages that a child shared with its parent.
+
+use terrace_hostmem::{HostRange, PAGE_BYTES};
+use terrace_vm::handshake::RESERVED_BYTES;
+use terrace_vm::maps;
+use terrace_vm::pagemap::{Pagemap, WORD_BYTES};
+use terrace_vm::userfault::modes;
+
+use crate::memory::Memory;
+use crate::page_table::Page;
+use crate::process::Process;
+
+/// The process is searched when so many more of its pages are unknown than after the last search, or a part of those that
+/// are known: a search reads the entries of all of its pages.
+const GROWTH_PAGES: u64 = 128;
+const GROWTH_DIVISOR: u64 = 32;
+/// Shorter mappings stay as they are.
+const LEN_MIN: u64 = 256 << 10;
+/// Pages whose entries are read at a time.
+const CHUNK_PAGES: u64 = 4096;
+
+impl Process {
+    /// Counts private memory that is not registered, and registers it if there is more than after the last search. Returns
+    /// whether there was. No request to move pages is under way.
+    pub(crate) fn find_unpaged(&mut self, memory: &mut Memory) -> bool {
+        let Some(pid) = self.pid else { return false };
+        self.unpaged = self.count_unpaged(pid);
+        self.searched_unpaged = self.searched_unpaged.min(self.unpaged);
+        if self.unpaged - self.searched_unpaged <= GROWTH_PAGES.max(self.frames / GROWTH_DIVISOR) {
+            return false;
+        }
+        // The process may have ended, or keeps its lists to itself.
+        if let (Ok(ranges), Ok(pagemap)) = (maps::private_memory_of(pid, LEN_MIN), Pagemap::open_of(pid)) {
+            for range in ranges {
+                self.register(memory, &pagemap, range);
+            }
+        }
+        self.unpaged = self.count_unpaged(pid);
+        self.searched_unpaged = self.unpaged;
+        true
+    }
+
+    /// The pages of its private memory that the pager does not know, from `statm` (see proc_pid_statm(5)).
+    fn count_unpaged(&self, pid: u32) -> u64 {
+        let numbers = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+        let mut numbers = numbers.split(' ').skip(1).map_while(|number| number.parse::<u64>().ok());
+        let (resident, shared) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        resident.saturating_sub(shared).saturating_sub(self.frames)
+    }
+
+    fn register(&mut self, memory: &mut Memory, pagemap: &Pagemap, range: HostRange) {
+        let reserved = HostRange { addr: self.identity_page, len: RESERVED_BYTES };
+        let end = range.addr + range.len;
+        let before = HostRange { addr: range.addr, len: reserved.addr.clamp(range.addr, end) - range.addr };
+        let after = (reserved.addr + reserved.len).clamp(range.addr, end);
+        for part in [before, HostRange { addr: after, len: end - after }] {
+            // Fails for memory of another kind, or that another descriptor handles.
+            let is_new = part.len > 0
+                && self.userfaultfd.register(part, modes::MISSING | modes::WRITE_PROTECTED).is_ok();
+            if is_new {
+                self.enter_present(memory, pagemap, part);
+            }
+        }
+    }
+
+    /// Counts the pages of a range that are in memory.
+    fn enter_present(&mut self, memory: &mut Memory, pagemap: &Pagemap, range: HostRange) {
+        let mut words = vec![0; (CHUNK_PAGES * WORD_BYTES) as usize];
+        for addr in (range.addr..range.addr + range.len).step_by((CHUNK_PAGES * PAGE_BYTES) as usize) {
+            let len = (CHUNK_PAGES * PAGE_BYTES).min(range.addr + range.len - addr);
+            let Ok(present) = pagemap.private_pages(HostRange { addr, len }, &mut words) else { return };
+            for page in present.filter(|&page| self.pages.get(page) == Page::Untouched).collect::<Vec<_>>() {
+                memory.count_frames(1);
+                self.enter(page, None, false, false);
+            }
+        }
+    }
+}
