@@ -90,7 +90,7 @@ MUTANTS = [
     # The NIC, the fabric, memory.
     ("timers-are-armed-once", "crates/nic/src/timers.rs",
      "entry.schedule().timer_at.store(NEVER.0, Ordering::Relaxed);", ""),
-    ("blocked-packets-stay-blocked", "crates/nic/src/datapath.rs",
+    ("blocked-packets-stay-blocked", "crates/nic/src/datapath/send.rs",
      "        while self.tx.is_blocked() {", "        while false && self.tx.is_blocked() {"),
     ("solicited-events-come-for-all-completions", "crates/nic/src/cq/mod.rs",
      "Armed::Solicited => wc.solicited || wc.status != WcStatus::Success,", "Armed::Solicited => true,"),
