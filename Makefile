@@ -28,7 +28,7 @@ pytest = $(PYTEST) --junit-xml=results/junit/$(1).xml $(if $(ONLY),-k '$(ONLY)')
 NEXTEST ?= build/tools/bin/cargo-nextest
 nextest = $(NEXTEST) nextest run --locked --profile $(1)
 
-.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance conformance-programs interop interop-swap errors chaos fork crash endurance sanitize soak soak-np soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np bench-filemr bench-mount mount-tests mount-tests-short bench-term bench-term-full docs lint clean
+.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance conformance-programs interop interop-swap errors chaos fork crash endurance sanitize soak soak-np soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np np-programs bench-filemr bench-mount mount-tests mount-tests-short bench-term bench-term-full docs lint clean
 .DEFAULT_GOAL := help
 # Targets share output directories, and cargo uses all processors by itself.
 .NOTPARALLEL:
@@ -104,9 +104,13 @@ build/bench/peers/native: $(TARGET_DIR)/release/examples/libpeer_native.a $(PEER
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ bench/peers/peer.c $< $(NATIVE_LIBRARIES) -lpthread -ldl -lm -lgcc_s
 
 # The ends of `make bench-np`.
-build/bench/np/np: $(wildcard bench/np/*.c bench/np/*.h) bench/peers/clock.h
+build/bench/np/np: $(wildcard bench/np/*.c bench/np/*.h) bench/peers/clock.h $(HEADERS)/terrace.h
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $(filter %.c,$^) -libverbs
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -I$(HEADERS) -o $@ $(filter %.c,$^) -libverbs -lpthread -lm
+
+build/bench/np/mpi_sort: bench/np/programs/mpi_sort.c
+	@mkdir -p $(@D)
+	mpicc -O2 -Wall -Wextra -Werror -o $@ $<
 
 build/bench/filemr/regions: bench/filemr/regions.c $(HEADERS)/terrace.h
 	@mkdir -p $(@D)
@@ -294,10 +298,17 @@ bench-peers-full: build ## As bench-peers, with all sizes and more rounds, into 
 	-@$(MAKE) --no-print-directory --keep-going peers-programs
 	$(PYTHON) bench/peers/peers.py --full --out bench/peers/results
 
-bench-np: build ## Measure memory that is not pinned as NP-RDMA does, beside ordinary memory and a model of on-demand paging: three minutes
+bench-np: build ## Measure memory that is not pinned as NP-RDMA does, beside ordinary memory and a model of on-demand paging: six minutes
 	@scripts/setup.sh bench
 	@$(MAKE) --no-print-directory build/bench/np/np
 	$(PYTHON) bench/np/np.py
+
+np-programs: build ## Programs with registered memory of four times their budget: Open MPI's exchange, a store, 64 GiB; data are verified
+	@scripts/setup.sh np-programs
+	@$(MAKE) --no-print-directory build/bench/np/np build/bench/np/mpi_sort
+	$(PYTHON) bench/np/programs.py
+	$(PYTHON) bench/np/np.py --only store
+	$(PYTHON) bench/np/np.py --only registration
 
 bench-filemr: build ## Regions that are files: translation caches (a model, on recorded traces), registration, rates: two minutes
 	@scripts/setup.sh bench-filemr

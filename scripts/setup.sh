@@ -362,6 +362,7 @@ interop)
     ;;
 # fio measures the limit of the disk; without it, the tables say so.
 bench) check_rust; install_packages $compiler $verbs $plots perftest linux-perf; install_if_possible fio ;;
+np-programs) check_rust; install_packages $compiler $verbs $plots openmpi-bin libopenmpi-dev ucx-utils ;;
 bench-peers) check_rust; install_packages $compiler $verbs $plots; install_if_possible $peers ;;
 bench-filemr) check_rust; install_packages $compiler $verbs strace redis-server redis-tools ;;
 # The suites pjdfstest and fsx come from crates.io.

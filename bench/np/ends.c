@@ -10,8 +10,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "../peers/clock.h"
-
 enum { PORT = 1, PSN = 0x1234, READS_MAX = 16, FILL_BYTES = 1 << 20 };
 
 /* The numbers that each end sends to the other. */
@@ -30,7 +28,7 @@ noreturn void die(const char *what)
     exit(1);
 }
 
-static void open_device(void)
+struct ibv_context *open_device(void)
 {
     struct ibv_device **devices = ibv_get_device_list(NULL);
     if (devices == NULL || devices[0] == NULL || (context = ibv_open_device(devices[0])) == NULL)
@@ -38,6 +36,12 @@ static void open_device(void)
     ibv_free_device_list(devices);
     if ((pd = ibv_alloc_pd(context)) == NULL)
         die("no protection domain");
+    return context;
+}
+
+struct ibv_pd *protection_domain(void)
+{
+    return pd;
 }
 
 /* ---- the region --------------------------------------------------------------------------------------------------- */
@@ -65,7 +69,7 @@ static int make_file(const struct region *region)
     return fd;
 }
 
-static char *map_region(const struct region *region)
+char *map_region(const struct region *region)
 {
     int fd = region->file == NULL ? -1 : make_file(region);
     int flags = region->file == NULL ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
@@ -77,33 +81,9 @@ static char *map_region(const struct region *region)
     return memory;
 }
 
-/* Registers the region, and stores the time. */
-static struct ibv_mr *timed_reg_mr(const struct region *region, char *memory, double *us)
-{
-    int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
-    uint64_t begun = clock_ns();
-    struct ibv_mr *mr = ibv_reg_mr(pd, memory, region->bytes, access | (region->file == NULL ? 0 : IBV_ACCESS_ON_DEMAND));
-    *us = (double)(clock_ns() - begun) / 1e3;
-    if (mr == NULL)
-        die("ibv_reg_mr");
-    return mr;
-}
-
-void register_region(const struct region *region)
-{
-    open_device();
-    char *memory = map_region(region);
-    double register_us;
-    struct ibv_mr *mr = timed_reg_mr(region, memory, &register_us);
-    uint64_t begun = clock_ns();
-    if (ibv_dereg_mr(mr) != 0)
-        die("ibv_dereg_mr");
-    printf("{\"register_us\": %.1f, \"deregister_us\": %.1f}\n", register_us, (double)(clock_ns() - begun) / 1e3);
-}
-
 /* ---- the connection ----------------------------------------------------------------------------------------------- */
 
-static struct ibv_qp *create_pair(struct ibv_cq *cq)
+struct ibv_qp *create_pair(struct ibv_cq *cq)
 {
     struct ibv_qp_init_attr init = {
         .send_cq = cq,
@@ -124,7 +104,7 @@ static void modify(struct ibv_qp *qp, struct ibv_qp_attr *attr, enum ibv_qp_stat
         die("ibv_modify_qp");
 }
 
-static void connect_pair(struct ibv_qp *qp, const union ibv_gid *gid, uint32_t number)
+void connect_pair(struct ibv_qp *qp, const union ibv_gid *gid, uint32_t number)
 {
     struct ibv_qp_attr attr = {
         .path_mtu = IBV_MTU_4096, .rq_psn = PSN, .sq_psn = PSN, .dest_qp_num = number, .port_num = PORT,
@@ -155,7 +135,7 @@ static void connect_pairs(int fd, struct ibv_cq *cq, struct ibv_qp *qps[QUEUE_PA
         die("the other end");
 }
 
-static struct ibv_cq *create_cq(void)
+struct ibv_cq *create_cq(void)
 {
     struct ibv_cq *cq = ibv_create_cq(context, 8 * SLOTS, NULL, NULL, 0);
     if (cq == NULL)
@@ -176,8 +156,11 @@ static int open_socket(const char *path, struct sockaddr_un *addr)
 noreturn void serve(const char *socket_path, const struct region *region)
 {
     open_device();
-    double register_us;
-    struct ibv_mr *mr = timed_reg_mr(region, map_region(region), &register_us);
+    int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+    access |= region->file == NULL ? 0 : IBV_ACCESS_ON_DEMAND;
+    struct ibv_mr *mr = ibv_reg_mr(pd, map_region(region), region->bytes, access);
+    if (mr == NULL)
+        die("ibv_reg_mr");
     struct sockaddr_un addr;
     int listener = open_socket(socket_path, &addr);
     if (bind(listener, (struct sockaddr *)&addr, sizeof addr) != 0 || listen(listener, 1) != 0)
