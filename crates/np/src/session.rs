@@ -152,7 +152,10 @@ impl Session {
     /// Notes when it has to be run at the latest.
     pub fn set_deadline(&self, deadline: Option<Time>) {
         let at = deadline.map_or(u64::MAX, |at| at.0);
-        self.deadline.store(at, Ordering::SeqCst);
+        // A store that others see at once takes longer than a load. Meanwhile nobody else sets another time than never.
+        if deadline.is_some() || self.deadline.load(Ordering::Relaxed) != at {
+            self.deadline.store(at, Ordering::SeqCst);
+        }
         if deadline.is_some() {
             self.service.note_deadline(at);
         }

@@ -60,6 +60,8 @@ struct Outgoing {
     initiator: Initiator,
     /// What has been added to the service's statistics.
     counted: Counters,
+    /// Work requests that leave together; kept for its allocation.
+    unposted: Vec<SendWr>,
     _scratch: Buffer,
 }
 
@@ -255,7 +257,8 @@ impl State {
             if self.link == LinkState::Failed {
                 initiator.handle_peer_gone(now);
             }
-            self.outgoing = Some(Outgoing { initiator, counted: Counters::default(), _scratch: scratch });
+            let (counted, unposted) = (Counters::default(), Vec::new());
+            self.outgoing = Some(Outgoing { initiator, counted, unposted, _scratch: scratch });
         }
         self.outgoing.as_mut()
     }
@@ -276,7 +279,7 @@ impl State {
 
     /// Executes the initiator's actions.
     fn act(&mut self, session: &Session, qp: &Arc<QueuePair>, now: Time) {
-        let Some(Outgoing { initiator, .. }) = &mut self.outgoing else { return };
+        let Some(Outgoing { initiator, unposted, .. }) = &mut self.outgoing else { return };
         let memory = &mut LocalSide(qp);
         loop {
             // What was executed at once is complete already.
@@ -284,16 +287,10 @@ impl State {
                 initiator.handle_completion(now, &wc, memory);
             }
             match initiator.poll_action(now, memory) {
-                None if session.inputs.completions.is_empty() => return,
-                None => {}
-                Some(Action::Post(wr)) => {
-                    let wr_id = wr.wr_id;
-                    if let Err(error) = qp.post_below(wr) {
-                        tracing::debug!(%error, qpn = qp.qpn(), "the queue pair takes no work requests");
-                        let wc = Wc { wr_id, status: WcStatus::Flushed, qpn: qp.qpn(), ..Wc::default() };
-                        initiator.handle_completion(now, &wc, memory);
-                    }
-                }
+                None if unposted.is_empty() && session.inputs.completions.is_empty() => return,
+                None => post_below(qp, now, initiator, memory, unposted),
+                // A WRITE and the READ of its versions leave in one system call.
+                Some(Action::Post(wr)) => unposted.push(wr),
                 Some(Action::Complete(wc)) => {
                     // The program that sees it may post the next request at once.
                     release_places(session, &mut self.place_count, initiator);
@@ -303,7 +300,10 @@ impl State {
                     Some(control) => control.send_encoded(message.into(), false),
                     None => initiator.handle_peer_gone(now),
                 },
-                Some(Action::Break) => break_queue_pair(qp),
+                Some(Action::Break) => {
+                    post_below(qp, now, initiator, memory, unposted);
+                    break_queue_pair(qp);
+                }
             }
         }
     }
@@ -621,6 +621,27 @@ fn layout_of(session: &Session, rkey: u32, key: &PagedKey) -> Option<(Layout, u6
     let pager = Arc::as_ptr(&key.pager).cast::<()>() as u64;
     (session.service.salt, rkey, pager, key.start, key.range.addr, key.range.len).hash(&mut hasher);
     Some((layout, hasher.finish()))
+}
+
+/// Posts the initiator's work requests to the send queue. Those that it does not take are flushed.
+fn post_below(
+    qp: &Arc<QueuePair>,
+    now: Time,
+    initiator: &mut Initiator,
+    memory: &mut LocalSide<'_>,
+    wrs: &mut Vec<SendWr>,
+) {
+    if wrs.is_empty() {
+        return;
+    }
+    if let Err((index, error)) = qp.post_below(wrs) {
+        tracing::debug!(%error, qpn = qp.qpn(), "the queue pair takes no work requests");
+        for wr in &wrs[index..] {
+            let wc = Wc { wr_id: wr.wr_id, status: WcStatus::Flushed, qpn: qp.qpn(), ..Wc::default() };
+            initiator.handle_completion(now, &wc, memory);
+        }
+    }
+    wrs.clear();
 }
 
 /// Moves the program's queue pair to the error state.

@@ -49,8 +49,9 @@ pub(super) struct Checks {
     under_way: HashMap<u64, (usize, Vec<Seq>)>,
     /// Whether somebody waits for the WRITEs that are due to be checked.
     is_requested: bool,
-    /// How many WRITEs are due.
-    pub(super) due_count: usize,
+    /// How many WRITEs are due, and since when.
+    due_count: usize,
+    due_since: Time,
 }
 
 impl Checks {
@@ -61,11 +62,20 @@ impl Checks {
             under_way: HashMap::new(),
             is_requested: false,
             due_count: 0,
+            due_since: Time(0),
         }
     }
 
     pub(super) fn has_slot(&self) -> bool {
         !self.free_slots.is_empty()
+    }
+
+    /// Notes that a WRITE is due to be checked.
+    pub(super) fn add_due(&mut self, now: Time) {
+        if self.due_count == 0 {
+            self.due_since = now;
+        }
+        self.due_count += 1;
     }
 
     /// Has the due WRITEs checked at once.
@@ -124,14 +134,8 @@ impl Initiator {
 
     /// When WRITEs are checked that nobody waits for.
     pub(super) fn check_deadline(&self) -> Option<Time> {
-        if self.checks.due_count == 0 {
-            return None;
-        }
-        let due = self.entries.iter().filter_map(|entry| match entry.check {
-            Check::Due(since) => Some(since.after_ns(self.config.check_delay_ns)),
-            _ => None,
-        });
-        due.min()
+        let is_any = self.checks.due_count > 0;
+        is_any.then(|| self.checks.due_since.after_ns(self.config.check_delay_ns))
     }
 
     /// Has the versions of all posted WRITEs read again, if somebody waits for them, or they are many or have waited for
@@ -149,7 +153,7 @@ impl Initiator {
         let (id, mut of) = (self.checks.next_id, Vec::new());
         let mut pages: HashMap<u64, BTreeSet<u64>> = HashMap::new();
         for (seq, entry) in (self.first..).zip(&mut self.entries) {
-            let (Check::Due(_), Some(region)) = (entry.check, &entry.region) else { continue };
+            let (Check::Due, Some(region)) = (entry.check, &entry.region) else { continue };
             let set = pages.entry(region.description().region_id).or_default();
             let numbered = entry.pages().zip(&entry.bases);
             set.extend(numbered.filter(|(_, base)| base.is_some()).map(|(page, _)| page));

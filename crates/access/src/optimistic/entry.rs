@@ -48,8 +48,8 @@ pub(super) enum State {
 pub(super) enum Check {
     /// There is nothing to check, or it is over.
     None,
-    /// The WRITE is posted; the READ of versions is not, since the time.
-    Due(Time),
+    /// The WRITE is posted; the READ of versions is not.
+    Due,
     /// The READ of versions is posted behind it.
     Posted,
 }
@@ -257,7 +257,7 @@ impl Entry {
         if self.state != State::Done {
             self.state = State::Active;
         }
-        if let Check::Due(_) = self.check {
+        if self.check == Check::Due {
             self.check = Check::None;
         }
     }

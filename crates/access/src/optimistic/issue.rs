@@ -68,6 +68,7 @@ impl Initiator {
     /// Takes that the memory of a request is held by now ([`HeldMemory::hold`]), or cannot be.
     pub fn handle_held(&mut self, now: Time, token: Seq, is_held: bool) {
         let Some(index) = self.index(token) else { return };
+        self.note_progress();
         let entry = &mut self.entries[index];
         if !is_held {
             return self.fail(index, WcStatus::LocalProtection, 0);
@@ -210,6 +211,7 @@ impl Initiator {
             if entry.bases[page].is_none() {
                 entry.mark(page);
                 self.counters.absent += 1;
+                self.may_finish = true;
                 continue;
             }
             let range = entry.range_of(page..page + 1);
@@ -219,8 +221,8 @@ impl Initiator {
             }
         }
         if !runs.is_empty() {
-            entry.check = Check::Due(now);
-            self.checks.due_count += 1;
+            entry.check = Check::Due;
+            self.checks.add_due(now);
             if (index..self.next_index).any(|later| self.is_signaled(later)) {
                 self.checks.request();
             }

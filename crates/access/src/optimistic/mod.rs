@@ -210,6 +210,10 @@ pub struct Initiator {
     first: Seq,
     /// The index of the first entry that has not begun.
     next_index: usize,
+    /// Whether entries may begin that could not when it was last tried.
+    may_begin: bool,
+    /// Whether entries may be finished that were not when it was last tried.
+    may_finish: bool,
     unposted: VecDeque<Post>,
     posted: VecDeque<Post>,
     next_token: u64,
@@ -241,6 +245,8 @@ impl Initiator {
             entries: VecDeque::new(),
             first: 0,
             next_index: 0,
+            may_begin: false,
+            may_finish: false,
             unposted: VecDeque::new(),
             posted: VecDeque::new(),
             next_token: 0,
@@ -268,6 +274,7 @@ impl Initiator {
         if self.entries.len() >= self.config.request_count_max {
             return Err(PostError::QueueFull);
         }
+        self.may_begin = true;
         let mut entry = Entry::new(wr, known, order);
         if self.first_failed.is_some() {
             entry.flush();
@@ -275,12 +282,14 @@ impl Initiator {
         self.entries.push_back(entry);
         if self.first_failed.is_some() {
             self.next_index = self.entries.len();
+            self.may_finish = true;
         }
         Ok(())
     }
 
     /// Takes what the peer has described for a key that was unknown.
     pub fn handle_described(&mut self, rkey: u32, known: &Knowledge) {
+        self.may_begin = true;
         for entry in self.entries.range_mut(self.next_index..) {
             entry.describe(rkey, known);
         }
@@ -288,11 +297,15 @@ impl Initiator {
 
     /// The next action, if any.
     pub fn poll_action(&mut self, now: Time, memory: &mut impl HeldMemory) -> Option<Action> {
-        self.calls.end_delays(now);
-        self.issue(now, memory);
-        self.check_writes(now);
-        self.finish_entries();
-        self.retire(memory);
+        if std::mem::take(&mut self.may_begin) || self.deadline().is_some_and(|at| at <= now) {
+            self.calls.end_delays(now);
+            self.issue(now, memory);
+            self.check_writes(now);
+        }
+        if std::mem::take(&mut self.may_finish) {
+            self.finish_entries();
+            self.retire(memory);
+        }
         if std::mem::take(&mut self.break_due) {
             return Some(Action::Break);
         }
@@ -329,6 +342,12 @@ impl Initiator {
     /// What has been done so far.
     pub fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// Notes that something has happened to entries that have begun.
+    fn note_progress(&mut self) {
+        self.may_begin = true;
+        self.may_finish = true;
     }
 
     /// The index of the entry with a sequence number.

@@ -18,6 +18,7 @@ impl Initiator {
     pub fn handle_completion(&mut self, now: Time, wc: &Wc, memory: &mut impl HeldMemory) -> bool {
         let Some(position) = self.posted.iter().position(|post| post.token == wc.wr_id) else { return false };
         let post = self.posted.remove(position).expect("it was found there");
+        self.note_progress();
         match post.what {
             What::Versions(read) => self.take_versions(now, &read, wc.status, memory),
             What::Data { seq, range, hold } => self.take_data(seq, &range, hold, wc, memory),
@@ -73,6 +74,7 @@ impl Initiator {
         }
         let low = message.id as u32;
         let Some(kind) = self.calls.task(low).map(|task| task.kind) else { return false };
+        self.note_progress();
         match (&message.body, kind) {
             (Body::Opened(opened), Kind::Open { region_id, .. }) => {
                 self.calls.take_answered(low);
@@ -168,6 +170,7 @@ impl Initiator {
     /// ([`is_reverse_allowed`](super::Config::is_reverse_allowed)) is in the error state at this end.
     pub fn handle_peer_gone(&mut self, now: Time) {
         self.is_control_gone = true;
+        self.note_progress();
         for task in self.calls.drop_all() {
             self.end_task(&task);
             if let Kind::Open { region_id, .. } = task.kind {
@@ -184,6 +187,7 @@ impl Initiator {
     /// answer.
     pub fn flush(&mut self) {
         self.in_error = true;
+        self.note_progress();
         let waiting = self.calls.first_unsent().and_then(|seq| self.index(seq));
         let first = waiting.unwrap_or(self.next_index);
         if first < self.entries.len() {
@@ -203,6 +207,7 @@ impl Initiator {
 
     /// Records a failure. Later requests are flushed; what they have not posted is not posted any more.
     pub(super) fn fail(&mut self, index: usize, status: WcStatus, vendor_err: u32) {
+        self.note_progress();
         let seq = self.seq(index);
         let cause = self.cause_of(seq, status, vendor_err);
         let entry = &mut self.entries[index];
@@ -245,6 +250,8 @@ impl Initiator {
             }
             let entry = &mut self.entries[index];
             if entry.is_idle() && (entry.failure.is_some() || entry.redo.is_empty()) {
+                // Later requests may begin.
+                self.may_begin |= entry.state != State::Done;
                 entry.state = State::Done;
             }
             index += 1;

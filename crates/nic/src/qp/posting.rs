@@ -212,12 +212,20 @@ impl QueuePair {
         made
     }
 
-    /// Posts a work request of the queue pair's stage to the send queue.
+    /// Posts work requests of the queue pair's stage to the send queue, one after the other. They can leave in one system
+    /// call.
     ///
     /// # Errors
-    /// Those of [`Posting::post`].
-    pub fn post_below(self: &Arc<Self>, wr: SendWr) -> Result<(), Error> {
-        self.post_to_queue(|posting| posting.post(wr))
+    /// Those of [`Posting::post_list`].
+    pub fn post_below(self: &Arc<Self>, wrs: &mut [SendWr]) -> Result<(), (usize, Error)> {
+        let mut failed = None;
+        let posted = self.post_to_queue(|posting| {
+            posting.post_list(wrs).map_err(|(index, error)| {
+                failed = Some(index);
+                error
+            })
+        });
+        posted.map_err(|error| (failed.unwrap_or(0), error))
     }
 
     /// Puts a protocol before the send queue, for good; before the first work request. False if there is one already.
