@@ -2,12 +2,13 @@
 """Measures what unmodified programs pay for memory that is not pinned, in the manner of NP-RDMA's evaluation (figures 1 and 7 to 10, tables
 1 and 2).
 
-The same two programs (bench/np/*.c) run in four modes. All modes of a section run at the same time and take turns of 15 ms to 60 ms, so
+The same two programs (bench/np/*.c) run in five modes. All modes of a section run at the same time and take turns of 15 ms to 60 ms, so
 that other load meets all of them; the servers are on one processor, the clients on the other:
 
     pin      without --dram: ordinary memory, which the NIC never pages
     terrace  --dram: private memory that is paged to a swap file, and Terrace's NIC, which waits for absent pages
     np       --dram --nic commodity at both ends: NP-RDMA, on a model of a NIC that knows nothing of absent pages
+    np-user  np with TERRACE_NP_ACCESS=two-sided: each request goes through the peer's software, with a registration at either end
     odp      --dram --mode odp: a model of hardware with on-demand paging, over a shared file mapping, because it pages files only
 
 Writes a JSON file for each section and transport, tables.md and plots to results/bench-np/ or to --out, where the tables are of all files

@@ -29,6 +29,7 @@ COMMODITY = ("--nic", "commodity")
 PIN = Mode("pin")
 TERRACE = Mode("terrace", is_paged=True)
 NP = Mode("np", is_paged=True, options=COMMODITY)
+NP_USER = Mode("np-user", is_paged=True, options=COMMODITY, env={"TERRACE_NP_ACCESS": "two-sided"})
 ODP = Mode("odp", is_paged=True, is_file=True, options=("--mode", "odp"))
 
 
@@ -64,8 +65,8 @@ class Section:
     fault_plan: str = ""  # beside this file
 
 
-ALL = (case(PIN), case(TERRACE), case(NP), case(ODP))
-UNTOUCHED = (case(PIN, name=TOUCHED), *(case(mode, "untouched") for mode in (PIN, TERRACE, NP, ODP)))
+ALL = (case(PIN), case(TERRACE), case(NP), case(NP_USER), case(ODP))
+UNTOUCHED = (case(PIN, name=TOUCHED), *(case(mode, "untouched") for mode in (PIN, TERRACE, NP, NP_USER, ODP)))
 REGIONS = (*((size * GIB, "untouched") for size in (1, 16, 64)), (GIB, "filled"))
 
 SECTIONS = (
@@ -80,5 +81,5 @@ SECTIONS = (
     Section("slow-others", "section 3.3", "others", ALL[1:], 256 * MIB, 32 * MIB, fault_plan="slow.toml"),
     Section("store", "section 6.2", "store", ALL, 256 * MIB, 64 * MIB),
     Section("registration", "table 2", "", (case(PIN), case(TERRACE), case(NP)), budget_bytes=2 * GIB, paths=("none",), regions=REGIONS),
-    Section("control", "tables 1 and 2", "", (case(PIN), case(TERRACE), case(NP)), budget_bytes=64 * MIB, paths=("none",)),
+    Section("control", "tables 1 and 2", "", (case(PIN), case(TERRACE), case(NP), case(NP_USER)), budget_bytes=64 * MIB, paths=("none",)),
 )

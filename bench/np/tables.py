@@ -21,7 +21,7 @@ PAPER = {
     "buffers": "registered memory is 39 % to 97 % faster than reading pieces into a small buffer and copying; a registration for each READ costs "
                "more, about 50 us (2.2.1, figure 1)",
     "present": "READ + 0.4 % to 1 %; a WRITE is there 0.5 us later, and its completion takes twice as long; unsignalled WRITEs have almost the rate of "
-               "pinned memory, signalled small ones half of it (5.2, figures 7, 10).",
+               "pinned memory, signalled small ones half of it (5.2, figures 7, 10). np-user: small requests take 10 to 20 times as long (6.1)",
     "minor": "3.5 us for a READ of 2 B (2.8 us above pinned), 5.7 us for a WRITE (1.9 us above); 10 us above pinned for 2 KB; ODP: 2 ms or 16 ms. "
              "Rates of 2 B: a third (READ) and a quarter (WRITE) of pinned (5.3, figures 8, 9)",
     "major": "60 us for a READ, 57 us for a WRITE, with its SSD; ODP: 10 to 30 times as much. Its SSD swaps 1 GB/s in (5.3, figures 8, 9)",

@@ -8,30 +8,63 @@ use terrace_access::proto::{AtomicKind, Status};
 use terrace_access::session::LocalMemory;
 use terrace_hostmem::HostRange;
 use terrace_memory::{Pager, Transfer, Waker};
-use terrace_nic::{AccessError, AccessNeed, AtomicOp, LocalError, QueuePair, Sge};
+use terrace_nic::{AccessError, AccessNeed, AtomicOp, Error, LocalError, Mr, MrRequest, QueuePair, Sge};
 
 /// The most bytes that a pager is asked for at a time.
 const TRANSFER_BYTES: u64 = 64 << 10;
+/// `ibv_access_flags`.
+const LOCAL_WRITE: u32 = 1;
 
 /// The program's memory at the initiator's end. The device's own accesses to it find every page, because the kernel brings
 /// it: nothing has to be held.
-pub(crate) struct LocalSide<'a>(pub &'a Arc<QueuePair>);
+pub(crate) struct LocalSide<'a> {
+    pub qp: &'a Arc<QueuePair>,
+    /// Whether a registration is made for each request, as where nothing can be pinned without one.
+    pub is_registered_late: bool,
+}
 
 impl LocalMemory for LocalSide<'_> {
     fn read(&self, sge: &Sge, offset: u64, out: &mut [u8]) -> Result<(), LocalError> {
-        self.0.pd().copy_out(sge, offset, out).map_err(|_| LocalError::Protection)
+        self.qp.pd().copy_out(sge, offset, out).map_err(|_| LocalError::Protection)
     }
 }
 
 impl HeldMemory for LocalSide<'_> {
-    fn hold(&mut self, _token: u64, _sges: &[Sge], _writes: bool) -> Result<Held, LocalError> {
+    fn hold(&mut self, _token: u64, sges: &[Sge], _writes: bool) -> Result<Held, LocalError> {
+        if self.is_registered_late {
+            for sge in sges {
+                // The request's own key has the permissions, and is checked by the NIC.
+                LateRegistration::new(self.qp, HostRange { addr: sge.addr, len: sge.length.into() })
+                    .map_err(|_| LocalError::Protection)?;
+            }
+        }
         Ok(Held::Now)
     }
 
     fn release(&mut self, _token: u64) {}
 
     fn write(&mut self, sge: &Sge, offset: u64, data: &[u8]) -> Result<(), LocalError> {
-        self.0.copy_in(sge, offset, data).map_err(|_| LocalError::Protection)
+        self.qp.copy_in(sge, offset, data).map_err(|_| LocalError::Protection)
+    }
+}
+
+/// A registration of a range for one request: what it costs where memory is pinned by nothing else. The request uses the keys of the
+/// program.
+struct LateRegistration(Arc<Mr>);
+
+impl LateRegistration {
+    fn new(qp: &QueuePair, range: HostRange) -> Result<LateRegistration, Error> {
+        let HostRange { addr, len: length } = range;
+        let request = MrRequest { addr, length, iova: addr, access: LOCAL_WRITE, paging: None };
+        qp.pd().reg_mr(request).map(LateRegistration)
+    }
+}
+
+impl Drop for LateRegistration {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.dereg() {
+            tracing::error!(%error, "a registration for one request cannot be ended");
+        }
     }
 }
 
@@ -44,10 +77,12 @@ struct Hold {
     /// Brings the next ones.
     transfer: Option<Arc<dyn Transfer>>,
     waker: Waker,
+    registration: Option<LateRegistration>,
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
+        self.registration = None;
         self.pager.unpin(self.range);
     }
 }
@@ -105,6 +140,8 @@ impl Holds {
 pub(crate) struct TargetSide<'a> {
     pub qp: &'a Arc<QueuePair>,
     pub holds: &'a mut Holds,
+    /// Whether a registration is made for each request.
+    pub is_registered_late: bool,
     /// Makes the waker of a hold.
     pub waker: &'a dyn Fn(u64) -> Waker,
 }
@@ -145,7 +182,11 @@ impl TargetMemory for TargetSide<'_> {
         let translation = key.pager.translation();
         translation.count(range, translation.is_present(range));
         let waker = (self.waker)(token);
-        let mut hold = Hold { pager: key.pager.clone(), range, present: 0, transfer: None, waker };
+        let (pager, registration) = (key.pager.clone(), None);
+        let mut hold = Hold { pager, range, present: 0, transfer: None, waker, registration };
+        if self.is_registered_late {
+            hold.registration = Some(LateRegistration::new(self.qp, range).map_err(|_| Status::Busy)?);
+        }
         let held = hold.advance().map_err(status)?;
         self.holds.0.insert(token, hold);
         Ok(held)

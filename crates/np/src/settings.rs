@@ -7,6 +7,9 @@ use terrace_access::optimistic::Order;
 pub struct Settings {
     /// Which requests may pass each other.
     pub order: Order,
+    /// Whether READs and WRITEs go through the peer's target from the beginning, with a registration at each end for each
+    /// request: the variant in user space, which needs no IOMMU (section 6.1 of the paper). Both ends have the same setting.
+    pub is_two_sided: bool,
     /// The most bytes that are repeated inside a message.
     pub inline_bytes_max: u32,
     /// The most unsignaled WRITEs whose versions are not being checked.
@@ -23,6 +26,7 @@ impl Default for Settings {
     fn default() -> Settings {
         Settings {
             order: Order::Default,
+            is_two_sided: false,
             inline_bytes_max: 1 << 10,
             unchecked_count_max: 64,
             check_delay_ns: 100_000,
@@ -59,10 +63,18 @@ impl Settings {
             Some("strict") => Order::Strict,
             Some(other) => return Err(format!("TERRACE_NP_ORDER: {other}: choose default or strict")),
         };
+        let is_two_sided = match given("TERRACE_NP_ACCESS").as_deref() {
+            None | Some("optimistic") => false,
+            Some("two-sided") => true,
+            Some(other) => {
+                return Err(format!("TERRACE_NP_ACCESS: {other}: choose optimistic or two-sided"));
+            }
+        };
         let delay_us =
             number("TERRACE_NP_CHECK_DELAY_US", defaults.check_delay_ns / 1000, CHECK_DELAY_US_MAX)?;
         Ok(Settings {
             order,
+            is_two_sided,
             inline_bytes_max: number("TERRACE_NP_INLINE", defaults.inline_bytes_max.into(), INLINE_BYTES_MAX)?
                 as u32,
             check_delay_ns: delay_us * 1000,
@@ -95,10 +107,15 @@ mod tests {
     #[test]
     fn variables_are_parsed() {
         assert_eq!(settings(&[("TERRACE_NP_ORDER", "")]), Ok(Settings::default()));
-        let variables =
-            [("TERRACE_NP_ORDER", "strict"), ("TERRACE_NP_INLINE", "64"), ("TERRACE_NP_CHECK_DELAY_US", "5")];
+        let variables = [
+            ("TERRACE_NP_ORDER", "strict"),
+            ("TERRACE_NP_ACCESS", "two-sided"),
+            ("TERRACE_NP_INLINE", "64"),
+            ("TERRACE_NP_CHECK_DELAY_US", "5"),
+        ];
         let wanted = Settings {
             order: Order::Strict,
+            is_two_sided: true,
             inline_bytes_max: 64,
             check_delay_ns: 5000,
             ..Settings::default()
@@ -108,9 +125,12 @@ mod tests {
 
     #[test]
     fn invalid_values_are_named() {
-        for (name, value) in
-            [("TERRACE_NP_ORDER", "no"), ("TERRACE_NP_INLINE", "16001"), ("TERRACE_NP_UNCHECKED", "x")]
-        {
+        for (name, value) in [
+            ("TERRACE_NP_ORDER", "no"),
+            ("TERRACE_NP_ACCESS", "one-sided"),
+            ("TERRACE_NP_INLINE", "16001"),
+            ("TERRACE_NP_UNCHECKED", "x"),
+        ] {
             let error = settings(&[(name, value)]).unwrap_err();
             assert!(error.starts_with(name) && error.contains(value), "{error}");
         }

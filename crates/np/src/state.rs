@@ -147,7 +147,11 @@ impl State {
             (inputs.completions.take(), inputs.is_failed.swap(false, Ordering::AcqRel));
         if let Some(Outgoing { initiator, .. }) = &mut self.outgoing {
             for wc in completions {
-                initiator.handle_completion(now, &wc, &mut LocalSide(qp));
+                initiator.handle_completion(
+                    now,
+                    &wc,
+                    &mut LocalSide { qp, is_registered_late: self.settings.is_two_sided },
+                );
             }
             if is_failed {
                 initiator.flush();
@@ -238,6 +242,7 @@ impl State {
                 mtu_bytes: attr.path_mtu.max(256),
                 signal_all: qp.sq_sig_all(),
                 order: self.settings.order,
+                is_two_sided: self.settings.is_two_sided,
                 inline_bytes_max: self.settings.inline_bytes_max,
                 call_bytes_max: CALL_BYTES_MAX,
                 is_reverse_allowed: false,
@@ -280,7 +285,7 @@ impl State {
     /// Executes the initiator's actions.
     fn act(&mut self, session: &Session, qp: &Arc<QueuePair>, now: Time) {
         let Some(Outgoing { initiator, unposted, .. }) = &mut self.outgoing else { return };
-        let memory = &mut LocalSide(qp);
+        let memory = &mut LocalSide { qp, is_registered_late: self.settings.is_two_sided };
         loop {
             // What was executed at once is complete already.
             for wc in session.inputs.completions.take() {
@@ -342,7 +347,11 @@ impl State {
         act: impl FnOnce(&mut Target, &mut TargetSide<'_>) -> T,
     ) -> T {
         let waker = |token| -> Waker { session.waker(token) };
-        act(&mut self.target, &mut TargetSide { qp, holds: &mut self.holds, waker: &waker })
+        let is_registered_late = self.settings.is_two_sided;
+        act(
+            &mut self.target,
+            &mut TargetSide { qp, holds: &mut self.holds, is_registered_late, waker: &waker },
+        )
     }
 
     // The link.
@@ -535,7 +544,11 @@ impl State {
             }
             Body::Opened(_) | Body::Done(_) | Body::Data(_) | Body::Value(_) => {
                 let Some(outgoing) = &mut self.outgoing else { return false };
-                return outgoing.initiator.handle_message(now, message, &mut LocalSide(qp));
+                return outgoing.initiator.handle_message(
+                    now,
+                    message,
+                    &mut LocalSide { qp, is_registered_late: self.settings.is_two_sided },
+                );
             }
             _ => {
                 return self

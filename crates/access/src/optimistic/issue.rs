@@ -136,7 +136,15 @@ impl Initiator {
         let (seq, entry) = (self.seq(index), &mut self.entries[index]);
         entry.state = State::Active;
         match (entry.region.is_some(), entry.class) {
-            (false, _) | (_, Class::Read | Class::Message) => {
+            (false, _) | (_, Class::Message) => {
+                let whole = 0..entry.length;
+                self.queue_data(index, whole, None);
+            }
+            (true, Class::Read | Class::Write) if self.config.is_two_sided => {
+                entry.mark_all();
+                self.note_progress();
+            }
+            (true, Class::Read) => {
                 let whole = 0..entry.length;
                 self.queue_data(index, whole, None);
             }

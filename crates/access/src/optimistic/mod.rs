@@ -120,6 +120,9 @@ pub struct Config {
     pub signal_all: bool,
     /// Which requests may pass each other.
     pub order: Order,
+    /// Whether READs and WRITEs, too, go through the peer's [`Target`] from the beginning, as where the NIC may access no
+    /// memory without the target's consent (the paper's section 6.1).
+    pub is_two_sided: bool,
     /// The most bytes that are repeated inside a message (the paper: 1 KiB). Beyond, the target moves them by a reverse READ
     /// or WRITE, or the initiator repeats them when the receiver is ready.
     pub inline_bytes_max: u32,

@@ -101,6 +101,7 @@ impl Harness {
             mtu_bytes: 1024,
             signal_all: false,
             order: Order::Default,
+            is_two_sided: false,
             inline_bytes_max: 1024,
             call_bytes_max: 1 << 20,
             is_reverse_allowed: true,

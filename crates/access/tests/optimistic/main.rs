@@ -199,6 +199,30 @@ fn without_reverse_access_the_peer_holds_the_range() {
 }
 
 #[test]
+fn two_sided_requests_are_not_posted_before_the_peer_has_consented() {
+    let mut harness = Harness::with(|config| {
+        config.is_two_sided = true;
+        config.is_reverse_allowed = false;
+    });
+    harness.read(1, 0, 512, 0);
+    let id = harness.sent_id(|body| matches!(body, Body::Fetch(fetch) if fetch.length == 512));
+    harness.answer(id, Body::Data(&[7; 512]));
+    assert_eq!(harness.completed(), 1);
+    assert_eq!(harness.local.bytes[..512], [7; 512]);
+    harness.write(2, 0, 512, 0, true);
+    let id = harness.sent_id(|body| matches!(body, Body::Write(write) if write.length == 512));
+    harness.answer(id, OK);
+    assert_eq!(harness.completed(), 2);
+    harness.read(3, 0, 2000, 0);
+    let id = harness.sent_id(|body| matches!(body, Body::Hold(hold) if hold.length == 2000));
+    harness.answer(id, OK);
+    let read = harness.post();
+    harness.succeed(&read);
+    assert_eq!(harness.completed(), 3);
+    assert_eq!(harness.initiator.counters().optimistic, 0);
+}
+
+#[test]
 fn long_transfers_are_moved_by_the_peer() {
     let mut harness = Harness::new();
     harness.read(1, 0, 3000, 0);

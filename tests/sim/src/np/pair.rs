@@ -85,6 +85,7 @@ impl Pair {
             mtu_bytes: plan.mtu,
             signal_all: false,
             order: plan.order,
+            is_two_sided: plan.is_two_sided,
             inline_bytes_max: plan.inline_bytes_max,
             call_bytes_max: plan.call_bytes_max,
             is_reverse_allowed: plan.is_reverse_allowed,

@@ -43,6 +43,7 @@ pub(super) struct Plan {
     pub version_age_ns: u64,
     pub slot_bytes: u32,
     pub slot_count: u32,
+    pub is_two_sided: bool,
 }
 
 impl Plan {
@@ -83,6 +84,7 @@ impl Plan {
             version_age_ns: rng.pick(&[0, 20_000, 1_000_000_000]),
             slot_bytes: rng.pick(&[8, 64]),
             slot_count: rng.pick(&[1, 4]),
+            is_two_sided: rng.chance(0.1),
         }
     }
 }
