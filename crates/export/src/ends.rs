@@ -3,9 +3,9 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
+use terrace_nic::rc::{self, RNR_RETRIES, connect, initialize, new_pair};
 use terrace_nic::{Cq, Device, Error, Path, Pd, QpCap, QueuePair};
-use terrace_node::rc::{RNR_RETRIES, connect, initialize, new_pair};
-use terrace_node::{Control, Endpoint, rc};
+use terrace_node::{Control, Endpoint};
 
 use crate::proto::QueuePairs;
 

@@ -6,6 +6,7 @@
 //! | `datapath` | packets, work requests and timers: pure, the time is passed in |
 //! | `engine` | the driver: the thread that makes progress when the program does not, forks, the status socket |
 //! | `qp`, `cq`, `srq`, `mr`, `pd`, `address` | the objects; completion channels are in `cq`, XRC domains in `srq` |
+//! | `rc` | queue pairs of reliable connections, from creation to RTS |
 //! | `peer_access` | accesses that a protocol above a queue pair makes for the peer |
 //! | `buffer` | registered memory for callers without unsafe code |
 //! | `xrc`, `xrc_table`, `holders` | targets of XRC domains; SRQ numbers; the holders of a target |
@@ -70,6 +71,7 @@ mod peer_access;
 mod progress_callback;
 mod qp;
 mod rate_limiter;
+pub mod rc;
 mod schedule;
 mod semaphore;
 mod setup;
@@ -116,8 +118,8 @@ pub use terrace_hostmem::{AtomicOp, HostRange};
 pub use terrace_memory::{Absence, AccessError, AccessNeed, RegionPolicy};
 pub use terrace_shm::BackedBy;
 pub use terrace_transport::{
-    APPEND_LEN_MAX, BindWindow, ByteSource, Datagram, InlineData, LocalError, Masked, Payload, PostError,
-    Provided, QpAttr, QpAttrMask, QpCap, QpCounters, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge,
-    SgeList, Target, Time, Wc, WcFlags, WcOpcode, WcStatus, wqe_format,
+    APPEND_LEN_MAX, BindWindow, ByteSource, Datagram, Endpoint, InlineData, LocalError, Masked, Payload,
+    PostError, Provided, QpAttr, QpAttrMask, QpCap, QpCounters, QpState, QpType, RecvWr, SendFlags, SendOp,
+    SendWr, Sge, SgeList, Target, Time, Wc, WcFlags, WcOpcode, WcStatus, wqe_format,
 };
 pub use terrace_wire::{Path, QPN_INSTANCE_SHIFT, port_of};

@@ -4,12 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use terrace_access::proto::{Endpoint, MESSAGE_BYTES_MAX, Message};
+use terrace_nic::rc::{RNR_RETRIES, connect, initialize, new_pair};
 use terrace_nic::{
     Buffer, Cq, Error, Path, Payload, Pd, Provided, QpCap, QueuePair, RecvWr, SendFlags, SendOp, SendWr,
     SgeList, Wc,
 };
-
-use crate::rc::{RNR_RETRIES, connect, initialize, new_pair};
 
 /// The posted receives of each end, and so the most requests of a client in flight.
 pub(crate) const RECEIVE_COUNT: u16 = 64;

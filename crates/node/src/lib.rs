@@ -7,7 +7,6 @@
 //! | `control`, `connections` | one end of a control queue pair; all of them |
 //! | `quota`, `credits` | quotas and byte credits of the clients of one address |
 //! | `link` | the client's half of a control queue pair |
-//! | `rc` | queue pairs of reliable connections, from creation to RTS |
 //! | `mailbox` | the queue of answers to a session's calls |
 //! | `sync` | the types that models replace |
 //! | `server`, `memory` | files as regions, for `terrace serve`; the memory that they share |
@@ -30,7 +29,6 @@ mod mailbox;
 mod memory;
 mod metrics;
 mod quota;
-pub mod rc;
 mod server;
 mod serving;
 mod sync;

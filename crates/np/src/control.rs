@@ -4,10 +4,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use terrace_access::proto::{Endpoint, MESSAGE_BYTES_MAX, Message};
+use terrace_access::proto::{MESSAGE_BYTES_MAX, Message};
+use terrace_nic::rc::{self, RNR_RETRIES};
 use terrace_nic::{
-    Buffer, Cq, Error, Path, Payload, Pd, Provided, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType,
-    QueuePair, RecvWr, SendFlags, SendOp, SendWr, SgeList, Wc,
+    Buffer, Cq, Endpoint, Error, Path, Payload, Pd, Provided, QpCap, QueuePair, RecvWr, SendFlags, SendOp,
+    SendWr, SgeList, Wc,
 };
 
 /// Receives that are posted. Both ends together have fewer messages under way, save for many descriptions at a time.
@@ -18,13 +19,6 @@ const SEND_COUNT: u32 = 256;
 const UNSENT_ANSWERS_MAX: usize = 16 * RECEIVE_COUNT as usize;
 /// `ibv_access_flags` of the receive buffers.
 const LOCAL_WRITE: u32 = 1;
-/// The exponent of the local ACK timeout: 67 ms.
-const TIMEOUT: u8 = 14;
-/// The most retries that the verbs allow. For RNR retries it means no limit: the peer's device posts receives again as soon
-/// as it runs, and otherwise sends no RNR NAK.
-const RETRIES: u8 = 7;
-/// The index into the RNR timer table: 0.01 ms.
-const MIN_RNR_TIMER: u8 = 1;
 
 /// A message that waits.
 struct Unsent {
@@ -57,19 +51,7 @@ impl ControlQp {
             max_inline_data: 0,
         };
         let receives = Buffer::new(pd, RECEIVE_COUNT as usize * MESSAGE_BYTES_MAX, LOCAL_WRITE)?;
-        let qp = pd.create_qp(QpInit {
-            qp_type: QpType::Rc,
-            send_cq: cq.clone(),
-            recv_cq: cq.clone(),
-            srq: None,
-            cap,
-            sq_sig_all: true,
-            blocks_own_multicast: false,
-            raises_events: false,
-            cookie: 0,
-        })?;
-        let mtu_bytes = pd.device().port_attributes().active_mtu as u16;
-        let end = Endpoint { qpn: qp.qpn(), psn: rand::random::<u32>() & 0xff_ffff, mtu_bytes };
+        let (qp, end) = rc::new_pair(pd, cq, cap)?;
         let unsent = VecDeque::new();
         let control = ControlQp {
             qp,
@@ -80,9 +62,7 @@ impl ControlQp {
             unsent_answer_count: 0,
             sent_count: 0,
         };
-        let attr = QpAttr { state: QpState::Init, port_num: 1, ..QpAttr::default() };
-        let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
-        control.qp.modify(&attr, mask)?;
+        rc::initialize(&control.qp, 0)?;
         (0..u64::from(RECEIVE_COUNT)).try_for_each(|index| control.post_receive(index))?;
         Ok(control)
     }
@@ -104,25 +84,8 @@ impl ControlQp {
 
     /// Connects to the peer's end. The path MTU is the smaller of the two.
     pub fn connect(&mut self, remote: Path, peer: Endpoint) -> Result<(), Error> {
-        let mut attr = QpAttr {
-            state: QpState::Rtr,
-            path: Some(remote),
-            dest_qpn: peer.qpn,
-            rq_psn: peer.psn,
-            path_mtu: u32::from(self.end.mtu_bytes.min(peer.mtu_bytes)),
-            max_dest_rd_atomic: 0,
-            min_rnr_timer: MIN_RNR_TIMER,
-            ..QpAttr::default()
-        };
-        let path = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
-        let responder = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
-        self.qp.modify(&attr, QpAttrMask::STATE | path | responder)?;
-        attr.state = QpState::Rts;
-        attr.sq_psn = self.end.psn;
-        (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (TIMEOUT, RETRIES, RETRIES);
-        let retries = QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY;
-        let requester = QpAttrMask::SQ_PSN | QpAttrMask::MAX_QP_RD_ATOMIC;
-        self.qp.modify(&attr, QpAttrMask::STATE | retries | requester)?;
+        // The peer's device posts receives again as soon as it runs, and otherwise sends no RNR NAK.
+        rc::connect(&self.qp, self.end, remote, peer, RNR_RETRIES)?;
         self.is_connected = true;
         Ok(())
     }

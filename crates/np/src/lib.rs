@@ -13,9 +13,13 @@
 //! |---|---|
 //! | `service` | the sessions of a device: datagrams, completions of control queue pairs, timers |
 //! | `session` | a queue pair's session: what arrives for it, and who handles it |
-//! | `state` | the initiator and the target of a session, and the actions that they want |
-//! | `link` | how the session finds the peer's, and what the peer has described |
-//! | `control queue pair` | the control queue pair beside a program's queue pair |
+//! | `state` | the state of a session, and the order in which what has arrived is handled; the target's actions |
+//! | `outgoing` | the program's work requests, and the initiator's actions |
+//! | `setup` | how the session finds the peer's, and what happens when the peer is gone |
+//! | `messages` | the peer's messages, and who takes them |
+//! | `regions` | what the peer learns of this end's regions |
+//! | `link` | the state of the setup, and what the peer has described |
+//! | `control` | the control queue pair beside a program's queue pair |
 //! | `memory` | the program's memory, as the initiator and the target see it |
 //! | `settings`, `counters` | thresholds; statistics |
 //!
@@ -28,9 +32,13 @@ mod control;
 mod counters;
 mod link;
 mod memory;
+mod messages;
+mod outgoing;
+mod regions;
 mod service;
 mod session;
 mod settings;
+mod setup;
 mod state;
 
 pub use service::{Service, new_signature_key};

@@ -194,6 +194,17 @@ bitflags! {
     }
 }
 
+/// One end of a reliable connection, as the peer has to know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Queue pair number.
+    pub qpn: u32,
+    /// PSN of its first request.
+    pub psn: u32,
+    /// Path MTU in bytes.
+    pub mtu_bytes: u16,
+}
+
 /// Destination of a UD send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram {

@@ -1,13 +1,14 @@
 //! The encoding and decoding of the messages on the control queue pair.
 
 use smallvec::{SmallVec, smallvec};
+use terrace_transport::Endpoint;
 
 use super::VERSION;
 use super::bytes::{DecodeError, EncodeError, Reader, Writer, check_range, refuse};
 use super::datagram::{RegionDescription, decode_mtu};
 use super::message::{
-    Access, Atomic, AtomicKind, Body, Done, Endpoint, FETCH_BYTES_MAX, Fetch, Found, Hold, MESSAGE_BYTES_MAX,
-    Magic, Message, NAME_BYTES_MAX, Open, Opened, Pages, REQUESTS_MAX, Read, Source, Status, Table, Write,
+    Access, Atomic, AtomicKind, Body, Done, FETCH_BYTES_MAX, Fetch, Found, Hold, MESSAGE_BYTES_MAX, Magic,
+    Message, NAME_BYTES_MAX, Open, Opened, Pages, REQUESTS_MAX, Read, Source, Status, Table, Write,
 };
 use crate::pages::PageBitmap;
 use crate::signature::PAGE_BYTES;
@@ -103,8 +104,8 @@ impl<'a> Message<'a> {
                 rkey: reader.u32("rkey")?,
                 region: RegionDescription::decode(&mut reader)?,
             }),
-            KIND_PAIR => Body::Pair(Endpoint::decode(&mut reader)?),
-            KIND_PAIRED => Body::Paired(Endpoint::decode(&mut reader)?),
+            KIND_PAIR => Body::Pair(decode_endpoint(&mut reader)?),
+            KIND_PAIRED => Body::Paired(decode_endpoint(&mut reader)?),
             KIND_FETCH => Body::Fetch(Fetch::decode(&mut reader)?),
             KIND_DATA => Body::Data(reader.rest()),
             KIND_ATOMIC => Body::Atomic(Atomic::decode(&mut reader)?),
@@ -136,7 +137,7 @@ impl Body<'_> {
             Body::Write(write) => write.encode(writer),
             Body::Find(name) => _ = writer.bytes(name.as_bytes()),
             Body::Found(found) => found.region.encode(writer.u32(found.rkey)),
-            Body::Pair(end) | Body::Paired(end) => end.encode(writer),
+            Body::Pair(end) | Body::Paired(end) => encode_endpoint(end, writer),
             Body::Done(done) => _ = writer.u32(done.count),
             Body::Fetch(fetch) => _ = writer.u32(fetch.rkey).u32(fetch.length).u64(fetch.va),
             Body::Data(data) => _ = writer.bytes(data),
@@ -176,14 +177,12 @@ fn decode_name<'a>(reader: &mut Reader<'a>) -> Result<&'a str, DecodeError> {
     }
 }
 
-impl Endpoint {
-    pub(super) fn encode(&self, writer: &mut Writer<'_>) {
-        writer.u32(self.qpn).u32(self.psn).u16(self.mtu_bytes);
-    }
+pub(super) fn encode_endpoint(end: &Endpoint, writer: &mut Writer<'_>) {
+    writer.u32(end.qpn).u32(end.psn).u16(end.mtu_bytes);
+}
 
-    pub(super) fn decode(reader: &mut Reader<'_>) -> Result<Endpoint, DecodeError> {
-        Ok(Endpoint { qpn: reader.u24("qpn")?, psn: reader.u24("psn")?, mtu_bytes: decode_mtu(reader)? })
-    }
+pub(super) fn decode_endpoint(reader: &mut Reader<'_>) -> Result<Endpoint, DecodeError> {
+    Ok(Endpoint { qpn: reader.u24("qpn")?, psn: reader.u24("psn")?, mtu_bytes: decode_mtu(reader)? })
 }
 
 impl Open {

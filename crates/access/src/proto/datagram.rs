@@ -1,7 +1,9 @@
 //! The datagrams between QP1s.
 
+use terrace_transport::Endpoint;
+
 use super::bytes::{DecodeError, EncodeError, Reader, Writer, refuse};
-use super::message::Endpoint;
+use super::codec::{decode_endpoint, encode_endpoint};
 use super::{Status, VERSION};
 use crate::layout::Layout;
 use crate::signature::KEY_BYTES;
@@ -158,9 +160,9 @@ impl Datagram {
             Datagram::Accepted { accepted: Err(status), .. } => _ = writer.zeros(12).u16(*status as u16),
             Datagram::Join { join, .. } => {
                 writer.u32(join.from_qpn).u32(join.to_qpn);
-                join.end.encode(&mut writer);
+                encode_endpoint(&join.end, &mut writer);
             }
-            Datagram::Joined { joined: Ok(end), .. } => end.encode(&mut writer),
+            Datagram::Joined { joined: Ok(end), .. } => encode_endpoint(end, &mut writer),
             Datagram::Joined { joined: Err(status), .. } => _ = writer.zeros(10).u16(*status as u16),
         }
         debug_assert!(writer.finish().is_ok(), "every datagram fits");
@@ -326,13 +328,13 @@ fn decode_accepted(reader: &mut Reader<'_>) -> Result<Result<Accepted, Status>, 
 
 fn decode_join(reader: &mut Reader<'_>) -> Result<Join, DecodeError> {
     let (from_qpn, to_qpn) = (reader.u24("sender's qpn")?, reader.u24("receiver's qpn")?);
-    Ok(Join { from_qpn, to_qpn, end: Endpoint::decode(reader)? })
+    Ok(Join { from_qpn, to_qpn, end: decode_endpoint(reader)? })
 }
 
 fn decode_joined(reader: &mut Reader<'_>) -> Result<Result<Endpoint, Status>, DecodeError> {
     let body: [u8; 10] = reader.array("joined")?;
     match Status::decode(reader.u16("status")?)? {
-        Status::Ok => Endpoint::decode(&mut Reader::new(&body)).map(Ok),
+        Status::Ok => decode_endpoint(&mut Reader::new(&body)).map(Ok),
         status => Reader::new(&body).zeros("joined", body.len()).map(|()| Err(status)),
     }
 }

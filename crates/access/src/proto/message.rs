@@ -1,6 +1,7 @@
 //! The messages on the control queue pair.
 
 use smallvec::SmallVec;
+use terrace_transport::Endpoint;
 
 use super::bytes::{DecodeError, refuse};
 use super::datagram::RegionDescription;
@@ -208,17 +209,6 @@ pub struct Found {
     pub rkey: u32,
     /// Its description.
     pub region: RegionDescription,
-}
-
-/// One end of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Endpoint {
-    /// Queue pair number.
-    pub qpn: u32,
-    /// PSN of its first request.
-    pub psn: u32,
-    /// Path MTU in bytes.
-    pub mtu_bytes: u16,
 }
 
 /// Requests the tables of a region.

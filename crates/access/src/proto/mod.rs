@@ -92,8 +92,10 @@ use std::ops::Range;
 
 pub use bytes::{DecodeError, EncodeError};
 pub use datagram::{Accepted, Connect, DATAGRAM_BYTES, Datagram, Described, Join, Mode, RegionDescription};
+pub use terrace_transport::Endpoint;
+
 pub use message::{
-    Access, Atomic, AtomicKind, Body, Done, Endpoint, FETCH_BYTES_MAX, Fetch, Found, HEADER_BYTES, Hold,
+    Access, Atomic, AtomicKind, Body, Done, FETCH_BYTES_MAX, Fetch, Found, HEADER_BYTES, Hold,
     INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Magic, Message, NAME_BYTES_MAX, Open, Opened, Pages, READ_PAGES_MAX,
     REQUESTS_MAX, Read, Source, Status, Table, Write,
 };

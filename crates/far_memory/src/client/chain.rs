@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use terrace_access::proto::Endpoint;
 use terrace_nic::{
     Buffer, Cq, Error, Path, Payload, Pd, QpCap, QueuePair, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList,
-    Wc,
+    Wc, rc,
 };
-use terrace_node::rc;
 
 use crate::protocol::{ARGS_BYTES_MAX, Args, ENTRY_BYTES, Function, Rounds};
 

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
-use terrace_nic::{Cq, Device, Pd};
-use terrace_node::rc;
+use terrace_nic::{Cq, Device, Pd, rc};
 
 use super::ConnectError;
 use super::chain::ChainClient;

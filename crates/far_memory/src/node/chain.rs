@@ -13,9 +13,8 @@ use std::sync::Arc;
 use terrace_access::proto::Endpoint;
 use terrace_nic::{
     Buffer, Cq, CqInit, Device, Error, Path, Pd, QpCap, QpInit, QpState, QpType, QueuePair, RecvWr,
-    WorkQueueInit, WorkQueuesInit,
+    WorkQueueInit, WorkQueuesInit, rc,
 };
-use terrace_node::rc;
 
 use super::access;
 use super::owned::Owned;

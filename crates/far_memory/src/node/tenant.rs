@@ -3,8 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use terrace_nic::{Buffer, Cq, CqInit, Device, Error, Mr, MrRequest, Pd};
-use terrace_node::rc;
+use terrace_nic::{Buffer, Cq, CqInit, Device, Error, Mr, MrRequest, Pd, rc};
 
 use super::access;
 use super::chain::{Chain, Shared};

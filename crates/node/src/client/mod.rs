@@ -34,13 +34,12 @@ use std::time::{Duration, Instant};
 
 use terrace_access::proto::{Body, Found, Magic, Mode, NAME_BYTES_MAX, Open, Status};
 use terrace_access::region::{Knowledge, Region as Extended};
-use terrace_nic::{Buffer, Cq, CqInit, Device, Path, PortConfig, QpCap, QueuePair, SendWr, WcStatus};
+use terrace_nic::{Buffer, Cq, CqInit, Device, Path, PortConfig, QpCap, QueuePair, SendWr, WcStatus, rc};
 use terrace_sync::Mutex;
 
 use crate::agent::Agent;
 use crate::connections::{Connection, Role};
 use crate::link::{Answer, LinkState};
-use crate::rc;
 
 use address::AddressRequests;
 pub use address::{ADDRESS_REQUESTS_MAX, RegionAddress};

@@ -19,12 +19,11 @@ use terrace_access::proto::{
     Body, Connect, Done, Endpoint, Found, Magic, Message, Open, Opened, Read, Status, Write,
 };
 use terrace_memory::Waker;
-use terrace_nic::{Absence, Cq, Device, Error, Path, Pd, QpState, QueuePair, Time, port_of};
+use terrace_nic::{Absence, Cq, Device, Error, Path, Pd, QpCap, QpState, QueuePair, Time, port_of, rc};
 
 use crate::control::{BatchPlace, Control, RECEIVE_COUNT};
 use crate::exports::{Export, Exports};
 use crate::quota::{QuotaUnit, Quotas};
-use crate::rc;
 use answers::{Answers, Report};
 use read::ReadJob;
 pub use usage::{ClientRegionStats, ClientStats};
@@ -249,7 +248,7 @@ impl Serving {
         }
         let counted = self.quotas.count_pair().ok_or(Status::Busy)?;
         let path = Path { remote: SocketAddr::new(self.path.remote.ip(), port_of(peer.qpn)), ..self.path };
-        let created = rc::passive_pair(&pd, context.cq, path, peer, PAIR_ACCESS);
+        let created = passive_pair(&pd, context.cq, path, peer, PAIR_ACCESS);
         let (qp, endpoint) = created.map_err(|error| match error {
             Error::NoMemory(_) | Error::System(_) => Status::Busy,
             _ => Status::Invalid,
@@ -374,4 +373,23 @@ fn cancel_reservations(quotas: &Quotas, waker: &Waker) {
 fn find_region(name: &str, context: &RequestContext<'_>) -> Result<Body<'static>, Status> {
     let export = context.exports.find(name).ok_or(Status::NoSuchRegion)?;
     Ok(Body::Found(Found { rkey: export.exported.mr.rkey(), region: export.description() }))
+}
+
+/// Creates the passive end of a reliable connection to a known peer. This end posts no work requests.
+fn passive_pair(
+    pd: &Arc<Pd>,
+    cq: &Arc<Cq>,
+    remote: Path,
+    peer: Endpoint,
+    access: u32,
+) -> Result<(Arc<QueuePair>, Endpoint), Error> {
+    let (qp, own) = rc::new_pair(pd, cq, QpCap::default())?;
+    let connected =
+        rc::initialize(&qp, access).and_then(|()| rc::connect(&qp, own, remote, peer, rc::RNR_RETRIES));
+    if let Err(error) = connected {
+        // No other thread has a reference yet.
+        let _ = qp.destroy();
+        return Err(error);
+    }
+    Ok((qp, own))
 }

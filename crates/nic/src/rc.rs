@@ -3,10 +3,15 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use terrace_access::proto::Endpoint;
-use terrace_nic::{
-    AddressVector, Cq, Device, Error, Path, Pd, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType, QueuePair,
-};
+use terrace_fabric::Gid;
+use terrace_transport::{Endpoint, QpAttr, QpAttrMask, QpCap, QpState, QpType};
+use terrace_wire::Path;
+
+use crate::address::AddressVector;
+use crate::cq::Cq;
+use crate::device::{Device, Pd};
+use crate::error::Error;
+use crate::qp::{QpInit, QueuePair};
 
 /// The most READs of each end in flight.
 pub const READ_COUNT: u8 = 64;
@@ -19,31 +24,14 @@ pub const RNR_RETRIES: u8 = 7;
 /// The index into the RNR timer table: 0.01 ms.
 const MIN_RNR_TIMER: u8 = 1;
 
-/// Creates the passive end of a reliable connection to a known peer. This end posts no work requests.
-pub(crate) fn passive_pair(
-    pd: &Arc<Pd>,
-    cq: &Arc<Cq>,
-    remote: Path,
-    peer: Endpoint,
-    access: u32,
-) -> Result<(Arc<QueuePair>, Endpoint), Error> {
-    let (qp, own) = new_pair(pd, cq, QpCap::default())?;
-    let connected = initialize(&qp, access).and_then(|()| connect(&qp, own, remote, peer, RNR_RETRIES));
-    if let Err(error) = connected {
-        // No other thread has a reference yet.
-        let _ = qp.destroy();
-        return Err(error);
-    }
-    Ok((qp, own))
-}
-
 /// The endpoint of a queue pair, with a random PSN.
 pub fn endpoint_of(qp: &QueuePair) -> Endpoint {
     let mtu_bytes = qp.pd().device().port_attributes().active_mtu as u16;
     Endpoint { qpn: qp.qpn(), psn: rand::random::<u32>() & 0xff_ffff, mtu_bytes }
 }
 
-/// Creates a queue pair for a reliable connection, in RESET, and chooses the parameters for its peer.
+/// Creates a queue pair for a reliable connection, in RESET, and chooses the parameters for its peer. It raises no
+/// asynchronous events: its owner learns from completions what becomes of it.
 ///
 /// # Errors
 /// As [`Pd::create_qp`].
@@ -56,7 +44,7 @@ pub fn new_pair(pd: &Arc<Pd>, cq: &Arc<Cq>, cap: QpCap) -> Result<(Arc<QueuePair
         cap,
         sq_sig_all: false,
         blocks_own_multicast: false,
-        raises_events: true,
+        raises_events: false,
         cookie: 0,
     })?;
     let endpoint = endpoint_of(&qp);
@@ -115,7 +103,7 @@ pub fn path_to(device: &Device, address: IpAddr, qpn: u32) -> Result<Option<Path
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
     };
-    let family = |gid: &terrace_nic::Gid| gid.addr.is_ipv4() == address.is_ipv4();
+    let family = |gid: &Gid| gid.addr.is_ipv4() == address.is_ipv4();
     let Some(sgid_index) = device.gids().iter().position(family) else { return Ok(None) };
     let av = AddressVector {
         is_global: true,

@@ -1,0 +1,147 @@
+//! The setup of a session's control queue pair, and its end. `advance_link` sends the datagrams that are due,
+//! `handle_joining` takes those of the peer, and `connect` ends the setup.
+
+use std::sync::Arc;
+
+use terrace_access::proto::{Body, Datagram, Endpoint, Join, Message, Status};
+use terrace_access::region::Knowledge;
+use terrace_nic::{Path, QpAttr, QpState, QueuePair, Time};
+
+use crate::control::ControlQp;
+use crate::link::{Due, LinkState};
+use crate::session::{Joining, Session};
+use crate::state::{State, break_queue_pair};
+
+impl State {
+    /// Sends the datagrams that are due.
+    pub fn advance_link(&mut self, session: &Session, qp: &Arc<QueuePair>, now: Time) {
+        match self.link.poll(now) {
+            Due::Nothing => {}
+            Due::Silent => {
+                tracing::info!(qpn = qp.qpn(), "the peer has no NP-RDMA: its memory counts as present");
+                self.make_plain(session);
+            }
+            Due::Unavailable => {
+                tracing::warn!(
+                    qpn = qp.qpn(),
+                    "the peer's memory may be absent, and no session can be set up"
+                );
+                self.fail_link(session, qp, now);
+            }
+            Due::Send(tid) => {
+                let attr = qp.query();
+                let Some(end) = self.control_end(session, qp) else { return self.link.exclude_plain() };
+                let Some(path) = attr.path else { return };
+                let join = Join { from_qpn: qp.qpn(), to_qpn: attr.dest_qpn, end };
+                session.service.send(&path, &Datagram::Join { tid, join });
+            }
+        }
+    }
+
+    /// This end of the control queue pair, which is made if there is none.
+    fn control_end(&mut self, session: &Session, qp: &Arc<QueuePair>) -> Option<Endpoint> {
+        if self.control.is_none() {
+            match ControlQp::new(qp.pd(), &session.service.cq) {
+                Ok(control) => {
+                    session.service.set_control(control.qpn(), Some(session));
+                    self.control = Some(control);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, qpn = qp.qpn(), "no control queue pair for a queue pair")
+                }
+            }
+        }
+        Some(self.control.as_ref()?.end())
+    }
+
+    pub fn handle_joining(&mut self, session: &Session, qp: &Arc<QueuePair>, joining: Joining) {
+        let attr = qp.query();
+        let is_connected = matches!(attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
+        let is_peer = |path: &Path| {
+            let ip = |path: &Path| path.remote.ip().to_canonical();
+            is_connected && attr.path.is_some_and(|peer| ip(&peer) == ip(path))
+        };
+        match joining {
+            // Without an answer the peer asks again, when this end may be connected.
+            Joining::Asked { path, join, .. } if !is_peer(&path) || join.from_qpn != attr.dest_qpn => {}
+            Joining::Asked { path, tid, join } => {
+                let joined = match self.control_end(session, qp) {
+                    Some(end) if self.connect(session, &attr, join.end) => Ok(end),
+                    _ => {
+                        self.link.exclude_plain();
+                        Err(Status::Busy)
+                    }
+                };
+                session.service.send(&path, &Datagram::Joined { tid, joined });
+            }
+            Joining::Answered { path, tid, joined } => {
+                let is_awaited = matches!(self.link, LinkState::Joining { tid: own, .. } if own == tid);
+                match joined {
+                    _ if !is_awaited || !is_peer(&path) => {}
+                    Ok(end) if self.connect(session, &attr, end) => {}
+                    Err(Status::Plain) => self.make_plain(session),
+                    _ => self.link.exclude_plain(),
+                }
+            }
+        }
+    }
+
+    /// Connects the control queue pair with the peer's end, unless it is connected. True if it is connected then.
+    fn connect(&mut self, session: &Session, attr: &QpAttr, peer: Endpoint) -> bool {
+        let (Some(control), Some(path)) = (&mut self.control, attr.path) else { return false };
+        if self.link == LinkState::Failed {
+            return false;
+        }
+        if control.is_connected() {
+            return true;
+        }
+        if let Err(error) = control.connect(path, peer) {
+            tracing::debug!(%error, qpn = session.qpn, "a control queue pair cannot be connected");
+            return false;
+        }
+        self.link = LinkState::Connected;
+        for rkey in self.keys.asked() {
+            control.send(&Message { id: rkey.into(), body: Body::Describe(rkey) }, false);
+        }
+        true
+    }
+
+    /// The peer has no session.
+    fn make_plain(&mut self, session: &Session) {
+        self.link = LinkState::Plain;
+        if let Some(control) = self.control.take() {
+            session.service.set_control(control.qpn(), None);
+        }
+        for rkey in self.keys.take_asked() {
+            if let Some(outgoing) = &mut self.outgoing {
+                outgoing.initiator.handle_described(rkey, &Knowledge::Plain);
+            }
+        }
+    }
+
+    /// The control queue pair has failed: the peer is gone, or does not keep to the protocol.
+    pub fn fail_link(&mut self, session: &Session, qp: &Arc<QueuePair>, now: Time) {
+        if self.link == LinkState::Failed {
+            return;
+        }
+        self.link = LinkState::Failed;
+        if let Some(control) = self.control.take() {
+            session.service.set_control(control.qpn(), None);
+        }
+        let is_busy = self.outgoing.as_ref().is_some_and(|outgoing| !outgoing.initiator.is_empty());
+        if is_busy || !self.target.is_empty() {
+            // Without its control queue pair the queue pair would take signature pages for data. What is held for the peer is
+            // released when its accesses have ended.
+            break_queue_pair(qp);
+        }
+        for rkey in self.keys.take_asked() {
+            if let Some(outgoing) = &mut self.outgoing {
+                outgoing.initiator.handle_described(rkey, &Knowledge::Plain);
+            }
+        }
+        if let Some(outgoing) = &mut self.outgoing {
+            outgoing.initiator.handle_peer_gone(now);
+        }
+        self.with_target(session, qp, |target, side| target.handle_peer_gone(side));
+    }
+}
