@@ -11,6 +11,21 @@
 extern "C" {
 #endif
 
+/* ---- Order of work requests: docs/np-rdma.md ---- */
+
+/*
+ * Flags of any send work request, beside enum ibv_send_flags: in send_flags of ibv_post_send() and of the functions below, and in
+ * wr_flags of ibv_wr_start(). With `--nic commodity`, requests whose memory does not overlap may pass each other; these flags
+ * keep the order of single requests. With `--nic terrace` only READs and atomics can be passed, and both flags order them, too.
+ * Other libraries ignore the flags, or refuse the request.
+ */
+enum terrace_send_flags {
+	/* The request is executed when all requests that were posted before it are. */
+	TERRACE_SEND_ORDER_BEFORE = 1 << 28,
+	/* All requests that are posted after it are executed when this one is. */
+	TERRACE_SEND_ORDER_AFTER = 1 << 29,
+};
+
 /* ---- APPEND and COMMIT: docs/append.md ---- */
 
 /* Longest record, in bytes. */
@@ -31,7 +46,7 @@ struct terrace_append_wr {
 	/* The record: registered memory. Not more elements than the queue pair's max_send_sge. */
 	struct ibv_sge *sg_list;
 	int num_sge;
-	/* enum ibv_send_flags, without IBV_SEND_INLINE. */
+	/* enum ibv_send_flags, without IBV_SEND_INLINE, and enum terrace_send_flags. */
 	unsigned int send_flags;
 	/* The key of the peer's region: one that grows, with IBV_ACCESS_REMOTE_WRITE. */
 	uint32_t rkey;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use terrace_access::optimistic::{Action, Config, Counters, Initiator, OrderBits, Scratch};
 use terrace_access::proto::{Body, Message};
 use terrace_access::region::Knowledge;
-use terrace_nic::{Buffer, QpState, QueuePair, SendOp, SendWr, Time, Wc, WcStatus};
+use terrace_nic::{Buffer, QpState, QueuePair, SendFlags, SendOp, SendWr, Time, Wc, WcStatus};
 
 use crate::link::LinkState;
 use crate::memory::LocalSide;
@@ -40,6 +40,15 @@ pub(crate) fn release_places(session: &Session, place_count: &mut usize, initiat
     *place_count = left;
 }
 
+/// Takes the ordering bits out of a request: the initiator keeps its order, not the send queue.
+fn take_order_bits(wr: &mut SendWr) -> OrderBits {
+    let mut bits = OrderBits::empty();
+    bits.set(OrderBits::BEFORE, wr.flags.contains(SendFlags::ORDER_BEFORE));
+    bits.set(OrderBits::AFTER, wr.flags.contains(SendFlags::ORDER_AFTER));
+    wr.flags.remove(SendFlags::ORDER_BEFORE | SendFlags::ORDER_AFTER);
+    bits
+}
+
 /// The key by which a request accesses the peer's memory, if that may be absent.
 fn rkey_of(wr: &SendWr) -> Option<u32> {
     match wr.op {
@@ -58,7 +67,7 @@ fn rkey_of(wr: &SendWr) -> Option<u32> {
 
 impl State {
     /// Takes a work request of the program.
-    pub fn post(&mut self, session: &Session, qp: &Arc<QueuePair>, now: Time, wr: SendWr) {
+    pub fn post(&mut self, session: &Session, qp: &Arc<QueuePair>, now: Time, mut wr: SendWr) {
         let (wr_id, qpn) = (wr.wr_id, qp.qpn());
         self.place_count += 1;
         let known = match rkey_of(&wr) {
@@ -72,7 +81,10 @@ impl State {
             Some(rkey) => self.look_up(qp, now, rkey),
         };
         let posted = match self.outgoing(qp, now) {
-            Some(outgoing) => outgoing.initiator.post(wr, &known, OrderBits::empty()).is_ok(),
+            Some(outgoing) => {
+                let order = take_order_bits(&mut wr);
+                outgoing.initiator.post(wr, &known, order).is_ok()
+            }
             None => false,
         };
         if !posted {

@@ -184,13 +184,17 @@ pub enum SendOp {
 }
 
 bitflags! {
-    /// `ibv_send_flags`.
+    /// `ibv_send_flags`, and `terrace_send_flags` of `terrace.h`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct SendFlags: u32 {
         const FENCE = 1;
         const SIGNALED = 1 << 1;
         const SOLICITED = 1 << 2;
         const INLINE = 1 << 3;
+        /// The request follows all earlier ones.
+        const ORDER_BEFORE = 1 << 28;
+        /// All later requests follow this one.
+        const ORDER_AFTER = 1 << 29;
     }
 }
 

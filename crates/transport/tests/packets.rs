@@ -26,7 +26,7 @@
 //! post send id=1 mem=0x1000:300   send, write, read, cas, faa, atomic-write, flush, append, invalidate, bind, recv,
 //!                                 shared (a receive of the shared queue) or xrc-shared (a receive of the queue
 //!                                 srqn=); mem= lists addresses and lengths, key= is their lkey (1); inline=DATA;
-//!                                 va= rkey= imm= inv= swap= compare= add= len=; fence, solicited, unsignaled, commit;
+//!                                 va= rkey= imm= inv= swap= compare= add= len=; fence, solicited, before, after, unsignaled, commit;
 //!                                 refused=REASON; to_qpn= qkey= for ud; srqn= for xrc;
 //!                                 batched: the request leaves with the next line that acts
 //! modify sqd notify               required attributes are added; `refused` when it must fail

@@ -29,6 +29,7 @@
  *     connect NAME ADDRESS QPN [name=value ...]     connects to RTS; sets the peer of a UD queue pair
  *     recv NAME ID MR OFFSET BYTES [lkey=N]
  *     post NAME OP ID MR OFFSET BYTES REMOTE RKEY [imm=N|inv=RKEY|compare=N swap=N|add=N|qkey=N|lkey=N]
+ *                                                   [order=before|after|both]
  *                                                   OP: send, send_imm, send_inv, write, write_imm, read, add, cas
  *     mw NAME                                       allocates a memory window of type 2
  *     bind NAME ID MW MR OFFSET BYTES ACCESS        binds it to a part of a region, which changes its key
@@ -588,11 +589,29 @@ static int post_one(struct ibv_qp *qp, struct ibv_send_wr wr, struct ibv_sge sge
     return ibv_post_send(qp, &wr, &bad);
 }
 
+static unsigned order_flags(void)
+{
+    static const struct {
+        const char *word;
+        unsigned flags;
+    } orders[] = {
+        {"order=before", TERRACE_SEND_ORDER_BEFORE},
+        {"order=after", TERRACE_SEND_ORDER_AFTER},
+        {"order=both", TERRACE_SEND_ORDER_BEFORE | TERRACE_SEND_ORDER_AFTER},
+    };
+    for (int i = 1; i < word_count; i++)
+        for (size_t order = 0; order < sizeof orders / sizeof *orders; order++)
+            if (strcmp(words[i], orders[order].word) == 0)
+                return orders[order].flags;
+    return 0;
+}
+
 static void command_post(void)
 {
     struct connection *connection = connection_named(1);
     struct ibv_send_wr wr = {.wr_id = number(3), .opcode = opcode_of(word(2))};
     wr.imm_data = htonl((uint32_t)option("imm", 0));
+    wr.send_flags = order_flags();
     if (wr.opcode == IBV_WR_SEND_WITH_INV)
         wr.invalidate_rkey = (uint32_t)option("inv", 0);
     if (connection->qp->qp_type == IBV_QPT_UD) {

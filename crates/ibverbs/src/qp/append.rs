@@ -107,8 +107,9 @@ unsafe fn write_and_flush(wr: *const ibv_send_wr, object: &QpObject) -> Result<[
     let length = u32::try_from(write.payload.len()).map_err(|_| Error::Invalid("the WRITE is too long"))?;
     let op = SendOp::Flush { va, rkey, length, placement: PERSISTENT, selectivity: RANGE };
     let nothing = Payload::Sges(convert::sge_list(&[]));
-    let flags = write.flags.difference(SendFlags::FENCE | SendFlags::INLINE);
+    let of_write = SendFlags::FENCE | SendFlags::INLINE | SendFlags::ORDER_BEFORE;
+    let flags = write.flags.difference(of_write);
     let flush = SendWr { wr_id: write.wr_id, op, payload: nothing, flags, target: None };
-    write.flags.remove(SendFlags::SIGNALED);
+    write.flags.remove(SendFlags::SIGNALED | SendFlags::ORDER_AFTER);
     Ok([write, flush])
 }

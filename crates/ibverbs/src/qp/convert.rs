@@ -270,7 +270,7 @@ pub unsafe fn send(
     post(SendWr { wr_id, op, payload, flags, target })
 }
 
-/// The flags for the NIC. Checksum offload is an error.
+/// The flags for the NIC: those of `ibv_send_flags`, and of `terrace_send_flags`. Checksum offload is an error.
 pub fn check_flags(flags: u32) -> Result<SendFlags, Error> {
     if flags & IBV_SEND_IP_CSUM != 0 {
         return Err(Error::Invalid("checksum offload is for raw packets"));

@@ -46,13 +46,21 @@ impl Requester {
         wqe.is_local() || self.room_for(common, wqe).is_some()
     }
 
-    /// Whether a request has to wait for earlier ones. A fence waits for READs and atomics (IBTA volume 1, 10.8.3.3). A
-    /// local invalidate waits for all earlier requests (10.6.5.1), with or without a fence: they may have to be
+    /// Whether a request has to wait for earlier ones. A fence waits for READs and atomics (IBTA volume 1, 10.8.3.3). So do
+    /// the ordering bits: the responder executes all else in the order of posting. A local invalidate waits for all earlier requests (10.6.5.1), with or without a fence: they may have to be
     /// retransmitted from the memory whose key it invalidates.
     fn is_fenced(&self, wqe: &Wqe) -> bool {
         match wqe.wr.op {
             SendOp::LocalInvalidate(_) => !self.queue.is_next_oldest(),
-            _ => wqe.wr.flags.contains(SendFlags::FENCE) && !self.responses_due.is_empty(),
+            _ => {
+                const WAITS: SendFlags = SendFlags::FENCE.union(SendFlags::ORDER_BEFORE);
+                let is_held = || {
+                    self.queue
+                        .previous()
+                        .is_some_and(|previous| previous.wr.flags.contains(SendFlags::ORDER_AFTER))
+                };
+                !self.responses_due.is_empty() && (wqe.wr.flags.intersects(WAITS) || is_held())
+            }
         }
     }
 

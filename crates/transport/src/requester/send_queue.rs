@@ -64,6 +64,11 @@ impl SendQueue {
         self.entries.get(self.executed_len())
     }
 
+    /// The entry before it, if that is not complete.
+    pub(crate) fn previous(&self) -> Option<&Wqe> {
+        self.entries.get(self.executed_len().checked_sub(1)?)
+    }
+
     /// The same for an executor that has found one; without one this is a bug.
     #[inline]
     pub(crate) fn current(&self) -> &Wqe {

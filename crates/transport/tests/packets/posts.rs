@@ -22,7 +22,12 @@ pub fn send_request(kind: &str, line: &mut Line, peer: IpAddr) -> Result<SendWr,
         None => Payload::Sges(memory(line)?),
     };
     let mut flags = SendFlags::SIGNALED;
-    for (name, flag) in [("fence", SendFlags::FENCE), ("solicited", SendFlags::SOLICITED)] {
+    for (name, flag) in [
+        ("fence", SendFlags::FENCE),
+        ("solicited", SendFlags::SOLICITED),
+        ("before", SendFlags::ORDER_BEFORE),
+        ("after", SendFlags::ORDER_AFTER),
+    ] {
         flags.set(flag, line.flag(name));
     }
     flags.set(SendFlags::SIGNALED, !line.flag("unsignaled"));
