@@ -122,6 +122,8 @@ NP_MUTANTS = [
      "        table[earlier as usize][later as usize]\n",
      "        if later == Class::Message && !conflicts {\n            return Pass;\n        }\n"
      "        table[earlier as usize][later as usize]\n"),
+    ("np-order-bits-are-ignored", OPTIMISTIC + "issue.rs",
+     "if is_ordered || is_fenced {", "if (is_ordered && index > 1000) || is_fenced {"),
     ("np-requests-are-executed-twice", OPTIMISTIC + "target.rs",
      "if self.is_broken || self.is_repeated(id) {", "if self.is_broken || (self.is_repeated(id) && self.jobs.contains_key(&id)) {"),
     ("np-local-memory-is-not-held", OPTIMISTIC + "issue.rs",

@@ -6,7 +6,7 @@
 //! again. The devices, their transport and the absent pages are real; the control queue pair is a list of messages.
 //!
 //! Checked are: each READ and each atomic brings what the model has; messages arrive in order, with all that was written
-//! before; at the end all memory is that of the model, and no addition to a shared counter was lost or made twice; nothing
+//! before; a WRITE with an ordering bit is seen behind what it follows; at the end all memory is that of the model, and no addition to a shared counter was lost or made twice; nothing
 //! stays held.
 
 mod messages;
@@ -156,6 +156,8 @@ impl World {
             self.nodes.iter().for_each(|node| _ = node.device.step(Time(before)));
             self.poll_initiators()?;
             self.poll_targets()?;
+            let Memory { local, remote, .. } = &self.memory;
+            self.pairs.iter_mut().try_for_each(|pair| pair.check_order([&local.pages, &remote.pages]))?;
             self.bring_pages();
             self.deliver_messages()?;
             if self.ticks_at <= before {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use terrace_access::optimistic::{Config, Initiator, Scratch, Target, TargetConfig};
+use terrace_access::optimistic::{Config, Initiator, OrderBits, Scratch, Target, TargetConfig};
 use terrace_nic::{QueuePair, Wc, WcStatus};
 
 use super::model::Model;
@@ -28,6 +28,22 @@ pub(super) struct Posted {
     pub local: Vec<Range<usize>>,
     /// Of an addition to the shared counter: the summand.
     pub add: Option<u64>,
+    /// Whether all later requests follow it.
+    pub is_followed: bool,
+}
+
+/// A WRITE that ordering bits order behind others.
+#[derive(Debug)]
+struct Ordered {
+    number: u32,
+    /// Its first 8 bytes in the pair's remote memory, and what they change from and to.
+    offset: usize,
+    old: [u8; 8],
+    new: [u8; 8],
+    /// Whether it follows all earlier requests.
+    follows_all: bool,
+    /// Single requests that it follows.
+    follows: Vec<u32>,
 }
 
 /// A message that the peer's program is to receive.
@@ -57,6 +73,7 @@ pub(super) struct Pair {
     pub starts: [usize; 2],
     pub models: [Model; 2],
     pub posted: VecDeque<Posted>,
+    ordered: Vec<Ordered>,
     pub next_number: u32,
     pub inbound: VecDeque<Message>,
     /// The receive buffers that are posted.
@@ -121,12 +138,60 @@ impl Pair {
             starts: [areas[0].1.start, areas[1].1.start],
             models: [content(&areas[0]), content(&areas[1])],
             posted: VecDeque::new(),
+            ordered: Vec::new(),
             next_number: 0,
             inbound: VecDeque::new(),
             receives: VecDeque::new(),
             free_receives: receives.collect(),
             returned: Vec::new(),
         }
+    }
+
+    /// Notes the order that the bits of a request ask for. `write` has the offset, the old data and the new data of a
+    /// WRITE.
+    pub fn note_order(&mut self, number: u32, bits: OrderBits, write: Option<(usize, &[u8], &[u8])>) {
+        let earlier = self.posted.iter().filter(|posted| posted.is_followed && posted.number < number);
+        let follows: Vec<u32> = earlier.map(|posted| posted.number).collect();
+        if let Some(posted) = self.posted.back_mut() {
+            posted.is_followed = bits.contains(OrderBits::AFTER);
+        }
+        let follows_all = bits.contains(OrderBits::BEFORE);
+        let Some((offset, old, new)) = write.filter(|_| follows_all || !follows.is_empty()) else { return };
+        if let (Some(&old), Some(&new)) = (old.first_chunk(), new.first_chunk()) {
+            self.ordered.push(Ordered { number, offset, old, new, follows_all, follows });
+        }
+    }
+
+    /// Checks that what a WRITE follows is there when its data are.
+    pub fn check_order(&mut self, pages: [&Pages; 2]) -> Checked {
+        let (oldest, mut seen) = (self.posted.front().map(|posted| posted.number), Vec::new());
+        let start = self.starts[1];
+        self.ordered.retain(|ordered| {
+            let mut actual = [0; 8];
+            pages[1].peek(start + ordered.offset, &mut actual);
+            let is_seen = actual == ordered.new && ordered.old != ordered.new;
+            let is_under_way = oldest.is_some_and(|oldest| oldest <= ordered.number);
+            if is_seen && is_under_way {
+                seen.push((ordered.number, ordered.follows_all, ordered.follows.clone()));
+            }
+            !is_seen && is_under_way
+        });
+        for (number, follows_all, follows) in seen {
+            for (node, pages) in pages.iter().enumerate() {
+                let mut actual = vec![0; self.area_bytes(node)];
+                pages.peek(self.starts[node], &mut actual);
+                let model = &self.models[node];
+                let of_all = number.checked_sub(1).filter(|_| follows_all);
+                let wrong = of_all
+                    .and_then(|last| model.wrong_byte_until(last, &actual))
+                    .or_else(|| follows.iter().find_map(|number| model.wrong_byte_of(*number, 0, &actual)));
+                ensure!(
+                    wrong.is_none(),
+                    "request {number} has passed one that it follows: byte {wrong:?} of node {node}"
+                );
+            }
+        }
+        Ok(())
     }
 
     /// Whether a range of the pair's local memory is used by a posted request.

@@ -115,8 +115,16 @@ impl World {
         pair.next_number += 1;
         let used = if inline { Vec::new() } else { vec![local.clone()] };
         let add_to_counter = (operation == Count).then_some(add);
-        pair.posted.push_back(Posted { number, is_signaled, local: used, add: add_to_counter });
+        pair.posted.push_back(Posted {
+            number,
+            is_signaled,
+            local: used,
+            add: add_to_counter,
+            is_followed: false,
+        });
         let old = pair.models[1].get(remote.clone());
+        let write = matches!(operation, Write | WriteImm).then_some((remote.start, &old[..], &data[..]));
+        pair.note_order(number, bits, write);
         let word = || u64::from_ne_bytes(old[..8].try_into().expect("8 bytes"));
         let byte_len = length as u32;
         match operation {
