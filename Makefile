@@ -209,10 +209,10 @@ interop-swap: build ## Swap to memory nodes from a Linux guest that has too litt
 	@$(MAKE) --no-print-directory build/interop/programs/swap_pattern
 	$(call pytest,interop-swap) -v tests/interop/swap
 
-errors: build ## Compare the errors of paged and ordinary memory in over 5,000 combinations of control operations and requests (ONLY=WORDS for some)
+errors: build ## Compare the errors of paged and ordinary memory in over 5,000 combinations of control operations and requests (ONLY=WORDS for some, NIC=commodity for NP-RDMA)
 	@scripts/setup.sh pytest
 	@$(MAKE) --no-print-directory negative-programs
-	$(call pytest,errors) -q -n 2 --dist loadscope tests/errors
+	$(if $(NIC),TERRACE_NIC=$(NIC) TERRACE_NP_ORDER=strict) $(call pytest,errors) -q -n 2 --dist loadscope tests/errors
 
 chaos: build ## Attack a live node and live programs while well-behaved peers continue (ONLY=WORDS for a part)
 	@scripts/setup.sh conformance

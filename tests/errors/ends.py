@@ -21,6 +21,8 @@ SCANNED_S = 0.025
 # Some of the pages have left after that, and others are about to.
 CHURNED_S = 0.005
 IN_TIME_S = 10
+# With NICs that know nothing of absent pages, at both ends (docs/np-rdma.md).
+IS_COMMODITY = os.environ.get("TERRACE_NIC") == "commodity"
 
 _numbers = itertools.count()
 
@@ -73,7 +75,7 @@ class Pair:
             end = Endpoint(fresh_address(), *self.options, wrapper=self.wrapper)
             self.ends[side] = end
             end("open")
-            end.mr("scratch", "anon", SCRATCH_BYTES)
+            end.scratch = end.mr("scratch", "anon", SCRATCH_BYTES)
         connect(self.ends["client"], "setup", self.ends["server"], "setup")
 
     def stop(self):
@@ -138,13 +140,24 @@ class Run:
         self.regions, self.remote = regions, regions["server"]
         # Requests that nobody answers are not to wait for long; others never fail for want of time.
         words = ("timeout=10", "retry=1") if self.combination.is_awaiting_silence else ("timeout=16", "retry=7")
+        if IS_COMMODITY and self.combination.is_awaiting_silence:
+            words = ("timeout=14", "retry=1")
         self.client("connect", "q", self.server.address, self.server.qpns["q"], *words)
         self.server("connect", "q", self.client.address, self.client.qpns["q"], *words)
+        if IS_COMMODITY:
+            self.make_control_queue_pairs()
         self.bring_pages(regions)
         receives = [("recv", "q", index, "r", offset(index), size) for index, (operation, size) in enumerate(self.requests)
                     if operation in RECEIVING]
         batch(self.server, receives)
         self.receive_count = len(receives)
+
+    def make_control_queue_pairs(self):
+        """Has both ends make what NP-RDMA needs. Later, the kernel would map the buffers where a combination has unmapped memory, which is
+        not ordinary memory's doing."""
+        remote = self.server.scratch
+        self.client("post", "q", "read", 0, "scratch", 0, 8, remote["addr"], remote["rkey"])
+        assert self.client.status("q") == SUCCESS
 
     def bring_pages(self, regions):
         """Brings the pages into the state of the combination."""

@@ -11,11 +11,19 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from harness import procs  # noqa: E402
-from harness.endpoint import LOCAL_WRITE, REM_ACCESS_ERR, REMOTE_WRITE, SUCCESS, WR_FLUSH_ERR, Endpoint, connect  # noqa: E402
+from harness.endpoint import (  # noqa: E402
+    LOCAL_WRITE, REM_ACCESS_ERR, REMOTE_WRITE, RETRY_EXC_ERR, SUCCESS, WR_FLUSH_ERR, Endpoint, connect)
 
 MIB = 1 << 20
 REGION, DRAM = 8 * MIB, "2M"
 SEED = 7
+# The server's storage takes so long that the order of requests for absent and present pages can be seen.
+SLOW_READS = """
+[[fault]]
+kind = "slow-storage"
+operation = "read"
+delay_us_min = 800000
+"""
 OWN_SWAP = ROOT / "build/examples/own_swap"
 
 
@@ -121,6 +129,25 @@ class Commodity(unittest.TestCase):
         statuses = [self.client.status("q", 20) for _ in range(2)]
         self.assertEqual(statuses, [REM_ACCESS_ERR, WR_FLUSH_ERR])
 
+    def test_descriptions_and_version_tables_end_with_their_regions(self):
+        self.connect()
+        self.post("q", "read", 0, 8)
+        self.completes()
+        self.client("fill", "buffer", 0, 4096, 9)
+        objects = self.server.stat()["objects"]["memory_regions"]
+        for number in range(20):
+            name = f"region{number}"
+            self.remote = self.server.mr(name, "anon", MIB)
+            self.post("q", "write", 0, 4096)
+            self.completes()
+            self.assertEqual(self.differing(self.server, name, 0, 4096, 9, 0), 0)
+            self.assertGreater(self.server.stat()["objects"]["memory_regions"], objects + 1, "a version table is open")
+            self.server("dereg", name)
+            # The peer learns that the region has ended, also while it has no requests.
+            procs.wait_until(lambda: self.server.stat()["objects"]["memory_regions"] == objects, "the table is closed")
+            self.server("free", name)
+        self.post("q", "write", 0, 8)
+        self.assertEqual(self.client.status("q", 20), REM_ACCESS_ERR, "the region has ended")
 
     def test_a_queue_pair_without_requests_ends(self):
         self.connect()
@@ -133,6 +160,63 @@ class CommodityLocal(Commodity):
     """The same over shared memory."""
 
     transport = "local"
+
+
+class SlowStorage(unittest.TestCase):
+    """The server's absent pages take most of a second to come."""
+
+    def setUp(self):
+        directory = self.enterContext(tempfile.TemporaryDirectory(dir="/var/tmp"))
+        plan = pathlib.Path(directory) / "slow.toml"
+        plan.write_text(SLOW_READS)
+        udp = ("--path", "udp", "--nic", "commodity")
+        self.server = Endpoint("127.0.3.6", *udp, "--dram", DRAM, "--swap", directory, "--fault-plan", plan)
+        self.client = Endpoint("127.0.3.7", *udp)
+        for end in (self.server, self.client):
+            self.addCleanup(end.stop)
+            end("open")
+        self.remote = self.server.mr("region", "anon", REGION)
+        self.server("fill", "region", 0, REGION, SEED)
+        self.client.mr("buffer", "anon", REGION)
+        procs.wait_until(lambda: pages_of(self.server)["resident_bytes"] <= 2 * MIB, "pages leave")
+        connect(self.client, "q", self.server, "q")
+
+    def post(self, op, offset, length, *words, at=0):
+        self.client("post", "q", op, offset % 1000, "buffer", at, length, self.remote["addr"] + offset, self.remote["rkey"], *words)
+
+    def is_flag_seen_first(self, of_data, of_flag):
+        """WRITEs data to an absent page, then a flag to a present one. Whether the server sees the flag without the data."""
+        flag, data = REGION - 64, 4096
+        self.server("word", "region", flag, 0)
+        self.client("word", "buffer", 0, 1)
+        self.client("fill", "buffer", 4096, 4096, 9)
+        # The page is known to be present, so that its WRITE is not delayed.
+        self.post("write", flag + 8, 8)
+        self.assertEqual(self.client.status("q", 20), SUCCESS)
+        self.post("write", data, 4096, *of_data, at=4096)
+        self.post("write", flag, 8, *of_flag)
+        procs.wait_until(lambda: self.server("word", "region", flag)["value"] == 1, "the flag arrives")
+        is_first = self.client.poll("q", 1, 0) == []
+        for _ in range(2 if is_first else 1):
+            self.assertEqual(self.client.status("q", 20), SUCCESS)
+        self.assertEqual(self.server("check", "region", data, 4096, 9, "from=4096")["differ"], 0)
+        return is_first
+
+    def test_without_ordering_bits_a_write_may_pass_one_to_an_absent_page(self):
+        self.assertTrue(self.is_flag_seen_first((), ()))
+
+    def test_the_bit_before_orders_a_write_behind_all_earlier_requests(self):
+        self.assertFalse(self.is_flag_seen_first((), ("order=before",)))
+
+    def test_the_bit_after_orders_all_later_requests_behind_a_write(self):
+        self.assertFalse(self.is_flag_seen_first(("order=after",), ()))
+
+    def test_a_peer_that_vanishes_before_it_answers_is_noticed(self):
+        self.post("read", 4096, 4096)
+        # The server has acknowledged the call for the page, and reads it from its storage.
+        time.sleep(0.3)
+        self.server.kill()
+        self.assertEqual(self.client.status("q", 20), RETRY_EXC_ERR)
 
 
 def cpu_ticks(pid):

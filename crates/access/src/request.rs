@@ -145,5 +145,6 @@ pub(crate) fn completion_status(status: Status) -> Option<WcStatus> {
         Status::Invalid | Status::Unsupported => Some(WcStatus::RemoteInvalidRequest),
         Status::DeviceError | Status::NoSpace => Some(WcStatus::RemoteOperation),
         Status::ClientMemory => Some(WcStatus::LocalProtection),
+        Status::Disconnected => Some(WcStatus::RetryExceeded),
     }
 }

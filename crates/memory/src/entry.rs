@@ -155,10 +155,17 @@ impl Entry {
         va: u64,
         len: u64,
     ) -> Result<u64, AccessError> {
+        self.check_right(tag, who, need)?;
+        self.translate(va, len)
+    }
+
+    /// Checks the key and its rights.
+    #[inline(always)]
+    pub(crate) fn check_right(&self, tag: u8, who: Accessor, need: AccessNeed) -> Result<(), AccessError> {
         self.admit(tag, who)?;
         if !self.access.contains(need.permission(who.side)) {
             return Err(AccessError::Permission);
         }
-        self.translate(va, len)
+        Ok(())
     }
 }

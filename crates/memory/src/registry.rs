@@ -316,8 +316,29 @@ impl Registry {
         Ok(())
     }
 
+    /// Has no other region or window get a key while it is retained, also when its own has ended. Ends with
+    /// [`Registry::end_retention`], once for each call.
+    pub fn retain(&self, key: u32) {
+        let _changing = self.changes.pin();
+        self.table.retain(key);
+    }
+
+    /// Ends one retention of a key.
+    pub fn end_retention(&self, key: u32) {
+        let _changing = self.changes.pin();
+        self.table.end_retention(key);
+    }
+
     fn region_slot(&self, key: u32) -> Result<&Slot, RegisterError> {
         self.table.slot_of(key).ok_or(RegisterError::UnknownKey)
+    }
+
+    /// Whether a key permits an access of this kind to any of its memory.
+    ///
+    /// # Errors
+    /// `UnknownKey`, `WrongPd`, `WrongQp`, `Permission`, in this order of precedence.
+    pub fn check_right(&self, who: Accessor, key: u32, need: AccessNeed) -> Result<(), AccessError> {
+        self.slot(key)?.pin().check_right(tag_of(key), who, need)
     }
 
     /// Checks an access to the whole range without touching memory. The answer can be outdated when it arrives: every

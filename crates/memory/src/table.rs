@@ -6,7 +6,7 @@
 //! cannot tell the others. The tag makes a slot's keys differ from one use to the next, by a secret step; a slot
 //! returns to use only after all others that were free before it.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::OnceLock;
 
 use rand::rngs::StdRng;
@@ -73,10 +73,20 @@ pub(crate) fn tag_of(key: u32) -> u8 {
     key as u8
 }
 
+/// A slot whose keys somebody retains.
+#[derive(Default)]
+struct Retained {
+    count: u32,
+    /// Whether its region or window has ended.
+    is_released: bool,
+}
+
 /// The free slots, and how many slots there are altogether.
 struct Allocator {
     /// Numbers of free slots, the longest free one first.
     free: VecDeque<u32>,
+    /// By the slot's number.
+    retained: HashMap<u32, Retained>,
     /// Slots of the allocated segments.
     slot_count: u32,
     regions: u32,
@@ -104,6 +114,7 @@ impl Table {
             windows_max,
             allocator: Mutex::new(Allocator {
                 free: VecDeque::new(),
+                retained: HashMap::new(),
                 slot_count: 0,
                 regions: 0,
                 windows: 0,
@@ -202,14 +213,39 @@ impl Table {
         }));
     }
 
-    /// Gives a slot back. Its entry is that of a free slot already.
+    /// Gives a slot back. Its entry is that of a free slot already. It is used again when nobody retains it.
     pub(crate) fn release(&self, key: u32, window: bool) {
         let mut allocator = self.allocator.lock();
-        allocator.free.push_back(self.key_order.number_of(key));
+        let number = self.key_order.number_of(key);
+        match allocator.retained.get_mut(&number) {
+            Some(retained) => retained.is_released = true,
+            None => allocator.free.push_back(number),
+        }
         if window {
             allocator.windows -= 1;
         } else {
             allocator.regions -= 1;
+        }
+    }
+
+    /// Has a key's slot, which is in use, not used for another key once it is given back, until [`Table::end_retention`].
+    pub(crate) fn retain(&self, key: u32) {
+        let mut allocator = self.allocator.lock();
+        allocator.retained.entry(self.key_order.number_of(key)).or_default().count += 1;
+    }
+
+    /// Ends one retention of a key's slot.
+    pub(crate) fn end_retention(&self, key: u32) {
+        let mut allocator = self.allocator.lock();
+        let number = self.key_order.number_of(key);
+        let Some(retained) = allocator.retained.get_mut(&number) else { return };
+        retained.count -= 1;
+        if retained.count == 0 {
+            let is_released = retained.is_released;
+            allocator.retained.remove(&number);
+            if is_released {
+                allocator.free.push_back(number);
+            }
         }
     }
 

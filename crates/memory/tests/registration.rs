@@ -134,6 +134,48 @@ fn an_ended_key_stays_dead_for_many_registrations() {
 }
 
 #[test]
+fn a_retained_key_is_no_other_regions() {
+    let registry = registry();
+    let memory = Mapping::anonymous(PAGE);
+    let spec = RegionSpec::new(PD, memory.addr, PAGE as u64, Access::LOCAL_WRITE);
+    let key = registry.register(&spec).expect("registered").key;
+    registry.retain(key);
+    registry.retain(key);
+    registry.deregister(key).expect("deregistered");
+    assert_eq!(registry.counts(), (0, 0));
+    let has_slot_of_key = |registrations: usize| {
+        (0..registrations).any(|_| {
+            let other = registry.register(&spec).expect("registered").key;
+            registry.deregister(other).expect("deregistered");
+            other >> 8 == key >> 8
+        })
+    };
+    // So many that each slot is used more often than it has keys.
+    assert!(!has_slot_of_key(256 * 300));
+    registry.end_retention(key);
+    assert!(!has_slot_of_key(1000), "it was retained twice");
+    registry.end_retention(key);
+    assert!(has_slot_of_key(1000));
+}
+
+#[test]
+fn the_right_to_a_kind_of_access_needs_no_range() {
+    let registry = registry();
+    let memory = Mapping::anonymous(PAGE);
+    let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+    let key =
+        registry.register(&RegionSpec::new(PD, memory.addr, PAGE as u64, access)).expect("registered").key;
+    let peer = Accessor::remote(PD, 7);
+    assert_eq!(registry.check_right(peer, key, AccessNeed::Read), Ok(()));
+    assert_eq!(registry.check_right(peer, key, AccessNeed::Write), Err(AccessError::Permission));
+    assert_eq!(
+        registry.check_right(Accessor::remote(PD + 1, 7), key, AccessNeed::Read),
+        Err(AccessError::WrongPd)
+    );
+    assert_eq!(registry.check_right(peer, key ^ 1, AccessNeed::Read), Err(AccessError::UnknownKey));
+}
+
+#[test]
 fn limits_hold_and_come_back() {
     let registry = Registry::new(Limits { regions_max: 100, windows_max: 1, seed: 5 }).unwrap();
     let memory = Mapping::anonymous(PAGE);

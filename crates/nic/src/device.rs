@@ -1,8 +1,8 @@
 //! The device: what belongs to all of its objects, and protection domains, which name it to the objects in them.
 
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use terrace_fabric::{Gid, Port};
 use terrace_faults::Faults;
@@ -128,6 +128,7 @@ pub struct Device {
     pub(crate) engine: Engine,
     pub(crate) callbacks: ProgressCallbacks,
     pub(crate) management: Management,
+    pub(crate) key_watcher: OnceLock<KeyWatcher>,
     pub(crate) multicast: MulticastTable<QueuePair>,
     pub(crate) faults: Option<Arc<Faults>>,
     pub(crate) local: LocalPath,
@@ -141,6 +142,9 @@ pub struct Device {
     pub(crate) activated: AtomicU32,
     pub(crate) closed: AtomicBool,
 }
+
+/// Receives the keys of regions and windows that have ended.
+pub type KeyWatcher = Arc<dyn Fn(u32) + Send + Sync>;
 
 /// Packets that were dropped before a queue pair saw them.
 #[derive(Debug, Default)]
@@ -194,6 +198,19 @@ impl Device {
     /// The GID table.
     pub fn gids(&self) -> &[Gid] {
         self.port.gids()
+    }
+
+    /// Has the watcher called with the key of each region and window that has ended from now on. Retained keys
+    /// ([`QueuePair::retain_key`](crate::QueuePair::retain_key)) are not in use for others yet. A device keeps its first watcher.
+    pub fn watch_keys(&self, watcher: KeyWatcher) {
+        let _ = self.key_watcher.set(watcher);
+    }
+
+    /// Tells the watcher that the region or window of a key has ended.
+    pub(crate) fn note_key_ended(&self, key: u32) {
+        if let Some(watcher) = self.key_watcher.get() {
+            watcher(key);
+        }
     }
 
     /// Has the callback called by the thread that makes progress on this device, until the device is closed.

@@ -469,7 +469,7 @@ fn local_error(error: AccessError) -> LocalError {
 }
 
 /// The error that a peer gets (IBTA volume 1, table 59: remote access error for keys, ranges and permissions).
-fn remote_error(error: AccessError) -> RemoteError {
+pub(crate) fn remote_error(error: AccessError) -> RemoteError {
     match error {
         AccessError::NotReady => return RemoteError::NotReady,
         AccessError::Retry => return RemoteError::Retry,

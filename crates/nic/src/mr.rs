@@ -194,6 +194,7 @@ impl Mr {
         let pd = self.pd();
         pd.device().memory.deregister(self.key).map_err(register_error)?;
         pd.device().local.recall(self.key);
+        pd.device().note_key_ended(self.key);
         self.users.end()?;
         pd.device().quotas.mr.give_back();
         pd.users.remove();
@@ -272,7 +273,9 @@ impl Mw {
     pub fn dealloc(&self) -> Result<(), Error> {
         self.users.end()?;
         let device = self.pd.device();
-        device.memory.free_window(self.rkey()).map_err(register_error)?;
+        let rkey = self.rkey();
+        device.memory.free_window(rkey).map_err(register_error)?;
+        device.note_key_ended(rkey);
         device.quotas.mw.give_back();
         self.pd.users.remove();
         Ok(())

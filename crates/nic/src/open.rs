@@ -1,7 +1,7 @@
 //! Opening a device and closing it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
@@ -69,6 +69,7 @@ impl Device {
             engine: Engine::new(config.engine, config.stat_socket)?,
             callbacks: ProgressCallbacks::default(),
             management: Management::new(rng.random()),
+            key_watcher: OnceLock::new(),
             multicast: MulticastTable::default(),
             faults: config.faults,
             local: LocalPath::default(),

@@ -7,7 +7,9 @@ use terrace_hostmem::{AtomicOp, HostRange};
 use terrace_memory::{AccessError, AccessNeed, Accessor, Pager};
 use terrace_transport::{QpState, Sge};
 
+use crate::device::Device;
 use crate::error::Error;
+use crate::host::remote_error;
 use crate::qp::QueuePair;
 
 /// A key of paged memory.
@@ -25,6 +27,18 @@ impl PagedKey {
     /// The pager's range for a range of the peer's addresses, which the key covers.
     pub fn locate(&self, va: u64, len: u64) -> HostRange {
         HostRange { addr: self.range.addr.wrapping_add(va.wrapping_sub(self.start)), len }
+    }
+}
+
+/// A key that no other region or window gets.
+pub struct RetainedKey {
+    device: Arc<Device>,
+    rkey: u32,
+}
+
+impl Drop for RetainedKey {
+    fn drop(&mut self) {
+        self.device.memory.end_retention(self.rkey);
     }
 }
 
@@ -58,12 +72,43 @@ impl QueuePair {
     /// # Errors
     /// `Permission` if the queue pair does not permit it, or has no peer; those of the key.
     pub fn check_peer(&self, rkey: u32, va: u64, len: u64, need: AccessNeed) -> Result<(), AccessError> {
-        let attr = self.query();
-        let is_connected = matches!(attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
-        if !is_connected || attr.access & flag(need) == 0 {
-            return Err(AccessError::Permission);
-        }
+        self.check_right(need)?;
         self.device().memory.check(self.peer(), rkey, va, len, need)
+    }
+
+    /// Checks whether the peer may make accesses of this kind to any memory of a key.
+    ///
+    /// # Errors
+    /// As for [`QueuePair::check_peer`].
+    pub fn check_peer_right(&self, rkey: u32, need: AccessNeed) -> Result<(), AccessError> {
+        self.check_right(need)?;
+        self.device().memory.check_right(self.peer(), rkey, need)
+    }
+
+    fn check_right(&self, need: AccessNeed) -> Result<(), AccessError> {
+        let is_permitted = self.is_connected() && self.query().access & flag(need) != 0;
+        if is_permitted { Ok(()) } else { Err(AccessError::Permission) }
+    }
+
+    /// Whether the queue pair takes requests of a peer.
+    pub fn is_connected(&self) -> bool {
+        matches!(self.query().state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
+    }
+
+    /// Ends the connection because a request of the peer was refused, as the responder does: the queue pair is moved to the
+    /// error state, and the program gets the event of the reason.
+    pub fn refuse_peer(self: &Arc<Self>, reason: AccessError) {
+        let Ok(mut core) = self.lock_alive() else { return };
+        let (transport, host) = core.parts(self, None);
+        transport.refuse(remote_error(reason), &host);
+        self.device().after_change(self, core);
+    }
+
+    /// Retains a key: no other region or window gets it, also when its own has ended, until the result is dropped.
+    pub fn retain_key(&self, rkey: u32) -> RetainedKey {
+        let device = self.device().clone();
+        device.memory.retain(rkey);
+        RetainedKey { device, rkey }
     }
 
     /// Reads for the peer.

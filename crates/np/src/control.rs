@@ -7,13 +7,16 @@ use std::sync::Arc;
 use terrace_access::proto::{MESSAGE_BYTES_MAX, Message};
 use terrace_nic::rc::{self, RNR_RETRIES};
 use terrace_nic::{
-    Buffer, Cq, Endpoint, Error, Path, Payload, Pd, Provided, QpCap, QueuePair, RecvWr, SendFlags, SendOp,
+    Buffer, Endpoint, Error, Path, Payload, Pd, Provided, QpCap, QueuePair, RecvWr, SendFlags, SendOp,
     SendWr, SgeList, Wc,
 };
 
+use crate::control_cqs::CqShare;
+
 /// Receives that are posted. Both ends together have fewer messages under way, save for many descriptions at a time.
-const RECEIVE_COUNT: u32 = 64;
-const SEND_COUNT: u32 = 256;
+pub(crate) const RECEIVE_COUNT: u32 = 64;
+/// Places of the send queue.
+pub(crate) const SEND_COUNT: u32 = 256;
 /// The most answers that wait for room in the send queue. A peer that takes its messages leaves far fewer, even if it has asked
 /// for hundreds of descriptions at a time.
 const UNSENT_ANSWERS_MAX: usize = 16 * RECEIVE_COUNT as usize;
@@ -31,6 +34,8 @@ pub(crate) struct ControlQp {
     qp: Arc<QueuePair>,
     end: Endpoint,
     receives: Buffer,
+    /// Released behind the queue pair.
+    _cq: CqShare,
     is_connected: bool,
     /// Messages that wait for the connection, or for room in the send queue.
     unsent: VecDeque<Unsent>,
@@ -42,7 +47,7 @@ pub(crate) struct ControlQp {
 
 impl ControlQp {
     /// Makes an end with posted receives, so that its [`Endpoint`] can be sent to the peer.
-    pub fn new(pd: &Arc<Pd>, cq: &Arc<Cq>) -> Result<ControlQp, Error> {
+    pub fn new(pd: &Arc<Pd>, cq: CqShare) -> Result<ControlQp, Error> {
         let cap = QpCap {
             max_send_wr: SEND_COUNT,
             max_recv_wr: RECEIVE_COUNT,
@@ -51,12 +56,13 @@ impl ControlQp {
             max_inline_data: 0,
         };
         let receives = Buffer::new(pd, RECEIVE_COUNT as usize * MESSAGE_BYTES_MAX, LOCAL_WRITE)?;
-        let (qp, end) = rc::new_pair(pd, cq, cap)?;
+        let (qp, end) = rc::new_pair(pd, cq.cq(), cap)?;
         let unsent = VecDeque::new();
         let control = ControlQp {
             qp,
             end,
             receives,
+            _cq: cq,
             is_connected: false,
             unsent,
             unsent_answer_count: 0,

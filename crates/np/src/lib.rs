@@ -19,7 +19,7 @@
 //! | `messages` | the peer's messages, and who takes them |
 //! | `regions` | what the peer learns of this end's regions |
 //! | `link` | the state of the setup, and what the peer has described |
-//! | `control` | the control queue pair beside a program's queue pair |
+//! | `control`, `control_cqs` | the control queue pair beside a program's queue pair; the completion queues of all of them |
 //! | `memory` | the program's memory, as the initiator and the target see it |
 //! | `settings`, `counters` | thresholds; statistics |
 //!
@@ -29,6 +29,7 @@
 #![warn(missing_docs)]
 
 mod control;
+mod control_cqs;
 mod counters;
 mod link;
 mod memory;

@@ -129,6 +129,19 @@ impl Keys {
         true
     }
 
+    /// Forgets a key. Returns the id of its region, if that was described as one whose memory can be absent.
+    pub fn forget(&mut self, rkey: u32) -> Option<u64> {
+        match self.known.remove(&rkey)? {
+            Knowledge::Extended(region) => Some(region.description().region_id),
+            Knowledge::Plain | Knowledge::Unknown => None,
+        }
+    }
+
+    /// Whether the peer has not answered a question about a key.
+    pub fn is_asking(&self) -> bool {
+        !self.asked.is_empty()
+    }
+
     /// The keys that the peer has been asked about, or will be.
     pub fn asked(&self) -> impl Iterator<Item = u32> + '_ {
         self.asked.iter().copied()

@@ -127,11 +127,11 @@ pub(crate) struct Holds(HashMap<u64, Hold>);
 
 impl Holds {
     /// Has more of a held range brought. `None` while it is on its way, or if nothing is held by this id.
-    pub fn advance(&mut self, token: u64) -> Option<Result<(), Status>> {
+    pub fn advance(&mut self, qp: &Arc<QueuePair>, token: u64) -> Option<Result<(), Status>> {
         match self.0.get_mut(&token)?.advance() {
             Ok(Held::Now) => Some(Ok(())),
             Ok(Held::Later) => None,
-            Err(error) => Some(Err(status(error))),
+            Err(error) => Some(Err(refuse(qp, error))),
         }
     }
 }
@@ -159,6 +159,15 @@ pub(crate) fn status(error: AccessError) -> Status {
     }
 }
 
+/// Refuses a request of the peer as the responder does, unless the peer may retry it. Returns the status for the peer.
+fn refuse(qp: &Arc<QueuePair>, error: AccessError) -> Status {
+    let status = status(error);
+    if status != Status::Busy {
+        qp.refuse_peer(error);
+    }
+    status
+}
+
 impl TargetMemory for TargetSide<'_> {
     fn hold(
         &mut self,
@@ -173,8 +182,12 @@ impl TargetMemory for TargetSide<'_> {
             RegionAccess::Write => AccessNeed::Write,
             RegionAccess::Atomic => AccessNeed::Atomic,
         };
-        self.qp.check_peer(rkey, va, length.into(), need).map_err(status)?;
-        let Some(key) = self.qp.paged_key(rkey).map_err(status)? else { return Ok(Held::Now) };
+        if !self.qp.is_connected() {
+            return Err(Status::Disconnected);
+        }
+        let refused = |error| refuse(self.qp, error);
+        self.qp.check_peer(rkey, va, length.into(), need).map_err(refused)?;
+        let Some(key) = self.qp.paged_key(rkey).map_err(refused)? else { return Ok(Held::Now) };
         let range = key.locate(va, length.into());
         if !key.pager.pin(range) {
             return Err(Status::Busy);
@@ -187,7 +200,7 @@ impl TargetMemory for TargetSide<'_> {
         if self.is_registered_late {
             hold.registration = Some(LateRegistration::new(self.qp, range).map_err(|_| Status::Busy)?);
         }
-        let held = hold.advance().map_err(status)?;
+        let held = hold.advance().map_err(refused)?;
         self.holds.0.insert(token, hold);
         Ok(held)
     }
@@ -197,11 +210,11 @@ impl TargetMemory for TargetSide<'_> {
     }
 
     fn read(&mut self, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), Status> {
-        self.qp.read_for_peer(rkey, va, out).map_err(status)
+        self.qp.read_for_peer(rkey, va, out).map_err(|error| refuse(self.qp, error))
     }
 
     fn write(&mut self, rkey: u32, va: u64, data: &[u8]) -> Result<(), Status> {
-        self.qp.write_for_peer(rkey, va, data).map_err(status)
+        self.qp.write_for_peer(rkey, va, data).map_err(|error| refuse(self.qp, error))
     }
 
     fn atomic(&mut self, rkey: u32, va: u64, operation: AtomicKind) -> Result<u64, Status> {
@@ -210,6 +223,6 @@ impl TargetMemory for TargetSide<'_> {
             AtomicKind::FetchAdd { add } => AtomicOp::FetchAdd { add },
             AtomicKind::Write { value } => AtomicOp::Write { value },
         };
-        self.qp.atomic_for_peer(rkey, va, operation).map_err(status)
+        self.qp.atomic_for_peer(rkey, va, operation).map_err(|error| refuse(self.qp, error))
     }
 }

@@ -9,7 +9,23 @@ use terrace_nic::{QueuePair, Time, Wc, WcOpcode, WcStatus};
 
 use crate::memory::LocalSide;
 use crate::session::Session;
-use crate::state::State;
+use crate::state::{State, break_queue_pair};
+
+/// The upper half of the ids of `Forget`. The lower one is the key.
+const FORGET_TAG: u32 = 2;
+/// The most keys that the peer may ask to forget at a time.
+const FORGETTING_MAX: usize = 4096;
+
+fn forget_id(rkey: u32) -> u64 {
+    u64::from(FORGET_TAG) << 32 | u64::from(rkey)
+}
+
+/// A key to forget.
+pub(crate) struct Forgetting {
+    rkey: u32,
+    /// The region that it had, if its memory could be absent.
+    region_id: Option<u64>,
+}
 
 impl State {
     /// Takes a completion of the control queue pair.
@@ -25,6 +41,7 @@ impl State {
             return control.note_sent();
         }
         let taken = control.take_message(wc);
+        self.probe_at = None;
         let is_handled = match taken.as_ref().map(|bytes| Message::decode(bytes)) {
             Ok(Ok(message)) => self.handle_message(session, qp, now, &message),
             _ => false,
@@ -48,8 +65,13 @@ impl State {
                 let body = self.regions.describe(session, qp, *rkey);
                 self.reply(message.id, body);
             }
+            Body::Forget(rkey) if message.id == forget_id(*rkey) => return self.forget(*rkey),
+            Body::Probe => {}
+            Body::Done(_) if message.id >> 32 == u64::from(FORGET_TAG) => {
+                return self.regions.note_forgotten(qp, message.id as u32);
+            }
             Body::Open(open) => {
-                let body = match self.regions.open(session, qp, open) {
+                let body = match self.regions.open(qp, open) {
                     Ok(opened) => Body::Opened(opened),
                     Err(status) => Body::Done(Done::one(status)),
                 };
@@ -78,6 +100,46 @@ impl State {
             }
         }
         true
+    }
+
+    /// Asks the peer to forget a key whose region has ended.
+    pub fn end_key(&mut self, session: &Session, qp: &Arc<QueuePair>, now: Time, key: u32) {
+        let Some(control) = &mut self.control else { return };
+        for rkey in self.regions.end(key) {
+            control.send(&Message { id: forget_id(rkey), body: Body::Forget(rkey) }, true);
+        }
+        if self.regions.is_overdue() {
+            tracing::warn!(qpn = qp.qpn(), "the peer does not forget regions that have ended");
+            break_queue_pair(qp);
+            self.fail_link(session, qp, now);
+        }
+    }
+
+    /// Forgets a key. False if the peer asks so often that it cannot keep to the protocol.
+    fn forget(&mut self, rkey: u32) -> bool {
+        let region_id = self.keys.forget(rkey);
+        self.forgetting.push(Forgetting { rkey, region_id });
+        self.forgetting.len() <= FORGETTING_MAX
+    }
+
+    /// Tells the peer of keys that no request names any more.
+    pub fn confirm_forgotten(&mut self) {
+        if self.forgetting.is_empty() {
+            return;
+        }
+        let Some(control) = &mut self.control else { return };
+        let initiator = &mut self.outgoing.as_mut().map(|outgoing| &mut outgoing.initiator);
+        self.forgetting.retain(|Forgetting { rkey, region_id }| {
+            if let Some(initiator) = initiator {
+                if initiator.names(*rkey) {
+                    return true;
+                }
+                region_id.iter().for_each(|id| initiator.forget_region(*id));
+            }
+            let body = Body::Done(Done::one(Status::Ok));
+            control.send(&Message { id: forget_id(*rkey), body }, true);
+            false
+        });
     }
 
     fn reply(&mut self, id: u64, body: Body<'_>) {

@@ -10,9 +10,10 @@ use rustix::time::{
 };
 use terrace_access::proto::{Datagram, Status};
 use terrace_access::signature::{KEY_BYTES, SignaturePage};
-use terrace_nic::{Cq, CqInit, Device, Error, Path, ProgressCallback, QueuePair, Time};
+use terrace_nic::{Device, Error, Path, ProgressCallback, QueuePair, Time};
 use terrace_sync::{Backlog, Mutex};
 
+use crate::control_cqs::ControlCqs;
 use crate::counters::Totals;
 use crate::link::qpn_of;
 use crate::session::{Joining, Session};
@@ -22,9 +23,6 @@ use crate::settings::Settings;
 const MANAGEMENT_CLASS: u8 = 0x3d;
 /// The most queued datagrams. Further ones are dropped; the peers retransmit them.
 const DATAGRAMS_MAX: usize = 256;
-/// Entries of the completion queue, which all control queue pairs share.
-const CQ_DEPTH: u32 = 1 << 18;
-const COMPLETIONS_PER_PASS: usize = 64;
 
 /// A random key for a signature page.
 pub fn new_signature_key() -> [u8; KEY_BYTES] {
@@ -36,8 +34,7 @@ pub struct Service {
     device: Weak<Device>,
     pub(crate) settings: Settings,
     pub(crate) signature_key: [u8; KEY_BYTES],
-    /// The completion queue of control queue pairs.
-    pub(crate) cq: Arc<Cq>,
+    pub(crate) control_cqs: ControlCqs,
     /// By the numbers of the program's queue pairs.
     sessions: Mutex<HashMap<u32, Weak<Session>>>,
     /// By the numbers of the control queue pairs.
@@ -51,8 +48,10 @@ pub struct Service {
     timer_at: AtomicU64,
     /// Locked while `timer_at` and the timer change.
     setting: Mutex<()>,
-    /// Distinguishes registrations: a part of each region id.
-    pub(crate) salt: u64,
+    /// By the upper 24 bits of a key: sessions whose peers know the key.
+    key_watchers: Mutex<HashMap<u32, Vec<Weak<Session>>>>,
+    /// The next region id. The first one is random, so that a peer does not take a region for one of an earlier process.
+    next_region_id: AtomicU64,
 }
 
 impl Service {
@@ -72,7 +71,7 @@ impl Service {
             device: Arc::downgrade(device),
             settings,
             signature_key,
-            cq: device.create_cq(CqInit { depth: CQ_DEPTH, channel: None, cookie: 0 })?,
+            control_cqs: ControlCqs::new(),
             sessions: Mutex::default(),
             control_qps: Mutex::default(),
             datagrams: Backlog::default(),
@@ -81,7 +80,8 @@ impl Service {
             timer,
             timer_at: AtomicU64::new(u64::MAX),
             setting: Mutex::default(),
-            salt: rand::random(),
+            key_watchers: Mutex::default(),
+            next_region_id: AtomicU64::new(rand::random()),
         });
         let receiver = Arc::downgrade(&service);
         device.on_management_class(
@@ -93,6 +93,12 @@ impl Service {
                 }
             }),
         );
+        let watcher = Arc::downgrade(&service);
+        device.watch_keys(Arc::new(move |key| {
+            if let Some(service) = watcher.upgrade() {
+                service.note_key_ended(key);
+            }
+        }));
         device.attach(service.clone());
         Ok(service)
     }
@@ -140,6 +146,41 @@ impl Service {
         match session {
             Some(session) => _ = control_qps.insert(qpn, session.weak()),
             None => _ = control_qps.remove(&qpn),
+        }
+    }
+
+    /// A region id that no other region has.
+    pub(crate) fn new_region_id(&self) -> u64 {
+        self.next_region_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Has a session learn of the end of a key's region or window. Its low 8 bits do not count: binds change those of
+    /// windows.
+    pub(crate) fn watch_key(&self, key: u32, session: &Session) {
+        let mut watchers = self.key_watchers.lock();
+        let of_key = watchers.entry(key >> 8).or_default();
+        if !of_key.iter().any(|watcher| std::ptr::eq(watcher.as_ptr(), session)) {
+            of_key.push(session.weak());
+        }
+    }
+
+    /// Ends what [`Service::watch_key`] has begun.
+    pub(crate) fn unwatch_key(&self, key: u32, session: &Session) {
+        let mut watchers = self.key_watchers.lock();
+        if let Some(of_key) = watchers.get_mut(&(key >> 8)) {
+            of_key.retain(|watcher| !std::ptr::eq(watcher.as_ptr(), session));
+            if of_key.is_empty() {
+                watchers.remove(&(key >> 8));
+            }
+        }
+    }
+
+    fn note_key_ended(&self, key: u32) {
+        let watchers = self.key_watchers.lock().remove(&(key >> 8));
+        for session in watchers.into_iter().flatten().filter_map(|watcher| watcher.upgrade()) {
+            session.inputs.ended_keys.add(key);
+            session.list();
+            self.request();
         }
     }
 
@@ -239,20 +280,13 @@ impl Service {
     }
 
     fn handle_completions(&self) {
-        loop {
-            let mut completions = Vec::new();
-            // A queue that has overrun has lost completions. Its queue pairs are in the error state, and report that by
-            // their own.
-            let _ = self.cq.take(COMPLETIONS_PER_PASS, &mut |wc| completions.push(*wc));
-            for wc in &completions {
-                let session = self.control_qps.lock().get(&wc.qpn).and_then(Weak::upgrade);
-                if let Some(session) = session {
-                    session.inputs.control.add(*wc);
-                    session.list();
-                }
-            }
-            if completions.len() < COMPLETIONS_PER_PASS {
-                return;
+        let mut completions = Vec::new();
+        self.control_cqs.take_completions(|wc| completions.push(*wc));
+        for wc in completions {
+            let session = self.control_qps.lock().get(&wc.qpn).and_then(Weak::upgrade);
+            if let Some(session) = session {
+                session.inputs.control.add(wc);
+                session.list();
             }
         }
     }
@@ -278,7 +312,7 @@ impl ProgressCallback for Service {
         if !self.datagrams.is_empty() {
             self.handle_datagrams();
         }
-        if !self.cq.is_empty() {
+        if self.control_cqs.has_completions() {
             self.handle_completions();
         }
         let ready = self.ready.take();

@@ -33,6 +33,8 @@ pub(crate) struct Inputs {
     /// Ids of the peer's requests of whose memory more may be present.
     pub held: Backlog<u64>,
     pub joining: Backlog<Joining>,
+    /// Keys that the peer knows, and whose regions have ended.
+    pub ended_keys: Backlog<u32>,
     /// The program has moved the queue pair to the error state.
     pub is_failed: AtomicBool,
     /// A deadline has passed.
@@ -46,6 +48,7 @@ impl Inputs {
             && self.control.is_empty()
             && self.held.is_empty()
             && self.joining.is_empty()
+            && self.ended_keys.is_empty()
             && !self.is_failed.load(Ordering::Acquire)
             && !self.is_due.load(Ordering::Acquire)
     }
@@ -56,6 +59,7 @@ impl Inputs {
         self.completions.take();
         self.control.take();
         self.held.take();
+        self.ended_keys.take();
         self.is_failed.store(false, Ordering::Release);
         posted
     }

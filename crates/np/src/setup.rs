@@ -12,6 +12,9 @@ use crate::link::{Due, LinkState};
 use crate::session::{Joining, Session};
 use crate::state::{State, break_queue_pair};
 
+/// How long a peer that has not answered may send nothing before a probe is sent, in nanoseconds.
+const PROBE_NS: u64 = 1_000_000_000;
+
 impl State {
     /// Sends the datagrams that are due.
     pub fn advance_link(&mut self, session: &Session, qp: &Arc<QueuePair>, now: Time) {
@@ -38,10 +41,31 @@ impl State {
         }
     }
 
+    /// Finds out whether the peer is still there, if it has not answered and has sent nothing for long. A peer that is gone
+    /// does not acknowledge the probe, which ends the control queue pair.
+    pub fn probe(&mut self, now: Time) {
+        let has_calls =
+            self.outgoing.as_ref().is_some_and(|outgoing| outgoing.initiator.calls_in_flight() > 0);
+        let Some(control) = self.control.as_mut().filter(|control| control.is_connected()) else {
+            return self.probe_at = None;
+        };
+        match self.probe_at {
+            _ if !has_calls && !self.keys.is_asking() => self.probe_at = None,
+            Some(at) if now < at => {}
+            at => {
+                if at.is_some() {
+                    control.send(&Message { id: 0, body: Body::Probe }, false);
+                }
+                self.probe_at = Some(now.after_ns(PROBE_NS));
+            }
+        }
+    }
+
     /// This end of the control queue pair, which is made if there is none.
     fn control_end(&mut self, session: &Session, qp: &Arc<QueuePair>) -> Option<Endpoint> {
         if self.control.is_none() {
-            match ControlQp::new(qp.pd(), &session.service.cq) {
+            let cq = session.service.control_cqs.take(qp.pd().device());
+            match cq.and_then(|cq| ControlQp::new(qp.pd(), cq)) {
                 Ok(control) => {
                     session.service.set_control(control.qpn(), Some(session));
                     self.control = Some(control);
@@ -129,6 +153,9 @@ impl State {
             session.service.set_control(control.qpn(), None);
         }
         let is_busy = self.outgoing.as_ref().is_some_and(|outgoing| !outgoing.initiator.is_empty());
+        if let Some(outgoing) = &mut self.outgoing {
+            outgoing.initiator.fail_unfinished();
+        }
         if is_busy || !self.target.is_empty() {
             // Without its control queue pair the queue pair would take signature pages for data. What is held for the peer is
             // released when its accesses have ended.

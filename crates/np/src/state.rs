@@ -4,12 +4,15 @@
 //! |---|---|
 //! | datagrams of the peer | `handle_joining` in `setup` |
 //! | messages of the peer | `handle_control` in `messages` |
+//! | regions that have ended | `end_key` in `messages` |
 //! | pages that the target waits for | `Holds::advance` in `memory` |
 //! | the program's work requests | `post` in `outgoing` |
 //! | completions of the initiator's posts | `Initiator::handle_completion` |
 //! | the setup of the control queue pair | `advance_link` in `setup` |
+//! | keys that the peer asks to forget | `confirm_forgotten` in `messages` |
 //! | what the initiator asks for | `act` in `outgoing` |
 //! | what the target asks for | `act_for_peer` |
+//! | a peer that has not answered for long | `probe` in `setup` |
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,6 +24,7 @@ use terrace_nic::{QpAttr, QpAttrMask, QpState, QueuePair, Time};
 use crate::control::ControlQp;
 use crate::link::{Keys, LinkState};
 use crate::memory::{Holds, LocalSide, TargetSide};
+use crate::messages::Forgetting;
 use crate::outgoing::{Outgoing, release_places};
 use crate::regions::Regions;
 use crate::session::Session;
@@ -39,6 +43,10 @@ pub(crate) struct State {
     pub keys: Keys,
     pub holds: Holds,
     pub regions: Regions,
+    /// Keys that the peer asks to forget, and that requests name.
+    pub forgetting: Vec<Forgetting>,
+    /// When a probe is sent, if the peer has not answered, and sent nothing, by then.
+    pub probe_at: Option<Time>,
     /// The program's work requests that have places in the send queue.
     pub place_count: usize,
 }
@@ -58,6 +66,8 @@ impl State {
             keys: Keys::default(),
             holds: Holds::default(),
             regions: Regions::default(),
+            forgetting: Vec::new(),
+            probe_at: None,
             place_count: 0,
         }
     }
@@ -74,8 +84,11 @@ impl State {
         for wc in inputs.control.take() {
             self.handle_control(session, qp, now, &wc);
         }
+        for key in inputs.ended_keys.take() {
+            self.end_key(session, qp, now, key);
+        }
         for token in inputs.held.take() {
-            if let Some(result) = self.holds.advance(token) {
+            if let Some(result) = self.holds.advance(qp, token) {
                 self.with_target(session, qp, |target, side| target.handle_held(now, token, result, side));
             }
         }
@@ -98,8 +111,10 @@ impl State {
             }
         }
         self.advance_link(session, qp, now);
+        self.confirm_forgotten();
         self.act(session, qp, now);
         self.act_for_peer(session, qp, now);
+        self.probe(now);
         if self.control.as_mut().is_some_and(|control| control.post().is_err()) {
             self.fail_link(session, qp, now);
         }
@@ -118,6 +133,7 @@ impl State {
     pub fn reset(&mut self, session: &Session) {
         self.count(session);
         session.release(self.place_count);
+        self.regions.keys().for_each(|key| session.service.unwatch_key(key, session));
         if let Some(control) = &self.control {
             session.service.set_control(control.qpn(), None);
         }
@@ -135,7 +151,7 @@ impl State {
 
     fn note_deadline(&self, session: &Session) {
         let initiator = self.outgoing.as_ref().and_then(|outgoing| outgoing.initiator.deadline());
-        let deadlines = [initiator, self.target.deadline(), self.link.deadline()];
+        let deadlines = [initiator, self.target.deadline(), self.link.deadline(), self.probe_at];
         session.set_deadline(deadlines.into_iter().flatten().min());
     }
 

@@ -7,9 +7,9 @@ use terrace_wire::{Extensions, Opcode, Operation, Packet, Psn, ROCE_PORT, RxMeta
 
 use crate::common::{Call, Common, DEFAULT_PKEY, Verdict, push_packet};
 use crate::data::{Data, PACKET_BYTES_MAX};
-use crate::host::{Host, Sink};
+use crate::host::{Host, RemoteError, Sink};
 use crate::requester::{self, Emitted, Requester, Row};
-use crate::responder::{Answered, Responder};
+use crate::responder::{Answered, Responder, event_of};
 use crate::state;
 use crate::types::{
     ModifyError, PostError, QpAttr, QpAttrMask, QpConfig, QpCounters, QpEvent, QpState, QpType, RecvWr,
@@ -143,6 +143,14 @@ impl Qp {
         self.established = false;
         self.cnp_due = false;
         self.congestion_noted_at = None;
+    }
+
+    /// Ends the connection as the responder does when it refuses a request for this reason: a protocol above the queue pair
+    /// has refused one.
+    pub fn refuse(&mut self, reason: RemoteError, host: &impl Host) {
+        if !matches!(self.common.attr.state, QpState::Reset | QpState::Init) {
+            self.apply(Verdict::ResponderFatal(event_of(reason.into())), host);
+        }
     }
 
     fn enter_error(&mut self, host: &impl Host) {

@@ -332,6 +332,16 @@ impl Initiator {
         [self.calls.deadline(), self.check_deadline()].into_iter().flatten().min()
     }
 
+    /// Whether a work request that is not completed names this key of the peer.
+    pub fn names(&self, rkey: u32) -> bool {
+        self.entries.iter().any(|entry| entry.remote.as_ref().is_some_and(|remote| remote.rkey == rkey))
+    }
+
+    /// Forgets what is known of a region that has ended. No work request names it any more ([`Initiator::names`]).
+    pub fn forget_region(&mut self, region_id: u64) {
+        self.tables.remove(&region_id);
+    }
+
     /// The number of work requests that were taken and not completed.
     pub fn len(&self) -> usize {
         self.entries.len() + self.completions.len()

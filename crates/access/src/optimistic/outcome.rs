@@ -128,7 +128,10 @@ impl Initiator {
         // READs and atomics in messages have other answers; a WRITE has none.
         let has_data =
             matches!(task.kind, Kind::Inline | Kind::Atomic) && self.entries[index].class != Class::Write;
+        // What ended the peer's queue pair was a later request, if that has failed.
+        let is_later = self.first_failed.is_some_and(|failed| task.seq.is_some_and(|seq| seq < failed));
         match completion_status(status) {
+            _ if status == Status::Disconnected && is_later => self.fail(index, WcStatus::Flushed, 0),
             None if status == Status::Busy && self.in_error => self.fail(index, WcStatus::Flushed, 0),
             Some(status) => self.fail(index, status, 0),
             // `Plain` and `Busy` say that nothing was done.
@@ -179,6 +182,14 @@ impl Initiator {
             if let Some(index) = task.seq.and_then(|seq| self.index(seq)) {
                 self.fail(index, WcStatus::RetryExceeded, 0);
             }
+        }
+    }
+
+    /// The peer is gone: the oldest request that is not finished fails as one that is not acknowledged, and all later ones
+    /// are flushed. The owner moves the queue pair to the error state.
+    pub fn fail_unfinished(&mut self) {
+        if let Some(index) = self.entries.iter().position(|entry| entry.state != State::Done) {
+            self.fail(index, WcStatus::RetryExceeded, 0);
         }
     }
 

@@ -32,6 +32,8 @@ const KIND_VALUE: u8 = 14;
 const KIND_HOLD: u8 = 15;
 const KIND_RELEASE: u8 = 16;
 const KIND_DESCRIBE: u8 = 17;
+const KIND_FORGET: u8 = 18;
+const KIND_PROBE: u8 = 19;
 
 impl<'a> Message<'a> {
     /// Writes the message to the front of a buffer; returns its length.
@@ -57,6 +59,8 @@ impl<'a> Message<'a> {
             Body::Hold(_) => (KIND_HOLD, Status::Ok),
             Body::Release => (KIND_RELEASE, Status::Ok),
             Body::Describe(_) => (KIND_DESCRIBE, Status::Ok),
+            Body::Forget(_) => (KIND_FORGET, Status::Ok),
+            Body::Probe => (KIND_PROBE, Status::Ok),
         };
         let mut writer = Writer::new(out);
         writer.u8(VERSION).u8(kind).u16(status as u16).u32(0).u64(self.id);
@@ -113,6 +117,8 @@ impl<'a> Message<'a> {
             KIND_HOLD => Body::Hold(Hold::decode(&mut reader)?),
             KIND_RELEASE => Body::Release,
             KIND_DESCRIBE => Body::Describe(reader.u32("rkey")?),
+            KIND_FORGET => Body::Forget(reader.u32("rkey")?),
+            KIND_PROBE => Body::Probe,
             _ => return Err(DecodeError::Kind(kind.into())),
         };
         reader.end()?;
@@ -146,8 +152,8 @@ impl Body<'_> {
             Body::Hold(hold) => {
                 writer.u32(hold.rkey).u32(hold.length).u64(hold.va).u8(hold.access as u8).zeros(7);
             }
-            Body::Release => {}
-            Body::Describe(rkey) => _ = writer.u32(*rkey),
+            Body::Release | Body::Probe => {}
+            Body::Describe(rkey) | Body::Forget(rkey) => _ = writer.u32(*rkey),
         }
     }
 }

@@ -55,11 +55,13 @@ pub enum Status {
     ClientMemory = 9,
     /// The server does not support the request.
     Unsupported = 10,
+    /// The server's queue pair is in the error state, or has no peer: it answers no requests.
+    Disconnected = 11,
 }
 
 impl Status {
     /// All statuses, in the order of their numbers.
-    pub const ALL: [Status; 11] = [
+    pub const ALL: [Status; 12] = [
         Status::Ok,
         Status::NoSuchRegion,
         Status::AccessDenied,
@@ -71,6 +73,7 @@ impl Status {
         Status::Plain,
         Status::ClientMemory,
         Status::Unsupported,
+        Status::Disconnected,
     ];
 
     pub(super) fn decode(value: u16) -> Result<Status, DecodeError> {
@@ -128,6 +131,11 @@ pub enum Body<'a> {
     Release,
     /// Requests the description of this rkey, as the queue pair may use it.
     Describe(u32),
+    /// Requests that the description of this rkey be forgotten, whose region has ended. The rkey names nothing until the
+    /// answer.
+    Forget(u32),
+    /// Finds out whether the peer's device still answers.
+    Probe,
 }
 
 /// Requests a few bytes of a region.

@@ -64,6 +64,8 @@
 //! | 15 | `Hold` | client | rkey u32, length u32, va u64, access u8 (0 READ, 1 WRITE), 7 zero | `Done`: the receiver is ready |
 //! | 16 | `Release` | client | | none |
 //! | 17 | `Describe` | client | rkey u32 | `Found`, or `Done`: `Plain` for a region that is all in memory, or an error status |
+//! | 18 | `Forget` | server | rkey u32 | `Done`, when no request of the client names the rkey any more |
+//! | 19 | `Probe` | client | | none: the acknowledgement of the SEND is what the client wants |
 //!
 //! `Read`: the message has one request or more, each with its own outcome. The id of the first is that of the message;
 //! the ids of the others follow in succession. A request that the server refuses does not affect the others. Page 0 of
@@ -79,6 +81,9 @@
 //!
 //! `Hold`: the range stays in memory until `Release` with the same id, so that the client can access it one-sidedly. A
 //! server disconnects a client that keeps a range for too long.
+//!
+//! `Forget`: the region of an rkey that the server has described has ended. Its rkey is no other region's until the client
+//! has answered.
 //!
 //! `Magic` contains the region id of the registration whose signature page the client knows, so that a server can
 //! refuse stale knowledge.
@@ -101,7 +106,7 @@ pub use message::{
 };
 
 /// The version of the protocol, stated in every message.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
 
 /// Ids fit into an immediate if their lower halves are below this and their upper halves below 256.
 pub const IMMEDIATE_IDS: u32 = 1 << ID_BITS;

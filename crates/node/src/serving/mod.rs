@@ -197,9 +197,12 @@ impl Serving {
             Body::Find(name) => find_region(name, context),
             Body::Pair(endpoint) => self.connect_pair(*endpoint, context).map(Body::Paired),
             // The NIC of a memory node waits for absent pages: no client of it needs the two-sided fallback.
-            Body::Fetch(_) | Body::Atomic(_) | Body::Hold(_) | Body::Release | Body::Describe(_) => {
-                Err(Status::Unsupported)
-            }
+            Body::Fetch(_)
+            | Body::Atomic(_)
+            | Body::Hold(_)
+            | Body::Release
+            | Body::Describe(_)
+            | Body::Probe => Err(Status::Unsupported),
             Body::Opened(_)
             | Body::Found(_)
             | Body::Paired(_)

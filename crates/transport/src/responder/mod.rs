@@ -33,6 +33,7 @@ mod unreliable;
 use std::collections::VecDeque;
 
 pub(crate) use emit::Answered;
+pub(crate) use refusal::event_of;
 
 use terrace_wire::{NakCode, Opcode, OpcodeInfo, Operation, Packet, Psn, Syndrome, Trailer};
 
@@ -42,7 +43,7 @@ use crate::data::Data;
 use crate::host::{Completion, Host, RemoteAccess, RemoteError};
 use crate::types::{MESSAGE_LEN_MAX, QpEvent, QpType, RecvWr, Wc, WcFlags, WcOpcode, WcStatus};
 use append::StagedRecord;
-use refusal::{INVALID_REQUEST, Refusal, event_of};
+use refusal::{INVALID_REQUEST, Refusal};
 use resource::ResponderResource;
 use response::Response;
 

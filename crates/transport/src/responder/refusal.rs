@@ -44,7 +44,7 @@ impl From<RemoteError> for NakCode {
 }
 
 /// The program's event when a NAK with this code ends the connection.
-pub(super) fn event_of(code: NakCode) -> QpEvent {
+pub(crate) fn event_of(code: NakCode) -> QpEvent {
     match code {
         NakCode::RemoteAccess => QpEvent::AccessError,
         NakCode::RemoteOperation => QpEvent::Fatal,
