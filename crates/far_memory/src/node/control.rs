@@ -66,6 +66,8 @@ struct Connection {
     stream: TcpStream,
     peer: SocketAddr,
     phase: Phase,
+    /// Bytes of answers for which the socket had no room.
+    unsent: Vec<u8>,
 }
 
 enum Phase {
@@ -83,7 +85,10 @@ enum Phase {
     Serving {
         id: u64,
     },
-    Closed,
+    /// Its last answer may be unsent.
+    Closed {
+        since: Instant,
+    },
 }
 
 struct Control {
@@ -105,9 +110,7 @@ impl Control {
                 PollFd::new(&*self.stop, PollFlags::IN),
                 PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
             ];
-            watched.extend(
-                self.connections.iter().map(|connection| PollFd::new(&connection.stream, PollFlags::IN)),
-            );
+            watched.extend(self.connections.iter().map(Connection::watched));
             // The only error is an interruption; then all are looked at.
             let _ = poll(&mut watched, timeout.as_ref());
             if watched[0].revents().contains(PollFlags::IN) {
@@ -126,7 +129,7 @@ impl Control {
                     connection.end(&self.state);
                 }
             }
-            self.connections.retain(|connection| !matches!(connection.phase, Phase::Closed));
+            self.connections.retain(|connection| !connection.has_ended());
         }
     }
 
@@ -146,7 +149,7 @@ impl Control {
                 continue;
             }
             let phase = Phase::Asked { bytes: Vec::new(), since: Instant::now() };
-            self.connections.push(Connection { stream, peer, phase });
+            self.connections.push(Connection { stream, peer, phase, unsent: Vec::new() });
         }
     }
 }
@@ -157,7 +160,22 @@ fn is_passing(error: &io::Error) -> bool {
 }
 
 impl Connection {
+    /// What the control thread waits for.
+    fn watched(&self) -> PollFd<'_> {
+        let mut flags = PollFlags::empty();
+        flags.set(PollFlags::IN, !matches!(self.phase, Phase::Closed { .. }));
+        flags.set(PollFlags::OUT, !self.unsent.is_empty());
+        PollFd::new(&self.stream, flags)
+    }
+
+    /// Whether nothing is left to do. A client that does not read its last answer is not waited for.
+    fn has_ended(&self) -> bool {
+        let Phase::Closed { since } = self.phase else { return false };
+        self.unsent.is_empty() || since.elapsed() > HANDSHAKE_TIMEOUT
+    }
+
     fn advance(&mut self, state: &State, last_id: &mut u64) {
+        self.send_unsent();
         match &mut self.phase {
             Phase::Asked { bytes, since } => {
                 let is_late = since.elapsed() > HANDSHAKE_TIMEOUT;
@@ -191,7 +209,7 @@ impl Connection {
                     }
                 }
             }
-            Phase::Closed => {}
+            Phase::Closed { .. } => {}
         }
     }
 
@@ -199,7 +217,7 @@ impl Connection {
         match serde_json::from_slice(line) {
             Ok(Request::Status) => {
                 self.answer(&Answer::Status(state.status()));
-                self.phase = Phase::Closed;
+                self.phase = Phase::Closed { since: Instant::now() };
             }
             Ok(Request::Connect(connect)) => match self.check(state, &connect) {
                 Ok(()) => {
@@ -245,13 +263,25 @@ impl Connection {
         self.end(state);
     }
 
-    /// Sends an answer. A client that does not read its few answers is disconnected.
+    /// Sends an answer, as far as the socket has room: the status of many clients is longer.
     fn answer(&mut self, answer: &Answer) {
-        let mut line = serde_json::to_vec(answer).unwrap_or_default();
-        line.push(b'\n');
-        if self.stream.write_all(&line).is_err() {
-            // Its socket is found closed next.
-            let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        self.unsent.extend(serde_json::to_vec(answer).unwrap_or_default());
+        self.unsent.push(b'\n');
+        self.send_unsent();
+    }
+
+    fn send_unsent(&mut self) {
+        while !self.unsent.is_empty() {
+            match self.stream.write(&self.unsent) {
+                Ok(count) if count > 0 => drop(self.unsent.drain(..count)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                _ => {
+                    self.unsent.clear();
+                    // The socket is found closed next.
+                    let _ = self.stream.shutdown(std::net::Shutdown::Both);
+                }
+            }
         }
     }
 
@@ -259,6 +289,37 @@ impl Connection {
         if let Phase::Admitted { id, .. } | Phase::Serving { id } = self.phase {
             state.request(Task::Remove(id));
         }
-        self.phase = Phase::Closed;
+        self.phase = Phase::Closed { since: Instant::now() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_is_longer_than_the_sockets_buffers_arrives_as_a_whole() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, peer) = listener.accept().unwrap();
+        tcp::configure(&stream).unwrap();
+        let phase = Phase::Closed { since: Instant::now() };
+        let mut connection = Connection { stream, peer, phase, unsent: Vec::new() };
+        let answer = Answer::Refused("a".repeat(16 << 20));
+        connection.answer(&answer);
+        assert!(!connection.has_ended());
+        let reader = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            client.read_to_end(&mut bytes).unwrap();
+            bytes
+        });
+        while !connection.has_ended() {
+            let _ = poll(&mut [connection.watched()], None);
+            connection.send_unsent();
+        }
+        drop(connection);
+        let mut expected = serde_json::to_vec(&answer).unwrap();
+        expected.push(b'\n');
+        assert!(reader.join().unwrap() == expected);
     }
 }
