@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 use terrace_nic::rc::{self, RNR_RETRIES, connect, initialize, new_pair};
-use terrace_nic::{Cq, Device, Error, Path, Pd, QpCap, QueuePair};
+use terrace_nic::{Cq, CqInit, Device, Error, Path, Pd, QpCap, QueuePair};
 use terrace_node::{Control, Endpoint};
 
 use crate::proto::QueuePairs;
@@ -74,6 +74,36 @@ impl Ends {
         self.control.close();
         destroy(&self.data.qp);
         destroy(&self.append.qp);
+    }
+}
+
+/// The protection domain of a connection, and the completion queues that are its own. Both end with the last user.
+pub struct Domain {
+    pub pd: Arc<Pd>,
+    cqs: Vec<Arc<Cq>>,
+}
+
+impl Domain {
+    /// A protection domain without completion queues of its own.
+    pub fn new(device: &Arc<Device>) -> Result<Domain, Error> {
+        Ok(Domain { pd: device.alloc_pd()?, cqs: Vec::new() })
+    }
+
+    /// A completion queue that ends with the domain.
+    pub fn create_cq(&mut self, device: &Arc<Device>, depth: u32) -> Result<Arc<Cq>, Error> {
+        let cq = device.create_cq(CqInit { depth, channel: None, cookie: 0 })?;
+        self.cqs.push(cq.clone());
+        Ok(cq)
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // Queue pairs and regions of the domain are destroyed before. Nothing else makes these calls fail.
+        for cq in &self.cqs {
+            let _ = cq.destroy();
+        }
+        let _ = self.pd.dealloc();
     }
 }
 

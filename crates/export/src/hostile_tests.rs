@@ -135,7 +135,7 @@ fn hostile_setups_end_their_own_socket_only() {
     let ends = QueuePairs { gid, control: endpoint, data: endpoint, append: endpoint };
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    stream.write_all(&setup::encode(&SetupRequest { ends })).unwrap();
+    stream.write_all(&setup::encode(&SetupRequest { ends, client: 0 })).unwrap();
     let answer: SetupAnswer = setup::receive(&mut stream).unwrap();
     assert_eq!(answer.errno, 13);
     let mut idle: Vec<_> = (0..200).map(|_| TcpStream::connect(server.address()).unwrap()).collect();

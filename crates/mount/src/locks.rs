@@ -147,10 +147,8 @@ impl State {
         match (&result, self.server) {
             (Ok(()), _) => self.server = Some(kind),
             (Err(_), Some(before)) => {
-                self.server = None;
-                if lock_at_server(before).is_ok() {
-                    self.server = Some(before);
-                }
+                // If that fails, the client fails the accesses of the file until it is unlocked.
+                let _ = lock_at_server(before);
             }
             (Err(_), None) => {}
         }

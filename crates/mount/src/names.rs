@@ -252,15 +252,17 @@ impl<R: Remote> Mount<R> {
     /// Removes a name of a file.
     pub(crate) fn unlink(&self, parent: u64, name: &OsStr) -> Result<(), Errno> {
         let parent = self.id(parent)?;
-        let result = repeat::once(Errno::ENOENT, || self.remote.unlink(parent, name));
-        result.map(|_| ()).map_err(|error| errno(&error))
+        let known = self.remote.known_file(parent, name);
+        let result = repeat::removal(known, |only| self.remote.unlink(parent, name, only), is_gone);
+        result.map_err(|error| errno(&error))
     }
 
     /// Removes a directory.
     pub(crate) fn remove_directory(&self, parent: u64, name: &OsStr) -> Result<(), Errno> {
         let parent = self.id(parent)?;
-        let result = repeat::once(Errno::ENOENT, || self.remote.remove_directory(parent, name));
-        result.map(|_| ()).map_err(|error| errno(&error))
+        let known = self.remote.known_file(parent, name);
+        let result = repeat::removal(known, |only| self.remote.remove_directory(parent, name, only), is_gone);
+        result.map_err(|error| errno(&error))
     }
 
     /// Renames. An exchange whose answer was lost is not repeated, because that would undo it.
@@ -279,11 +281,18 @@ impl<R: Remote> Mount<R> {
             RenameFlags::RENAME_EXCHANGE => RenameMode::Exchange,
             _ => return Err(Errno::EINVAL),
         };
-        let rename = || self.remote.rename(parent, name, new_parent, new_name, mode);
-        let result = match mode {
-            RenameMode::Exchange => rename(),
-            _ => repeat::once(Errno::ENOENT, rename).map(|_| ()),
+        let known = match mode {
+            RenameMode::Exchange => None,
+            _ => self.remote.known_file(parent, name),
         };
-        result.map_err(|error| errno(&error))
+        let rename = |only| self.remote.rename((parent, name), (new_parent, new_name), mode, only);
+        let has_new_name =
+            |file, _| self.remote.lookup(new_parent, new_name).is_ok_and(|attributes| attributes.id == file);
+        repeat::removal(known, rename, has_new_name).map_err(|error| errno(&error))
     }
+}
+
+/// Whether a repeated removal has failed because the name is gone.
+fn is_gone(_: FileId, errno: i32) -> bool {
+    errno == Errno::ENOENT.code()
 }

@@ -42,18 +42,20 @@ pub trait Remote: Send + Sync + 'static {
     fn symlink(&self, parent: FileId, name: &OsStr, target: &OsStr) -> Result<Attributes, ExportError>;
     /// See [`Client::link`].
     fn link(&self, id: FileId, parent: FileId, name: &OsStr) -> Result<Attributes, ExportError>;
-    /// See [`Client::unlink`].
-    fn unlink(&self, parent: FileId, name: &OsStr) -> Result<(), ExportError>;
-    /// See [`Client::remove_directory`].
-    fn remove_directory(&self, parent: FileId, name: &OsStr) -> Result<(), ExportError>;
-    /// See [`Client::rename`].
+    /// See [`Client::known_file`].
+    fn known_file(&self, parent: FileId, name: &OsStr) -> Option<FileId>;
+    /// See [`Client::unlink`], and with `only` [`Client::repeat_unlink`].
+    fn unlink(&self, parent: FileId, name: &OsStr, only: Option<FileId>) -> Result<(), ExportError>;
+    /// See [`Client::remove_directory`], and with `only` [`Client::repeat_remove_directory`].
+    fn remove_directory(&self, parent: FileId, name: &OsStr, only: Option<FileId>)
+    -> Result<(), ExportError>;
+    /// See [`Client::rename`], and with `only` [`Client::repeat_rename`].
     fn rename(
         &self,
-        parent: FileId,
-        name: &OsStr,
-        new_parent: FileId,
-        new_name: &OsStr,
+        from: (FileId, &OsStr),
+        to: (FileId, &OsStr),
         mode: RenameMode,
+        only: Option<FileId>,
     ) -> Result<(), ExportError>;
     /// See [`Client::read_link`].
     fn read_link(&self, id: FileId) -> Result<PathBuf, ExportError>;
@@ -140,23 +142,40 @@ impl Remote for Client {
         Client::link(self, id, parent, name)
     }
 
-    fn unlink(&self, parent: FileId, name: &OsStr) -> Result<(), ExportError> {
-        Client::unlink(self, parent, name)
+    fn known_file(&self, parent: FileId, name: &OsStr) -> Option<FileId> {
+        Client::known_file(self, parent, name)
     }
 
-    fn remove_directory(&self, parent: FileId, name: &OsStr) -> Result<(), ExportError> {
-        Client::remove_directory(self, parent, name)
+    fn unlink(&self, parent: FileId, name: &OsStr, only: Option<FileId>) -> Result<(), ExportError> {
+        match only {
+            None => Client::unlink(self, parent, name),
+            Some(file) => self.repeat_unlink(parent, name, file),
+        }
+    }
+
+    fn remove_directory(
+        &self,
+        parent: FileId,
+        name: &OsStr,
+        only: Option<FileId>,
+    ) -> Result<(), ExportError> {
+        match only {
+            None => Client::remove_directory(self, parent, name),
+            Some(directory) => self.repeat_remove_directory(parent, name, directory),
+        }
     }
 
     fn rename(
         &self,
-        parent: FileId,
-        name: &OsStr,
-        new_parent: FileId,
-        new_name: &OsStr,
+        from: (FileId, &OsStr),
+        to: (FileId, &OsStr),
         mode: RenameMode,
+        only: Option<FileId>,
     ) -> Result<(), ExportError> {
-        Client::rename(self, parent, name, new_parent, new_name, mode)
+        match only {
+            None => Client::rename(self, from.0, from.1, to.0, to.1, mode),
+            Some(file) => self.repeat_rename(from, to, mode, file),
+        }
     }
 
     fn read_link(&self, id: FileId) -> Result<PathBuf, ExportError> {

@@ -25,14 +25,17 @@ pub struct Buffers {
     records: Buffer,
     free: Mutex<Vec<usize>>,
     freed: Condvar,
-    /// Locked while the memory for long records is used.
-    record: Mutex<()>,
+    /// Locked while the memory for long records is used. True once an access to it was abandoned.
+    is_record_lost: Mutex<bool>,
 }
 
 /// A slot, which is free again when this is dropped.
 pub struct Slot<'a> {
     buffers: &'a Buffers,
     index: usize,
+    /// The NIC may access it. It is not used again before the session ends, because the NIC repeats requests from it, or
+    /// writes a late response to it.
+    is_in_flight: bool,
 }
 
 impl Buffers {
@@ -43,14 +46,14 @@ impl Buffers {
             records: Buffer::new(pd, RECORD_BYTES_MAX + 64, LOCAL_WRITE)?,
             free: Mutex::new((0..SLOTS).rev().collect()),
             freed: Condvar::default(),
-            record: Mutex::default(),
+            is_record_lost: Mutex::default(),
         })
     }
 
     /// A free slot, if there is one.
     pub fn try_take(&self) -> Option<Slot<'_>> {
         let index = self.free.lock().pop()?;
-        Some(Slot { buffers: self, index })
+        Some(Slot { buffers: self, index, is_in_flight: false })
     }
 
     /// Waits for a free slot.
@@ -61,7 +64,7 @@ impl Buffers {
         let mut free = self.free.lock();
         loop {
             if let Some(index) = free.pop() {
-                return Ok(Slot { buffers: self, index });
+                return Ok(Slot { buffers: self, index, is_in_flight: false });
             }
             if Instant::now() >= deadline {
                 return Err(ExportError::Lost);
@@ -70,16 +73,37 @@ impl Buffers {
         }
     }
 
-    /// Calls `act` with the memory for a record longer than a slot: the record, and 8 bytes behind it.
-    pub fn with_record<T>(&self, act: impl FnOnce(&Buffer) -> T) -> T {
-        let _record = self.record.lock();
-        act(&self.records)
+    /// Calls `act` with the memory for a record longer than a slot: the record, and 8 bytes behind it. `act` sets its second
+    /// argument while the NIC may access the memory.
+    ///
+    /// # Errors
+    /// `Lost` if an earlier access was abandoned: the NIC may still repeat it.
+    pub fn with_record<T, E: From<ExportError>>(
+        &self,
+        act: impl FnOnce(&Buffer, &mut bool) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut is_in_flight = self.is_record_lost.lock();
+        if *is_in_flight {
+            return Err(ExportError::Lost.into());
+        }
+        act(&self.records, &mut is_in_flight)
+    }
+
+    /// The number of free slots.
+    #[cfg(test)]
+    pub fn free_slots(&self) -> usize {
+        self.free.lock().len()
     }
 }
 
 impl Slot<'_> {
     fn at(&self) -> usize {
         self.index * STRIDE
+    }
+
+    /// Says whether a work request that names the slot is in flight.
+    pub fn set_in_flight(&mut self, is_in_flight: bool) {
+        self.is_in_flight = is_in_flight;
     }
 
     /// Copies bytes in.
@@ -112,7 +136,9 @@ impl Slot<'_> {
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        self.buffers.free.lock().push(self.index);
-        self.buffers.freed.notify_one();
+        if !self.is_in_flight {
+            self.buffers.free.lock().push(self.index);
+            self.buffers.freed.notify_one();
+        }
     }
 }

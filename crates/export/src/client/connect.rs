@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use terrace_nic::{CqInit, Device};
+use terrace_nic::Device;
 
 use super::buffers::Buffers;
 use super::session::{DEPTH, NewSession, Session};
 use super::stream::Stream;
-use crate::ends::{Ends, address_of, gid_for, path_to};
+use crate::ends::{Domain, Ends, address_of, gid_for, path_to};
 use crate::error::ExportError;
 use crate::proto::{SetupAnswer, SetupRequest};
 
@@ -19,7 +19,7 @@ const CONTROL_DEPTH: u32 = 4096;
 /// The most time for one attempt.
 const ATTEMPT_TIME: Duration = Duration::from_secs(5);
 
-/// Connects a session.
+/// Connects a session of the client with this number ([`SetupRequest::client`]).
 ///
 /// # Errors
 /// `NoExport`, `Refused`, `Protocol` or `Nic`.
@@ -27,6 +27,7 @@ pub fn connect(
     device: &Arc<Device>,
     server: SocketAddr,
     serial: u64,
+    client: u64,
     deadline: Instant,
 ) -> Result<Arc<Session>, ExportError> {
     let no_export = |reason| ExportError::NoExport { addr: server, reason };
@@ -35,11 +36,11 @@ pub fn connect(
     let timeout =
         deadline.saturating_duration_since(Instant::now()).clamp(Duration::from_millis(10), ATTEMPT_TIME);
     let mut stream = Stream::connect(server, address_of(gid), timeout).map_err(no_export)?;
-    let pd = device.alloc_pd()?;
-    let cq = |depth| device.create_cq(CqInit { depth, channel: None, cookie: 0 });
-    let (control_cq, data_cq) = (cq(CONTROL_DEPTH)?, cq(8 * DEPTH)?);
-    let ends = Ends::new(&pd, &control_cq, &data_cq, DEPTH)?;
-    let answered = stream.exchange(&SetupRequest { ends: ends.describe(gid) });
+    let mut domain = Domain::new(device)?;
+    let (control_cq, data_cq) =
+        (domain.create_cq(device, CONTROL_DEPTH)?, domain.create_cq(device, 8 * DEPTH)?);
+    let ends = Ends::new(&domain.pd, &control_cq, &data_cq, DEPTH)?;
+    let answered = stream.exchange(&SetupRequest { ends: ends.describe(gid), client });
     let connected = match answered {
         Ok(settings) if settings.errno != 0 => Err(ExportError::Refused(settings.errno.into())),
         Ok(settings) => connect_ends(device, &ends, &settings).map(|path| (settings, path)),
@@ -47,12 +48,12 @@ pub fn connect(
         Err(error) => Err(no_export(error)),
     };
     let (settings, path) = connected.inspect_err(|_| ends.close())?;
-    let buffers = Buffers::new(&pd).inspect_err(|_| ends.close())?;
+    let buffers = Buffers::new(&domain.pd).inspect_err(|_| ends.close())?;
     let Ends { control, data, append } = ends;
     let device = device.clone();
     Ok(Session::new(NewSession {
         device,
-        pd,
+        domain: Arc::new(domain),
         control_cq,
         data_cq,
         control,

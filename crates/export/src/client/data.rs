@@ -108,22 +108,24 @@ pub fn access(
     while begun < bytes.len() {
         let part = begun..bytes.len().min(begun + DIRECT_BYTES_MAX);
         let end = part.end;
-        if !bytes.access_now(&qp, rkey, offset + begun as u64, part)? {
-            break;
+        match bytes.access_now(&qp, rkey, offset + begun as u64, part) {
+            Ok(true) => begun = end,
+            // The NIC refuses a queue pair that another thread has destroyed meanwhile. A work request says why.
+            Ok(false) | Err(_) => break,
         }
-        begun = end;
     }
     let mut pieces: VecDeque<Piece<'_>> = VecDeque::new();
     let mut failed = None;
     loop {
         while failed.is_none() && begun < bytes.len() && pieces.len() < PIECES_MAX {
-            let Some(slot) = slot(session, pieces.is_empty(), deadline)? else { break };
+            let Some(mut slot) = slot(session, pieces.is_empty(), deadline)? else { break };
             let part = begun..bytes.len().min(begun + SLOT_BYTES);
             bytes.fill(&slot, part.clone())?;
             let op = bytes.operation(offset + begun as u64, rkey);
             match session.begin(Link::Data, op, &[slot.sge(part.len())]) {
                 Ok(number) => {
                     begun = part.end;
+                    slot.set_in_flight(true);
                     pieces.push_back(Piece { number, part, slot });
                 }
                 Err(ExportError::Full) if pieces.is_empty() => wait_for_room(session, deadline)?,
@@ -131,8 +133,10 @@ pub fn access(
                 Err(error) => return Err(error.into()),
             }
         }
-        let Some(piece) = pieces.pop_front() else { break };
-        match session.finish(piece.number, deadline)? {
+        let Some(mut piece) = pieces.pop_front() else { break };
+        let status = session.finish(piece.number, deadline)?;
+        piece.slot.set_in_flight(false);
+        match status {
             WcStatus::Success => bytes.take(&piece.slot, piece.part)?,
             status => failed = failed.or(Some(status)),
         }
@@ -168,22 +172,30 @@ fn refused(status: Option<WcStatus>, link: Link, generation: u64) -> Result<(), 
 pub fn append(opening: &Opening, record: &[u8], commit: bool, deadline: Instant) -> Result<u64, Failure> {
     let session = &opening.session;
     if record.len() <= SLOT_BYTES {
-        let slot = session.buffers.take(deadline)?;
+        let mut slot = session.buffers.take(deadline)?;
         slot.write(record)?;
-        append_from(opening, &[slot.sge(record.len()), slot.offset_sge()], commit, deadline)?;
+        let sges = [slot.sge(record.len()), slot.offset_sge()];
+        append_from(opening, &sges, commit, deadline, |is_in_flight| slot.set_in_flight(is_in_flight))?;
         return Ok(slot.offset()?);
     }
-    session.buffers.with_record(|buffer| {
+    session.buffers.with_record(|buffer, is_in_flight| {
         buffer.write(0, record)?;
         let sges = [buffer.sge(0, record.len() as u32), buffer.sge(RECORD_BYTES_MAX, 8)];
-        append_from(opening, &sges, commit, deadline)?;
+        append_from(opening, &sges, commit, deadline, |now| *is_in_flight = now)?;
         let mut offset = [0; 8];
         buffer.read(RECORD_BYTES_MAX, &mut offset)?;
         Ok(u64::from_ne_bytes(offset))
     })
 }
 
-fn append_from(opening: &Opening, sges: &[Sge], commit: bool, deadline: Instant) -> Result<(), Failure> {
+/// Appends the record of `sges`. `set_in_flight` is told from when to when the NIC may access that memory.
+fn append_from(
+    opening: &Opening,
+    sges: &[Sge],
+    commit: bool,
+    deadline: Instant,
+    mut set_in_flight: impl FnMut(bool),
+) -> Result<(), Failure> {
     let session = &opening.session;
     let (_, generation) = session.pair(Link::Append)?;
     let op = SendOp::Append { rkey: opening.rkey, commit };
@@ -194,7 +206,9 @@ fn append_from(opening: &Opening, sges: &[Sge], commit: bool, deadline: Instant)
             Err(error) => return Err(error.into()),
         }
     };
+    set_in_flight(true);
     let status = session.finish(number, deadline).map_err(unanswered)?;
+    set_in_flight(false);
     let status = Some(status).filter(|status| *status != WcStatus::Success);
     refused(status, Link::Append, generation).map_err(|failure| match failure {
         Failure::Error(error) => unanswered(error).into(),

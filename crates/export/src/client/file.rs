@@ -19,8 +19,6 @@ use crate::proto::{Answer, Attributes, FileId, Link, LockKind, OpenAccess, Opene
 
 /// How often an access is repeated whose file changes meanwhile.
 const REPEATS_MAX: usize = 8;
-/// The time that closing a file without a result may take.
-const CLOSE_TIME: Duration = Duration::from_millis(100);
 /// The pauses between attempts to lock a file.
 const LOCK_PAUSE_MIN: Duration = Duration::from_millis(1);
 const LOCK_PAUSE_MAX: Duration = Duration::from_millis(50);
@@ -445,7 +443,7 @@ impl Drop for OpenFile {
     fn drop(&mut self) {
         let opening = self.opening.lock();
         if opening.open != 0 && !opening.session.is_lost() {
-            opening.session.cast(Request::Close { open: opening.open }, Instant::now() + CLOSE_TIME);
+            opening.session.cast(Request::Close { open: opening.open });
         }
     }
 }

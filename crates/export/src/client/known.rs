@@ -22,19 +22,53 @@ enum Place {
     Child(FileId, OsString),
 }
 
-/// The files that a client has found.
-#[derive(Debug, Default)]
+/// A file that a client has found.
+#[derive(Debug)]
+struct KnownFile {
+    /// Its names, the newest last; one at least.
+    places: Vec<Place>,
+    /// Its number in [`Known::order`].
+    number: u64,
+    /// It, or a file in it, was found again since it was last considered for removal.
+    is_used: bool,
+}
+
+/// The files that a client has found. The oldest are forgotten, except those that have been used since (CLOCK), so that
+/// directories in use stay known.
+#[derive(Debug)]
 pub struct Known {
-    /// The names of each file, the newest last.
-    places: HashMap<FileId, Vec<Place>>,
+    by_id: HashMap<FileId, KnownFile>,
     files: HashMap<Place, FileId>,
-    order: VecDeque<FileId>,
+    /// In the order in which they are considered for removal. An entry whose number is not its file's is stale.
+    order: VecDeque<(FileId, u64)>,
+    next_number: u64,
+    max: usize,
+}
+
+impl Default for Known {
+    fn default() -> Known {
+        Known::new(FILES_MAX)
+    }
 }
 
 impl Known {
+    /// Knows at most `max` files.
+    fn new(max: usize) -> Known {
+        let (by_id, files, order) = (HashMap::new(), HashMap::new(), VecDeque::new());
+        Known { by_id, files, order, next_number: 0, max }
+    }
+
     /// A name of a file.
     pub fn learn(&mut self, id: FileId, parent: FileId, name: &OsStr) {
+        if let Some(parent) = self.by_id.get_mut(&parent) {
+            parent.is_used = true;
+        }
         self.insert(id, Place::Child(parent, name.to_owned()));
+    }
+
+    /// The file of a name, as far as is known.
+    pub fn find(&self, parent: FileId, name: &OsStr) -> Option<FileId> {
+        self.files.get(&Place::Child(parent, name.to_owned())).copied()
     }
 
     /// A path of a file.
@@ -66,32 +100,58 @@ impl Known {
     }
 
     fn insert(&mut self, id: FileId, place: Place) {
-        match self.files.get(&place) {
-            Some(known) if *known == id => return,
-            _ => self.remove(&place),
-        }
-        self.files.insert(place.clone(), id);
-        let places = self.places.entry(id).or_default();
-        if places.is_empty() {
-            self.order.push_back(id);
-        }
-        places.push(place);
-        if places.len() > NAMES_MAX {
-            let oldest = places.remove(0);
-            self.files.remove(&oldest);
-        }
-        while self.order.len() > FILES_MAX {
-            let Some(oldest) = self.order.pop_front() else { return };
-            for place in self.places.remove(&oldest).unwrap_or_default() {
-                self.files.remove(&place);
+        if self.files.get(&place) == Some(&id) {
+            if let Some(file) = self.by_id.get_mut(&id) {
+                file.is_used = true;
             }
+            return;
+        }
+        self.remove(&place);
+        self.files.insert(place.clone(), id);
+        match self.by_id.get_mut(&id) {
+            Some(file) => {
+                file.places.push(place);
+                if file.places.len() > NAMES_MAX {
+                    let oldest = file.places.remove(0);
+                    self.files.remove(&oldest);
+                }
+            }
+            None => {
+                self.next_number += 1;
+                let number = self.next_number;
+                self.by_id.insert(id, KnownFile { places: vec![place], number, is_used: false });
+                self.order.push_back((id, number));
+            }
+        }
+        self.forget_old();
+    }
+
+    /// Forgets files that have not been used, until there are no more than the maximum.
+    fn forget_old(&mut self) {
+        while self.by_id.len() > self.max {
+            let Some((id, number)) = self.order.pop_front() else { return };
+            let Some(file) = self.by_id.get_mut(&id).filter(|file| file.number == number) else { continue };
+            if file.is_used {
+                file.is_used = false;
+                self.order.push_back((id, number));
+            } else if let Some(file) = self.by_id.remove(&id) {
+                for place in &file.places {
+                    self.files.remove(place);
+                }
+            }
+        }
+        if self.order.len() > 2 * self.max {
+            let by_id = &self.by_id;
+            self.order.retain(|(id, number)| by_id.get(id).is_some_and(|file| file.number == *number));
         }
     }
 
     fn remove(&mut self, place: &Place) {
         let Some(id) = self.files.remove(place) else { return };
-        if let Some(places) = self.places.get_mut(&id) {
-            places.retain(|known| known != place);
+        let Some(file) = self.by_id.get_mut(&id) else { return };
+        file.places.retain(|known| known != place);
+        if file.places.is_empty() {
+            self.by_id.remove(&id);
         }
     }
 
@@ -100,7 +160,7 @@ impl Known {
         if id == root {
             return vec![Vec::new()];
         }
-        let places = self.places.get(&id).into_iter().flatten().rev();
+        let places = self.by_id.get(&id).into_iter().flat_map(|file| file.places.iter().rev());
         places.filter_map(|place| self.path_to(root, place)).collect()
     }
 
@@ -114,7 +174,7 @@ impl Known {
                     if *parent == root {
                         break Vec::new();
                     }
-                    at = self.places.get(parent)?.last()?;
+                    at = self.by_id.get(parent)?.places.last()?;
                 }
             }
             // Names that were learned at different times may form a circle.
@@ -176,6 +236,34 @@ mod tests {
         assert_eq!(text(&known, 2), ["a"]);
         known.learn(id(3), ROOT, "a".as_ref());
         assert_eq!(text(&known, 2), [""; 0]);
+    }
+
+    #[test]
+    fn directories_in_use_outlive_the_files_in_them() {
+        let mut known = Known::new(16);
+        known.learn(id(2), ROOT, "directory".as_ref());
+        for number in 0..100 {
+            known.learn(id(10 + number), id(2), number.to_string().as_ref());
+        }
+        assert_eq!(text(&known, 109), ["directory/99"]);
+        assert_eq!(text(&known, 10), [""; 0]);
+        assert_eq!(known.find(id(2), "99".as_ref()), Some(id(109)));
+        assert!(known.by_id.len() <= 16 && known.files.len() <= 16);
+    }
+
+    #[test]
+    fn files_that_come_and_go_take_no_memory() {
+        let mut known = Known::new(16);
+        known.learn(id(2), ROOT, "stays".as_ref());
+        for number in 0..100 {
+            known.learn(id(3), ROOT, "comes".as_ref());
+            known.learn(id(10 + number), ROOT, "goes".as_ref());
+            known.forget(ROOT, "comes".as_ref());
+            known.forget(ROOT, "goes".as_ref());
+        }
+        assert_eq!(text(&known, 2), ["stays"]);
+        assert!(known.order.len() <= 32);
+        assert_eq!((known.by_id.len(), known.files.len()), (1, 1));
     }
 
     #[test]

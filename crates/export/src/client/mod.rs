@@ -29,6 +29,8 @@ mod pipeline;
 mod session;
 mod shared;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -184,9 +186,7 @@ impl Client {
     /// # Errors
     /// As `unlink(2)`.
     pub fn unlink(&self, parent: FileId, name: &OsStr) -> Result<(), ExportError> {
-        self.done(Request::Unlink { parent, name: text(name)? }, Repeat::No)?;
-        self.shared.forget(parent, name);
-        Ok(())
+        self.remove(Request::Unlink { parent, name: text(name)?, only: None }, parent, name)
     }
 
     /// Removes an empty directory.
@@ -194,9 +194,35 @@ impl Client {
     /// # Errors
     /// As `rmdir(2)`.
     pub fn remove_directory(&self, parent: FileId, name: &OsStr) -> Result<(), ExportError> {
-        self.done(Request::RemoveDirectory { parent, name: text(name)? }, Repeat::No)?;
-        self.shared.forget(parent, name);
-        Ok(())
+        self.remove(Request::RemoveDirectory { parent, name: text(name)?, only: None }, parent, name)
+    }
+
+    /// Repeats an `unlink` that was `Unanswered`: removes the name only if it is still that of this file, which
+    /// [`Client::known_file`] named before.
+    ///
+    /// # Errors
+    /// As `unlink(2)`: `ENOENT` if the name is gone. `ESTALE` if another file has it.
+    pub fn repeat_unlink(&self, parent: FileId, name: &OsStr, file: FileId) -> Result<(), ExportError> {
+        self.remove(Request::Unlink { parent, name: text(name)?, only: Some(file) }, parent, name)
+    }
+
+    /// Repeats a `remove_directory` that was `Unanswered`, as [`Client::repeat_unlink`] does an unlink.
+    ///
+    /// # Errors
+    /// As `rmdir(2)`; `ESTALE` if another file has the name.
+    pub fn repeat_remove_directory(
+        &self,
+        parent: FileId,
+        name: &OsStr,
+        directory: FileId,
+    ) -> Result<(), ExportError> {
+        let only = Some(directory);
+        self.remove(Request::RemoveDirectory { parent, name: text(name)?, only }, parent, name)
+    }
+
+    /// The file that this client has found last by a name, without asking the server.
+    pub fn known_file(&self, parent: FileId, name: &OsStr) -> Option<FileId> {
+        self.shared.known_file(parent, name)
     }
 
     /// Renames a file.
@@ -211,10 +237,34 @@ impl Client {
         new_name: &OsStr,
         mode: RenameMode,
     ) -> Result<(), ExportError> {
-        let (from, to) = (text(name)?, text(new_name)?);
-        self.done(Request::Rename { parent, name: from, new_parent, new_name: to, mode }, Repeat::No)?;
-        let exchange = mode == RenameMode::Exchange;
-        self.shared.learn_rename((parent, name), (new_parent, new_name), exchange);
+        self.rename_only((parent, name), (new_parent, new_name), mode, None)
+    }
+
+    /// Repeats a rename that was `Unanswered`: only if the name is still that of this file, which [`Client::known_file`] named
+    /// before.
+    ///
+    /// # Errors
+    /// As `renameat2(2)`: `ENOENT` if the name is gone. `ESTALE` if another file has it.
+    pub fn repeat_rename(
+        &self,
+        from: (FileId, &OsStr),
+        to: (FileId, &OsStr),
+        mode: RenameMode,
+        file: FileId,
+    ) -> Result<(), ExportError> {
+        self.rename_only(from, to, mode, Some(file))
+    }
+
+    fn rename_only(
+        &self,
+        from: (FileId, &OsStr),
+        to: (FileId, &OsStr),
+        mode: RenameMode,
+        only: Option<FileId>,
+    ) -> Result<(), ExportError> {
+        let ((parent, new_parent), (name, new_name)) = ((from.0, to.0), (text(from.1)?, text(to.1)?));
+        self.done(Request::Rename { parent, name, new_parent, new_name, mode, only }, Repeat::No)?;
+        self.shared.learn_rename(from, to, mode == RenameMode::Exchange);
         Ok(())
     }
 
@@ -312,6 +362,13 @@ impl Client {
         let attributes = self.attributes_of(request, Repeat::No)?;
         self.shared.learn(attributes.id, parent, name);
         Ok(attributes)
+    }
+
+    /// Sends a request that removes a name.
+    fn remove(&self, request: Request, parent: FileId, name: &OsStr) -> Result<(), ExportError> {
+        self.done(request, Repeat::No)?;
+        self.shared.forget(parent, name);
+        Ok(())
     }
 
     fn done(&self, request: Request, repeat: Repeat) -> Result<(), ExportError> {

@@ -10,6 +10,7 @@ use super::buffers::RECORD_BYTES_MAX;
 use super::file::RemoteFile;
 use super::session::{DEPTH, Opening, Session};
 use super::shared::Shared;
+use crate::ends::Domain;
 use crate::error::ExportError;
 use crate::proto::{Link, OpenAccess};
 
@@ -78,6 +79,8 @@ pub struct Pipeline {
 struct Memory {
     serial: u64,
     buffer: Buffer,
+    /// Dropped after the buffer.
+    _domain: Arc<Domain>,
 }
 
 impl Pipeline {
@@ -111,8 +114,8 @@ impl Pipeline {
         // Accesses of the old session use the old memory.
         self.repeat_all();
         let bytes = self.depth * self.stride();
-        let buffer = Buffer::new(session.pd(), bytes, LOCAL_WRITE)?;
-        self.memory = Some(Memory { serial: session.serial, buffer });
+        let buffer = Buffer::new(&session.domain().pd, bytes, LOCAL_WRITE)?;
+        self.memory = Some(Memory { serial: session.serial, buffer, _domain: session.domain().clone() });
         Ok(())
     }
 

@@ -1,20 +1,19 @@
 //! One connection to a server: requests and their answers, one-sided accesses and their completions.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use terrace_nic::{
-    Cq, Device, Error, Path, Payload, Pd, QueuePair, SendFlags, SendOp, SendWr, Sge, SgeList, WcOpcode,
-    WcStatus,
+    Cq, Device, Error, Path, Payload, QueuePair, SendFlags, SendOp, SendWr, Sge, SgeList, WcOpcode, WcStatus,
 };
 use terrace_node::{Control, is_untracked};
 use terrace_sync::{Condvar, Mutex};
 
 use super::buffers::Buffers;
 use super::stream::Stream;
-use crate::ends::{OpenPair, destroy};
+use crate::ends::{Domain, OpenPair, destroy};
 use crate::error::ExportError;
 use crate::proto::{Answer, Body, Event, Link, Message, Request, SetupAnswer};
 
@@ -50,9 +49,23 @@ struct Waiting {
     next_id: u64,
     /// Answers to requests in flight. The answer of a request without a reader is dropped.
     answers: HashMap<u64, AnswerState>,
+    /// Requests whose answers nobody waits for, and for which there was no room.
+    deferred: VecDeque<Request>,
     next_transfer: u64,
     transfers: HashMap<u64, Transfer>,
     events: Vec<Event>,
+}
+
+impl Waiting {
+    /// The id of a new request; `None` if `max` are in flight.
+    fn begin_request(&mut self, state: AnswerState, max: usize) -> Option<u64> {
+        if self.answers.len() >= max {
+            return None;
+        }
+        self.next_id += 1;
+        self.answers.insert(self.next_id, state);
+        Some(self.next_id)
+    }
 }
 
 enum AnswerState {
@@ -64,7 +77,7 @@ enum AnswerState {
 /// What a session begins with.
 pub struct NewSession {
     pub device: Arc<Device>,
-    pub pd: Arc<Pd>,
+    pub domain: Arc<Domain>,
     pub control_cq: Arc<Cq>,
     pub data_cq: Arc<Cq>,
     pub control: Control,
@@ -89,7 +102,6 @@ pub struct Opening {
 /// A connection.
 pub struct Session {
     device: Arc<Device>,
-    pd: Arc<Pd>,
     control_cq: Arc<Cq>,
     data_cq: Arc<Cq>,
     control: Mutex<Option<Control>>,
@@ -106,6 +118,8 @@ pub struct Session {
     /// Something has come for a waiting thread.
     arrived: Condvar,
     is_lost: AtomicBool,
+    /// Dropped after the buffers.
+    domain: Arc<Domain>,
 }
 
 impl Session {
@@ -115,7 +129,6 @@ impl Session {
         let pairs = HashMap::from([(Link::Data, pair(new.data)), (Link::Append, pair(new.append))]);
         Arc::new(Session {
             device: new.device,
-            pd: new.pd,
             control_cq: new.control_cq,
             data_cq: new.data_cq,
             control: Mutex::new(Some(new.control)),
@@ -129,6 +142,7 @@ impl Session {
             waiting: Mutex::default(),
             arrived: Condvar::default(),
             is_lost: AtomicBool::new(false),
+            domain: new.domain,
         })
     }
 
@@ -149,8 +163,8 @@ impl Session {
     }
 
     /// The protection domain, for buffers.
-    pub fn pd(&self) -> &Arc<Pd> {
-        &self.pd
+    pub fn domain(&self) -> &Arc<Domain> {
+        &self.domain
     }
 
     /// Waits until `ready` returns a result.
@@ -183,35 +197,31 @@ impl Session {
     }
 
     /// Sends a request, as soon as there are fewer in flight than the server permits.
-    fn send(
-        &self,
-        request: Request,
-        state: fn() -> AnswerState,
-        deadline: Instant,
-    ) -> Result<u64, ExportError> {
-        let max = usize::from(self.settings.requests_max);
-        let id = self.wait(deadline, |waiting| {
-            if waiting.answers.len() >= max {
-                return None;
-            }
-            waiting.next_id += 1;
-            let id = waiting.next_id;
-            waiting.answers.insert(id, state());
-            Some(id)
-        })?;
+    fn send(&self, request: Request, deadline: Instant) -> Result<u64, ExportError> {
+        let max = self.requests_max();
+        let id = self.wait(deadline, |waiting| waiting.begin_request(AnswerState::Awaited, max))?;
         let encoded = Message { id, body: Body::Request(request) }.encode();
         let Some(bytes) = encoded else {
             self.waiting.lock().answers.remove(&id);
             return Err(ExportError::Invalid("a path or name is too long for a message"));
         };
+        self.post_message(bytes);
+        Ok(id)
+    }
+
+    fn requests_max(&self) -> usize {
+        self.settings.requests_max.into()
+    }
+
+    /// Posts a message. Without a connection nobody waits for its answer.
+    fn post_message(&self, bytes: Vec<u8>) {
         let mut guard = self.control.lock();
-        let Some(control) = guard.as_mut() else { return Err(ExportError::Lost) };
+        let Some(control) = guard.as_mut() else { return };
         control.send_encoded(bytes, None);
         if let Err(error) = control.post() {
             drop(guard);
             self.lose(&error.to_string());
         }
-        Ok(id)
     }
 
     /// Sends bytes that need not be messages.
@@ -229,7 +239,7 @@ impl Session {
     /// # Errors
     /// `Lost` if no answer came in time. The connection has ended then.
     pub fn call(&self, request: Request, deadline: Instant) -> Result<Answer, ExportError> {
-        let id = self.send(request, || AnswerState::Awaited, deadline)?;
+        let id = self.send(request, deadline)?;
         let answer = self.wait(deadline, |waiting| match waiting.answers.remove(&id) {
             Some(AnswerState::Here(answer)) => Some(answer),
             Some(state) => {
@@ -238,14 +248,34 @@ impl Session {
             }
             None => None,
         });
+        self.send_deferred();
         // An answer that is late would be taken for another's.
         answer.inspect_err(|_| self.lose("an answer did not come in time"))
     }
 
-    /// Sends a request whose answer nobody waits for.
-    pub fn cast(&self, request: Request, deadline: Instant) {
-        // Without a connection the server releases what this request would have.
-        let _ = self.send(request, || AnswerState::Unread, deadline);
+    /// Sends a request whose answer nobody waits for: now, or when the server permits one more. Without a connection the
+    /// server releases what the request would have released.
+    pub fn cast(&self, request: Request) {
+        self.waiting.lock().deferred.push_back(request);
+        self.send_deferred();
+    }
+
+    /// Sends the requests that wait for room.
+    fn send_deferred(&self) {
+        loop {
+            let mut waiting = self.waiting.lock();
+            if self.is_lost() || waiting.deferred.is_empty() {
+                return;
+            }
+            let Some(id) = waiting.begin_request(AnswerState::Unread, self.requests_max()) else { return };
+            let request = waiting.deferred.pop_front();
+            drop(waiting);
+            let Some(request) = request else { return };
+            match (Message { id, body: Body::Request(request) }).encode() {
+                Some(bytes) => self.post_message(bytes),
+                None => drop(self.waiting.lock().answers.remove(&id)),
+            }
+        }
     }
 
     /// The queue pair for accesses, and its generation.
@@ -258,26 +288,33 @@ impl Session {
     /// Begins a one-sided access. Returns its number.
     ///
     /// # Errors
-    /// `Full` if the queue pair has as many in flight as it can; `Nic`.
+    /// `Full` if the queue pair has as many in flight as it can; `Lost`; `Nic`.
     pub fn begin(&self, link: Link, op: SendOp, sges: &[Sge]) -> Result<u64, ExportError> {
-        let (qp, generation) = self.pair(link)?;
-        let number = {
-            let mut waiting = self.waiting.lock();
-            let number = waiting.next_transfer;
-            waiting.next_transfer += 1;
-            waiting.transfers.insert(number, Transfer { link, generation, status: None });
-            number
-        };
-        let payload = Payload::Sges(SgeList::from_slice(sges));
-        let wr = SendWr { wr_id: number, op, payload, flags: SendFlags::SIGNALED, target: None };
-        qp.post_send([Ok(wr)]).map_err(|(_, error)| {
+        loop {
+            let (qp, generation) = self.pair(link)?;
+            let number = {
+                let mut waiting = self.waiting.lock();
+                let number = waiting.next_transfer;
+                waiting.next_transfer += 1;
+                waiting.transfers.insert(number, Transfer { link, generation, status: None });
+                number
+            };
+            let payload = Payload::Sges(SgeList::from_slice(sges));
+            let wr = SendWr { wr_id: number, op, payload, flags: SendFlags::SIGNALED, target: None };
+            let Err((_, error)) = qp.post_send([Ok(wr)]) else { return Ok(number) };
             self.waiting.lock().transfers.remove(&number);
             match error {
-                Error::NoMemory(_) => ExportError::Full,
-                error => ExportError::Nic(error),
+                Error::NoMemory(_) => return Err(ExportError::Full),
+                // Another thread has destroyed the queue pair meanwhile: it has replaced it, or has ended the session.
+                _ if self.pair(link)?.1 != generation => {}
+                error => return Err(self.explain(error)),
             }
-        })?;
-        Ok(number)
+        }
+    }
+
+    /// Why the NIC has refused a call: the session has ended, or for the NIC's reason.
+    fn explain(&self, error: Error) -> ExportError {
+        if self.is_lost() { ExportError::Lost } else { ExportError::Nic(error) }
     }
 
     /// Takes the status of an access, if it has ended.
@@ -344,9 +381,12 @@ impl Session {
         if self.pair(link)?.1 != failed {
             return Ok(());
         }
-        let new = OpenPair::new(&self.pd, &self.data_cq, DEPTH)?;
+        let new =
+            OpenPair::new(&self.domain.pd, &self.data_cq, DEPTH).map_err(|error| self.explain(error))?;
         let connected = match self.call(Request::Pair { link, endpoint: new.endpoint }, deadline) {
-            Ok(Answer::Paired { endpoint }) => new.connect(self.path, endpoint, 0).map_err(ExportError::Nic),
+            Ok(Answer::Paired { endpoint }) => {
+                new.connect(self.path, endpoint, 0).map_err(|error| self.explain(error))
+            }
             Ok(_) => Err(ExportError::Protocol),
             Err(error) => Err(error),
         };
@@ -357,6 +397,10 @@ impl Session {
         let old = self.pairs.lock().insert(link, Pair { qp: new.qp, generation: failed + 1 });
         if let Some(old) = old {
             destroy(&old.qp);
+        }
+        if self.is_lost() {
+            // Closing the session may have missed the new one.
+            self.destroy_pairs();
         }
         // Completions of the old one may be lost with it.
         let mut waiting = self.waiting.lock();
@@ -378,6 +422,9 @@ impl Session {
             let _ = self.control_cq.take(COMPLETIONS_PER_PASS, &mut |wc| completions.push(*wc));
             let _ = self.data_cq.take(COMPLETIONS_PER_PASS, &mut |wc| completions.push(*wc));
             if completions.is_empty() {
+                if was_active {
+                    self.send_deferred();
+                }
                 return was_active;
             }
             was_active = true;
@@ -452,6 +499,10 @@ impl Session {
         if let Some(control) = self.control.lock().take() {
             control.close();
         }
+        self.destroy_pairs();
+    }
+
+    fn destroy_pairs(&self) {
         self.pairs.lock().drain().for_each(|(_, pair)| destroy(&pair.qp));
     }
 }
@@ -459,5 +510,43 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use terrace_nic::{PathChoice, PortConfig};
+
+    use super::*;
+    use crate::client::{Client, ClientConfig};
+    use crate::proto::OpenAccess;
+    use crate::server::{Server, ServerConfig};
+
+    #[test]
+    fn a_close_waits_until_the_server_permits_one_more_request() {
+        let directory = tempfile::tempdir().unwrap();
+        let address = Some(Ipv4Addr::LOCALHOST.into());
+        let port = PortConfig { address, path: PathChoice::Local, ..PortConfig::default() };
+        let config = ServerConfig::new(directory.path().into(), (Ipv4Addr::LOCALHOST, 0).into());
+        let server = Server::open(&ServerConfig { port: port.clone(), ..config }).unwrap();
+        let config = ClientConfig::new(server.address());
+        let client = Client::connect(&ClientConfig { port, ..config }).unwrap();
+        let access = OpenAccess::READ | OpenAccess::WRITE;
+        let file = client.create(client.root(), "file".as_ref(), 0o644, access, true).unwrap();
+        let deadline = client.shared.deadline();
+        let session = client.shared.session(deadline).unwrap();
+        let others = u64::MAX - 1000..u64::MAX - 1000 + u64::from(session.settings.requests_max);
+        session.waiting.lock().answers.extend(others.clone().map(|id| (id, AnswerState::Awaited)));
+        drop(file);
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(server.stats().open_files, 1);
+        session.waiting.lock().answers.retain(|id, _| !others.contains(id));
+        client.attributes(client.root()).unwrap();
+        while server.stats().open_files > 0 {
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }

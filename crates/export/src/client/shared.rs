@@ -37,7 +37,11 @@ pub enum Repeat {
 #[derive(Clone, Copy, Debug)]
 pub struct HeldLock {
     kind: LockKind,
-    /// It was lost with a connection, and could not be taken again.
+    /// The server that has granted it last ([`SetupAnswer::instance`](crate::proto::SetupAnswer)).
+    instance: u64,
+    /// The session on which it is held.
+    serial: u64,
+    /// Another client may have had it since this one did.
     is_lost: bool,
 }
 
@@ -53,6 +57,8 @@ struct Current {
 pub struct Shared {
     device: Arc<Device>,
     config: ClientConfig,
+    /// See [`SetupRequest::client`](crate::proto::SetupRequest).
+    client: u64,
     root: FileId,
     is_read_only: bool,
     current: Mutex<Current>,
@@ -80,13 +86,15 @@ impl Shared {
     pub fn connect(config: &ClientConfig) -> Result<Arc<Shared>, ExportError> {
         let device = Device::open(config.port.device().map_err(ExportError::Port)?)?;
         let deadline = Instant::now() + config.timeout;
-        let session = connect(&device, config.server, 1, deadline).inspect_err(|_| device.close())?;
+        let client = rand::random();
+        let session = connect(&device, config.server, 1, client, deadline).inspect_err(|_| device.close())?;
         let (root, is_read_only) = (session.settings.root, session.settings.is_read_only);
         let progress = Progress(Arc::new(Mutex::new(Some(session.clone()))));
         device.attach(Arc::new(progress.clone()));
         let shared = Arc::new(Shared {
             device,
             config: config.clone(),
+            client,
             root,
             is_read_only,
             current: Mutex::new(Current { session: Some(session), is_connecting: false, serial: 1 }),
@@ -151,7 +159,7 @@ impl Shared {
         let connected = self.reconnect(serial, deadline);
         if let Ok(session) = &connected {
             *self.progress.0.lock() = Some(session.clone());
-            self.restore(session, deadline);
+            self.restore(session);
         }
         let mut current = self.current.lock();
         current.is_connecting = false;
@@ -164,7 +172,7 @@ impl Shared {
     fn reconnect(&self, serial: u64, deadline: Instant) -> Result<Arc<Session>, ExportError> {
         let mut pause = PAUSE_MIN;
         loop {
-            match connect(&self.device, self.config.server, serial, deadline) {
+            match connect(&self.device, self.config.server, serial, self.client, deadline) {
                 Ok(session) => return Ok(session),
                 Err(error @ (ExportError::Refused(_) | ExportError::Protocol)) => return Err(error),
                 Err(error) => tracing::debug!(%error, "an export cannot be reached"),
@@ -177,23 +185,38 @@ impl Shared {
         }
     }
 
-    /// Takes the locks and watches of an earlier session again, as far as possible.
-    fn restore(&self, session: &Arc<Session>, deadline: Instant) {
-        let locks: Vec<_> = self.locks.lock().iter().map(|(key, lock)| (*key, *lock)).collect();
-        for ((id, owner), lock) in locks {
-            let taken = self.call_on(session, Request::Lock { id, owner, kind: lock.kind }, deadline);
-            if !matches!(taken, Ok(Answer::Done {}))
-                && let Some(lock) = self.locks.lock().get_mut(&(id, owner))
-            {
-                lock.is_lost = true;
-            }
-        }
+    /// Takes the locks and watches of an earlier session again, as far as possible: also if the call that has connected has
+    /// no time left.
+    fn restore(&self, session: &Arc<Session>) {
+        let deadline = self.deadline();
+        self.restore_locks(session, deadline);
         let watches: Vec<_> = self.watches.lock().iter().copied().collect();
         for id in watches {
             // Each watcher is told that anything may have changed.
             let _ = self.call_on(session, Request::Watch { id, on: true }, deadline);
         }
         self.push_change(Change::Reconnected);
+    }
+
+    /// Reclaims the locks that were held on an earlier session. If this one is lost meanwhile, the next one does the rest.
+    fn restore_locks(&self, session: &Arc<Session>, deadline: Instant) {
+        let locks = self.locks.lock();
+        let earlier = locks.iter().filter(|(_, lock)| lock.serial != session.serial && !lock.is_lost);
+        let earlier: Vec<_> = earlier.map(|(key, lock)| (*key, *lock)).collect();
+        drop(locks);
+        for ((id, owner), HeldLock { kind, instance, serial, .. }) in earlier {
+            let reclaimed =
+                self.call_on(session, Request::ReclaimLock { id, owner, kind, instance }, deadline);
+            if matches!(reclaimed, Err(ExportError::Lost)) {
+                return;
+            }
+            let mut locks = self.locks.lock();
+            if let Some(lock) = locks.get_mut(&(id, owner)).filter(|lock| lock.serial == serial) {
+                lock.serial = session.serial;
+                lock.instance = session.settings.instance;
+                lock.is_lost = !matches!(reclaimed, Ok(Answer::Done {}));
+            }
+        }
     }
 
     /// Sends a request on a session, and reclaims the files that the server does not know.
@@ -267,6 +290,11 @@ impl Shared {
         self.known.lock().learn_path(id, path);
     }
 
+    /// The file of a name, as far as is known.
+    pub fn known_file(&self, parent: FileId, name: &OsStr) -> Option<FileId> {
+        self.known.lock().find(parent, name)
+    }
+
     /// Notes that a name was removed.
     pub fn forget(&self, parent: FileId, name: &OsStr) {
         self.known.lock().forget(parent, name);
@@ -279,15 +307,51 @@ impl Shared {
 
     /// Locks a file, or fails with `EWOULDBLOCK`.
     pub fn lock(&self, id: FileId, owner: u64, kind: LockKind) -> Result<(), ExportError> {
-        let result = self.call(Request::Lock { id, owner, kind }, Repeat::Yes);
-        let mut locks = self.locks.lock();
+        let (key, request) = ((id, owner), Request::Lock { id, owner, kind });
         if kind == LockKind::Unlock {
-            let was_lost = locks.remove(&(id, owner)).is_some_and(|lock| lock.is_lost);
+            let result = self.call(request, Repeat::Yes);
+            let was_lost = self.locks.lock().remove(&key).is_some_and(|lock| lock.is_lost);
             return if was_lost { Err(ExportError::LockLost) } else { result.map(|_| ()) };
         }
-        result?;
-        locks.insert((id, owner), HeldLock { kind, is_lost: false });
-        Ok(())
+        if let Some(held) = self.locks.lock().get_mut(&key) {
+            if held.is_lost {
+                return Err(ExportError::LockLost);
+            }
+            if kind == LockKind::Shared {
+                // The server may have converted it when the answer is lost.
+                held.kind = kind;
+            }
+        }
+        let deadline = self.deadline();
+        let session = loop {
+            let session = self.session(deadline)?;
+            match self.call_on(&session, request.clone(), deadline) {
+                Ok(_) => break session,
+                Err(ExportError::Lost) if Instant::now() < deadline => {}
+                Err(error) => return Err(self.not_locked(key, error)),
+            }
+        };
+        let lock =
+            HeldLock { kind, instance: session.settings.instance, serial: session.serial, is_lost: false };
+        self.locks.lock().insert(key, lock);
+        let now = self.session(deadline)?;
+        if now.serial != session.serial {
+            // It was made when this lock was not among those to reclaim.
+            self.restore_locks(&now, deadline);
+        }
+        if self.has_lost_lock(id) { Err(ExportError::LockLost) } else { Ok(()) }
+    }
+
+    /// The error of a lock that was refused. A lock that could not be converted may be lost.
+    fn not_locked(&self, key: (FileId, u64), error: ExportError) -> ExportError {
+        let is_lost = matches!(error, ExportError::Os(errno) if errno == Errno::NOLCK.raw_os_error());
+        match self.locks.lock().get_mut(&key) {
+            Some(held) if is_lost => {
+                held.is_lost = true;
+                ExportError::LockLost
+            }
+            _ => error,
+        }
     }
 
     /// Whether a lock of a file was lost.

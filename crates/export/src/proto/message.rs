@@ -22,7 +22,8 @@ const ANSWERS: u8 = 0x80;
 const EVENTS: u8 = 0xc0;
 
 wire_messages! {
-    /// A request of a client. Names are single components: not empty, not `.` or `..`, without `/`.
+    /// A request of a client. Names are single components: not empty, not `.` or `..`, without `/`. With `only` the name has to
+    /// be that file's, else the request fails with `ESTALE`: a client repeats a request so whose answer was lost.
     #[derive(Clone, Debug, PartialEq, Eq)]
     Request {
         /// The file of a name in a directory: `Attributes`. Symbolic links are not followed.
@@ -47,11 +48,13 @@ wire_messages! {
         /// `Attributes` of the new directory.
         10 MakeDirectory { parent: FileId, name: Text, mode: u32, },
         /// `Done`.
-        11 Unlink { parent: FileId, name: Text, },
+        11 Unlink { parent: FileId, name: Text, only: Option<FileId>, },
         /// `Done`.
-        12 RemoveDirectory { parent: FileId, name: Text, },
+        12 RemoveDirectory { parent: FileId, name: Text, only: Option<FileId>, },
         /// `Done`.
-        13 Rename { parent: FileId, name: Text, new_parent: FileId, new_name: Text, mode: RenameMode, },
+        13 Rename {
+            parent: FileId, name: Text, new_parent: FileId, new_name: Text, mode: RenameMode, only: Option<FileId>,
+        },
         /// A further name of a file: `Attributes`.
         14 Link { id: FileId, parent: FileId, name: Text, },
         /// `Attributes` of the new symbolic link.
@@ -82,6 +85,9 @@ wire_messages! {
         27 Pair { link: Link, endpoint: Endpoint, },
         /// `Attributes` of an open file, also if it has no name any more.
         28 GetOpenAttributes { open: u64, },
+        /// Locks a file again that the client had locked on an earlier connection to the server `instance`
+        /// ([`SetupAnswer::instance`](super::SetupAnswer)): `Done`, or the error `ENOLCK` if another client may have had the lock.
+        29 ReclaimLock { id: FileId, owner: u64, kind: LockKind, instance: u64, },
     }
 }
 
@@ -141,6 +147,7 @@ impl Request {
             | Request::GetFileSystem { id }
             | Request::Sync { id }
             | Request::Lock { id, .. }
+            | Request::ReclaimLock { id, .. }
             | Request::Watch { id, .. } => [Some(id), None],
             Request::LookupPath { .. }
             | Request::Reclaim { .. }

@@ -34,4 +34,4 @@ pub use types::{
 };
 
 /// The version of the protocol, in every message.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;

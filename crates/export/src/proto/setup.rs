@@ -65,6 +65,9 @@ wire_struct! {
     SetupRequest {
         /// The client's end.
         ends: QueuePairs,
+        /// A random number that the client sends with each of its connections, and nobody else knows: it may reclaim the locks
+        /// of an earlier one.
+        client: u64,
     }
 }
 
@@ -86,6 +89,8 @@ wire_struct! {
         is_read_only: bool,
         /// Says which run of the server's host this is: in another one, what was not committed may be lost.
         boot: u64,
+        /// Says which server process this is: in another one no lock is held.
+        instance: u64,
     }
 }
 

@@ -1,18 +1,18 @@
 //! A connection of a client: its queue pairs, what it has looked up, opened and locked.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use terrace_nic::{Path, Pd, QueuePair, Wc};
+use terrace_nic::{Path, QueuePair, Wc};
 use terrace_node::Control;
 use terrace_sync::Mutex;
 
+use super::locks::HeldLock;
 use super::nodes::Nodes;
 use super::opens::Open;
-use crate::ends::{Ends, destroy};
+use crate::ends::{Domain, Ends, destroy};
 use crate::proto::{Answer, Body, ChangeSet, Event, FileId, Link, Message, Request};
 use crate::rules::Identity;
 
@@ -55,15 +55,17 @@ struct Events {
 /// A connection.
 pub struct Connection {
     pub identity: Identity,
+    /// The client's number ([`SetupRequest::client`](crate::proto::SetupRequest)).
+    pub client: u64,
     /// The client's address, for the log.
     pub peer: String,
-    pub pd: Arc<Pd>,
+    pub domain: Arc<Domain>,
     pub gid: [u8; 16],
     pub path: Path,
     pub qpn: u32,
     pub nodes: Nodes,
     pub opens: Mutex<HashMap<u64, Arc<Open>>>,
-    pub locks: Mutex<HashMap<(FileId, u64), OwnedFd>>,
+    pub locks: Mutex<HashMap<(FileId, u64), HeldLock>>,
     pub watches: Mutex<HashSet<FileId>>,
     /// `None` once closed.
     control: Mutex<Option<Control>>,
@@ -73,14 +75,16 @@ pub struct Connection {
     started: Instant,
     /// When the last message came, in milliseconds after `started`.
     heard_ms: AtomicU64,
+    has_lease_ended: AtomicBool,
     has_ended: AtomicBool,
 }
 
 /// What a connection begins with.
 pub struct NewConnection {
     pub identity: Identity,
+    pub client: u64,
     pub peer: String,
-    pub pd: Arc<Pd>,
+    pub domain: Arc<Domain>,
     pub gid: [u8; 16],
     pub path: Path,
     pub nodes: Nodes,
@@ -90,12 +94,13 @@ pub struct NewConnection {
 impl Connection {
     /// A connection whose queue pairs are connected.
     pub fn new(new: NewConnection) -> Arc<Connection> {
-        let NewConnection { identity, peer, pd, gid, path, nodes, ends } = new;
+        let NewConnection { identity, client, peer, domain, gid, path, nodes, ends } = new;
         let pairs = HashMap::from([(Link::Data, ends.data.qp), (Link::Append, ends.append.qp)]);
         Arc::new(Connection {
             identity,
+            client,
             peer,
-            pd,
+            domain,
             gid,
             path,
             qpn: ends.control.qpn(),
@@ -109,14 +114,29 @@ impl Connection {
             events: Mutex::default(),
             started: Instant::now(),
             heard_ms: AtomicU64::new(0),
+            has_lease_ended: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
         })
     }
 
-    /// Whether nothing has come from the client for so long.
-    pub fn is_silent(&self, lease: Duration) -> bool {
+    /// Ends the lease if nothing has come from the client for so long. Returns whether it has ended.
+    pub fn check_lease(&self, lease: Duration) -> bool {
         let heard = Duration::from_millis(self.heard_ms.load(Ordering::Relaxed));
-        self.started.elapsed().saturating_sub(heard) > lease
+        let is_silent = self.started.elapsed().saturating_sub(heard) > lease;
+        if is_silent {
+            self.has_lease_ended.store(true, Ordering::SeqCst);
+        }
+        is_silent
+    }
+
+    /// Whether the client was silent for longer than its lease.
+    pub fn has_lease_ended(&self) -> bool {
+        self.has_lease_ended.load(Ordering::SeqCst)
+    }
+
+    /// The lease begins again, with a message or because the server could not receive any.
+    pub fn renew_lease(&self) {
+        self.heard_ms.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
     /// Takes a message out of its receive buffer, and queues its request. Returns whether the connection is to be queued for
@@ -125,7 +145,7 @@ impl Connection {
     /// # Errors
     /// The reason for which the connection ends.
     pub fn receive(&self, wc: &Wc, bytes: &mut Vec<u8>) -> Result<bool, String> {
-        self.heard_ms.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
+        self.renew_lease();
         let mut guard = self.control.lock();
         let Some(control) = guard.as_mut() else { return Ok(false) };
         control.take_message(wc, bytes).map_err(|error| error.to_string())?;

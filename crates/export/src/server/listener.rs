@@ -17,7 +17,7 @@ use super::connection::{Connection, NewConnection, REQUESTS_MAX};
 use super::identity::can_be;
 use super::nodes::Nodes;
 use super::state::State;
-use crate::ends::{Ends, SERVED_ACCESS, address_of, gid_for, path_to};
+use crate::ends::{Domain, Ends, SERVED_ACCESS, address_of, gid_for, path_to};
 use crate::proto::setup;
 use crate::proto::{QueuePairs, SETUP_BYTES_MAX, SetupAnswer, SetupRequest};
 use crate::rules::Identity;
@@ -155,26 +155,31 @@ impl Listener {
                     socket => self.read(socket),
                 }
             }
-            if ticked.elapsed() >= TICK {
+            let elapsed = ticked.elapsed();
+            if elapsed >= TICK {
                 ticked = Instant::now();
-                self.tick();
+                // A check that comes so late tells that this process was stopped.
+                self.tick(elapsed >= self.state.lease / 2);
             }
         }
     }
 
     /// Ends connections whose leases have ended, and closes the sockets of those that have ended.
-    fn tick(&mut self) {
+    fn tick(&mut self, was_stopped: bool) {
         for connection in self.state.connections() {
-            if connection.is_silent(self.state.lease) {
+            if was_stopped {
+                // The client may have sent what this process has not received.
+                connection.renew_lease();
+            } else if connection.check_lease(self.state.lease) {
                 self.state.end(&connection, "its lease has ended");
             }
         }
+        self.state.lock_history.forget_old();
         let ended = self.state.drain_ended();
         self.sockets.retain(|_, socket| match socket.qpn {
             Some(qpn) => !ended.contains(&qpn),
             None => socket.opened.elapsed() < SETUP_TIME,
         });
-        self.state.revoke_again();
     }
 
     fn accept_tcp(&mut self) {
@@ -280,6 +285,8 @@ impl Listener {
         if peer.address.is_none() && UdpSocket::bind((address, 0)).is_err() {
             return Err(Errno::ADDRNOTAVAIL);
         }
+        // A client has one connection.
+        self.state.end_earlier(request.client, identity, &gid);
         let connections = self.state.connections();
         let of_peer = |connection: &&Arc<Connection>| match peer.address {
             Some(_) => connection.gid == gid,
@@ -302,6 +309,7 @@ impl Listener {
             root: self.state.root_id,
             is_read_only: identity.is_read_only,
             boot: self.state.boot,
+            instance: self.state.lock_history.instance,
         };
         let qpn = connection.qpn;
         tracing::debug!(client = %peer.name, uid = identity.uid, qpn, "a client has connected");
@@ -321,8 +329,8 @@ impl Listener {
         let no_address = terrace_nic::Error::Invalid("no local address of the client's family");
         let own_gid = gid_for(device, address_of(gid)).ok_or(no_address)?;
         // A domain for each client: the keys of others are unknown over its queue pairs.
-        let pd = device.alloc_pd()?;
-        let ends = Ends::new(&pd, cq, cq, 0)?;
+        let domain = Domain::new(device)?;
+        let ends = Ends::new(&domain.pd, cq, cq, 0)?;
         let connected = ends
             .control
             .serve(path, control)
@@ -330,14 +338,26 @@ impl Listener {
             .and_then(|()| ends.append.connect(path, append, SERVED_ACCESS));
         if let Err(error) = connected {
             ends.close();
+            // Its buffer belongs to the domain.
             drop(ends);
-            let _ = pd.dealloc();
             return Err(error);
         }
         let described = ends.describe(own_gid);
         let nodes = Nodes::new(self.state.budget.clone());
-        let (identity, peer) = (identity.clone(), peer.name.clone());
-        Ok((Connection::new(NewConnection { identity, peer, pd, gid, path, nodes, ends }), described))
+        let (identity, peer, domain) = (identity.clone(), peer.name.clone(), Arc::new(domain));
+        Ok((
+            Connection::new(NewConnection {
+                identity,
+                client: request.client,
+                peer,
+                domain,
+                gid,
+                path,
+                nodes,
+                ends,
+            }),
+            described,
+        ))
     }
 }
 
@@ -359,7 +379,7 @@ fn may_be_local(peer: SocketAddr) -> bool {
 fn setup_bytes() -> usize {
     let endpoint = terrace_node::Endpoint { qpn: 0, psn: 0, mtu_bytes: 4096 };
     let ends = QueuePairs { gid: [0; 16], control: endpoint, data: endpoint, append: endpoint };
-    setup::encode(&SetupRequest { ends }).len()
+    setup::encode(&SetupRequest { ends, client: 0 }).len()
 }
 
 fn refusal(errno: Errno) -> SetupAnswer {
@@ -372,6 +392,7 @@ fn refusal(errno: Errno) -> SetupAnswer {
         root: Default::default(),
         is_read_only: false,
         boot: 0,
+        instance: 0,
     }
 }
 

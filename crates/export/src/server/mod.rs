@@ -7,16 +7,19 @@
 //! | `state`, `workers` | what the threads share; who may still access what; the threads |
 //! | `requests` | what is done with a request |
 //! | `tree`, `identity` | system calls beneath the directory, as the client's user |
-//! | `opens`, `append_only` | files as regions, their keys |
+//! | `opens`, `append_only`, `revoker` | files as regions, their keys; the end of keys |
+//! | `locks` | locks, and who may have them again |
 //! | `watches` | changes of files |
 
 mod append_only;
 mod connection;
 mod identity;
 mod listener;
+mod locks;
 mod nodes;
 mod opens;
 mod requests;
+mod revoker;
 mod state;
 mod tree;
 mod watches;
@@ -164,6 +167,9 @@ impl Server {
             };
             self.threads.push(std::thread::Builder::new().name("terrace-export".into()).spawn(serve)?);
         }
+        let state = self.state.clone();
+        let revoke = move || state.revoker.run();
+        self.threads.push(std::thread::Builder::new().name("terrace-revoke".into()).spawn(revoke)?);
         let run = move || listener.run();
         self.threads.push(std::thread::Builder::new().name("terrace-listen".into()).spawn(run)?);
         Ok(())
@@ -190,6 +196,7 @@ impl Drop for Server {
         // Cannot fail: the counter does not overflow.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         self.state.work.close();
+        self.state.revoker.close();
         // Closing comes first: afterwards no grace period waits for another process, which may be stopped.
         self.state.device.close();
         for thread in self.threads.drain(..) {
@@ -202,6 +209,7 @@ impl Drop for Server {
                 self.state.release_all(&connection);
             }
         }
+        self.state.revoker.revoke_rest();
     }
 }
 
@@ -231,4 +239,37 @@ fn raise_descriptors() -> u64 {
         Err(_) => limit.current,
     }
     .unwrap_or(1 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::time::Instant;
+
+    use terrace_nic::PathChoice;
+
+    use super::*;
+    use crate::client::{Client, ClientConfig};
+    use crate::proto::OpenAccess;
+
+    #[test]
+    fn the_protection_domain_of_a_connection_ends_with_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let address = Some(Ipv4Addr::LOCALHOST.into());
+        let port = PortConfig { address, path: PathChoice::Local, ..PortConfig::default() };
+        let config = ServerConfig::new(directory.path().into(), (Ipv4Addr::LOCALHOST, 0).into());
+        let server = Server::open(&ServerConfig { port: port.clone(), ..config }).unwrap();
+        let config = ClientConfig::new(server.address());
+        let client = Client::connect(&ClientConfig { port, ..config }).unwrap();
+        let file = client.create(client.root(), "file".as_ref(), 0o644, OpenAccess::WRITE, true).unwrap();
+        let connection = server.state.connections().pop().unwrap();
+        let (domain, pd) = (Arc::downgrade(&connection.domain), connection.domain.pd.clone());
+        drop((connection, file, client));
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while domain.strong_count() > 0 {
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(pd.dealloc().is_err(), "it was deallocated before");
+    }
 }

@@ -13,6 +13,7 @@ use terrace_sync::Mutex;
 
 use super::append_only::AppendOnly;
 use super::tree;
+use crate::ends::Domain;
 use crate::proto::{Attributes, FileId, FileKey, OpenAccess};
 
 /// `ibv_access_flags`: local write, remote write, remote read, both placements of FLUSH.
@@ -50,6 +51,8 @@ pub struct Open {
     pub is_unlinked_by_own: AtomicBool,
     /// Whether the kernel reports changes of the file's attributes for it.
     pub is_watched: AtomicBool,
+    /// The domain lasts until the key is revoked.
+    _domain: Arc<Domain>,
 }
 
 impl Open {
@@ -60,7 +63,7 @@ impl Open {
     /// Of the file system, and `ENOMEM` if the NIC has no room.
     pub fn new(
         files: &Files,
-        pd: &Arc<Pd>,
+        domain: &Arc<Domain>,
         node: Arc<OwnedFd>,
         file: OwnedFd,
         access: OpenAccess,
@@ -74,10 +77,20 @@ impl Open {
             region.truncate(0).map_err(layout_error)?;
         }
         let id = tree::attributes(node.as_fd())?.id;
-        let mr = register(pd, &region, access)?;
+        let mr = register(&domain.pd, &region, access)?;
         let rights = Mutex::new(rights);
         let (is_unlinked_by_own, is_watched) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Open { id, access, node, region, mr, rights, is_unlinked_by_own, is_watched })
+        Ok(Open {
+            id,
+            access,
+            node,
+            region,
+            mr,
+            rights,
+            is_unlinked_by_own,
+            is_watched,
+            _domain: domain.clone(),
+        })
     }
 
     /// The key for the client.

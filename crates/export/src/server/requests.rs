@@ -1,11 +1,11 @@
 //! What a server does with a request.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::connection::Connection;
@@ -17,20 +17,18 @@ use super::watches::Interest;
 use crate::ends::{OpenPair, SERVED_ACCESS};
 use crate::error::{UNKNOWN_FILE, UNKNOWN_OPEN};
 use crate::proto::{
-    Answer, Attributes, FileId, FileKind, LockKind, OpenAccess, Opened, RenameMode, Request, Revocation,
-    SetAttributes, Text,
+    Answer, Attributes, FileId, FileKind, OpenAccess, Opened, RenameMode, Request, Revocation, SetAttributes,
+    Text,
 };
 
 /// The most open files of a connection.
 const OPENS_MAX: usize = 65_536;
-/// The most locks of a connection.
-const LOCKS_MAX: usize = 4096;
 /// The most watches of a connection.
 const WATCHES_MAX: usize = 16_384;
 
 /// Why a request is not done.
 #[derive(Debug)]
-enum Refusal {
+pub enum Refusal {
     System(io::Error),
     UnknownFile,
     UnknownOpen,
@@ -65,7 +63,8 @@ impl Refusal {
     }
 }
 
-type Outcome = Result<Answer, Refusal>;
+/// What becomes of a request.
+pub type Outcome = Result<Answer, Refusal>;
 
 /// One request of a client.
 pub struct Serving<'a> {
@@ -115,10 +114,10 @@ impl Serving<'_> {
                 let file = self.file(id)?;
                 self.make(parent, &name, |parent, name| tree::link(file.as_fd(), parent, name))
             }
-            Request::Unlink { parent, name } => self.unlink(parent, &name, false),
-            Request::RemoveDirectory { parent, name } => self.unlink(parent, &name, true),
-            Request::Rename { parent, name, new_parent, new_name, mode } => {
-                self.rename((parent, &name), (new_parent, &new_name), mode)
+            Request::Unlink { parent, name, only } => self.unlink(parent, &name, false, only),
+            Request::RemoveDirectory { parent, name, only } => self.unlink(parent, &name, true, only),
+            Request::Rename { parent, name, new_parent, new_name, mode, only } => {
+                self.rename((parent, &name), (new_parent, &new_name), mode, only)
             }
             Request::ReadLink { id } => {
                 let file = self.file(id)?;
@@ -146,10 +145,13 @@ impl Serving<'_> {
                 Ok(Answer::Done {})
             }
             Request::Lock { id, owner, kind } => self.lock(id, owner, kind),
+            Request::ReclaimLock { id, owner, kind, instance } => {
+                self.reclaim_lock(id, owner, kind, instance)
+            }
             Request::Watch { id, on } => self.watch(id, on),
             Request::Renew {} => Ok(Answer::Done {}),
             Request::Pair { link, endpoint } => {
-                let pair = OpenPair::new(&self.connection.pd, &self.state.cq, 0).map_err(no_memory)?;
+                let pair = OpenPair::new(&self.connection.domain.pd, &self.state.cq, 0).map_err(no_memory)?;
                 if let Err(error) = pair.connect(self.connection.path, endpoint, SERVED_ACCESS) {
                     crate::ends::destroy(&pair.qp);
                     return Err(no_memory(error));
@@ -161,12 +163,12 @@ impl Serving<'_> {
     }
 
     /// Calls `act` as the client's user.
-    fn act<T>(&self, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    pub fn act<T>(&self, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         act_as(&self.connection.identity, act)
     }
 
     /// A file that the client knows.
-    fn file(&self, id: FileId) -> Result<Arc<OwnedFd>, Refusal> {
+    pub fn file(&self, id: FileId) -> Result<Arc<OwnedFd>, Refusal> {
         if id == self.state.root_id {
             return Ok(self.state.root.clone());
         }
@@ -213,6 +215,7 @@ impl Serving<'_> {
         let file = self.file(id)?;
         if let Some(len) = set.len {
             let opened = self.act(|| tree::open(file.as_fd(), OpenAccess::WRITE))?;
+            self.drop_privileges(file.as_fd())?;
             region(&self.state.files, &opened, true)?.truncate(len).map_err(layout_error)?;
         }
         let changes_rights = set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
@@ -273,13 +276,22 @@ impl Serving<'_> {
         self.finish_open(self.file(attributes.id)?, file, access, Rights::of(&attributes))
     }
 
+    /// Clears the set-user-ID and set-group-ID bits of a file that the client's user may write from now on: one-sided writes
+    /// pass the kernel by, which would do so. Root keeps them, as it does locally.
+    fn drop_privileges(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+        if self.connection.identity.uid == 0 { Ok(()) } else { tree::drop_privileges(file) }
+    }
+
     /// Makes an opened file one of the client's. `rights` are those before it was opened, or those that it was made with.
     fn finish_open(&self, node: Arc<OwnedFd>, file: OwnedFd, access: OpenAccess, rights: Rights) -> Outcome {
         if self.connection.opens.lock().len() >= OPENS_MAX {
             return Err(Errno::MFILE.into());
         }
+        if access.changes() {
+            self.drop_privileges(node.as_fd())?;
+        }
         let state = self.state;
-        let open = Arc::new(Open::new(&state.files, &self.connection.pd, node, file, access, rights)?);
+        let open = Arc::new(Open::new(&state.files, &self.connection.domain, node, file, access, rights)?);
         let attributes = tree::attributes(open.node.as_fd())?;
         if attributes.links == 0 && !state.rules.keep_unlinked {
             state.revoke(open);
@@ -311,7 +323,7 @@ impl Serving<'_> {
         &self,
         parent: FileId,
         name: &Text,
-        make: impl FnOnce(std::os::fd::BorrowedFd<'_>, &[u8]) -> io::Result<()>,
+        make: impl FnOnce(BorrowedFd<'_>, &[u8]) -> io::Result<()>,
     ) -> Outcome {
         let (parent, name) = (self.file(parent)?, check_name(name)?);
         let file = self.act(|| {
@@ -321,19 +333,35 @@ impl Serving<'_> {
         Ok(Answer::Attributes { attributes: self.found(file)? })
     }
 
-    fn unlink(&self, parent: FileId, name: &Text, is_directory: bool) -> Outcome {
+    fn unlink(&self, parent: FileId, name: &Text, is_directory: bool, only: Option<FileId>) -> Outcome {
         let (parent, name) = (self.file(parent)?, check_name(name)?);
+        self.check_only(&parent, name, only)?;
         self.remove_name(&parent, name, || tree::unlink(parent.as_fd(), name, is_directory))?;
         Ok(Answer::Done {})
     }
 
-    fn rename(&self, from: (FileId, &Text), to: (FileId, &Text), mode: RenameMode) -> Outcome {
+    fn rename(
+        &self,
+        from: (FileId, &Text),
+        to: (FileId, &Text),
+        mode: RenameMode,
+        only: Option<FileId>,
+    ) -> Outcome {
         let (parent, name) = (self.file(from.0)?, check_name(from.1)?);
         let (new_parent, new_name) = (self.file(to.0)?, check_name(to.1)?);
+        self.check_only(&parent, name, only)?;
         self.remove_name(&new_parent, new_name, || {
             tree::rename(parent.as_fd(), name, new_parent.as_fd(), new_name, mode)
         })?;
         Ok(Answer::Done {})
+    }
+
+    /// Checks that a name is the file's that the client means. The time from here to the change is short; the repeated
+    /// request that this is for comes seconds late.
+    fn check_only(&self, parent: &OwnedFd, name: &[u8], only: Option<FileId>) -> io::Result<()> {
+        let Some(only) = only else { return Ok(()) };
+        let file = self.act(|| tree::lookup(parent.as_fd(), name))?;
+        if tree::attributes(file.as_fd())?.id == only { Ok(()) } else { Err(Errno::STALE.into()) }
     }
 
     /// Calls `change` as the client's user, which may remove a name. Other clients' keys of the file are revoked if that was
@@ -378,39 +406,6 @@ impl Serving<'_> {
         }
         change(&open)?;
         Ok(Answer::Attributes { attributes: tree::attributes(open.node.as_fd())? })
-    }
-
-    /// Locks a file by `flock(2)`, so that local programs see the lock, too.
-    fn lock(&self, id: FileId, owner: u64, kind: LockKind) -> Outcome {
-        let key = (id, owner);
-        let mut locks = self.connection.locks.lock();
-        let operation = match kind {
-            LockKind::Unlock => {
-                drop(locks.remove(&key));
-                return Ok(Answer::Done {});
-            }
-            LockKind::Shared => FlockOperation::NonBlockingLockShared,
-            LockKind::Exclusive => FlockOperation::NonBlockingLockExclusive,
-        };
-        if let Some(held) = locks.get(&key) {
-            rustix::fs::flock(held, operation)?;
-            return Ok(Answer::Done {});
-        }
-        if locks.len() >= LOCKS_MAX {
-            return Err(Errno::NOLCK.into());
-        }
-        let file = self.file(id)?;
-        let opened = self.act(|| {
-            tree::open(file.as_fd(), OpenAccess::READ)
-                .or_else(|_| tree::open(file.as_fd(), OpenAccess::WRITE))
-        })?;
-        rustix::fs::flock(&opened, operation)?;
-        locks.insert(key, opened);
-        drop(locks);
-        if self.connection.has_ended() {
-            self.state.release_all(self.connection);
-        }
-        Ok(Answer::Done {})
     }
 
     fn watch(&self, id: FileId, on: bool) -> Outcome {

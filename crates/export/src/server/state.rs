@@ -13,14 +13,16 @@ use terrace_sync::{Mutex, RwLock};
 
 use super::connection::{Connection, EVENTS_SENT};
 use super::identity::act_as;
+use super::locks::{LockHistory, release_locks};
 use super::nodes::DescriptorBudget;
 use super::opens::{Open, Rights};
 use super::requests::Serving;
+use super::revoker::Revoker;
 use super::tree;
 use super::watches::{Interest, Watches};
 use super::workers::{Job, Work};
 use crate::proto::{ChangeSet, Event, FileId, Revocation};
-use crate::rules::Rules;
+use crate::rules::{Identity, Rules};
 
 /// The most completions that are handled at once.
 const COMPLETIONS_PER_PASS: usize = 64;
@@ -60,8 +62,10 @@ pub struct State {
     connections: RwLock<HashMap<u32, Arc<Connection>>>,
     /// Who has which file open: connection and number.
     opened: Mutex<HashMap<FileId, HashSet<(u32, u64)>>>,
-    /// Keys that could not be revoked yet, because a same-host peer does not end its access.
-    unrevoked: Mutex<Vec<Arc<Open>>>,
+    pub revoker: Revoker,
+    pub lock_history: LockHistory,
+    /// Connections that have ended and may still have locks.
+    ending: Mutex<Vec<Arc<Connection>>>,
     /// Connections whose sockets are to be closed.
     ended: Mutex<Vec<u32>>,
     requests: AtomicU64,
@@ -101,7 +105,9 @@ impl State {
             next_open: AtomicU64::new(1),
             connections: RwLock::default(),
             opened: Mutex::default(),
-            unrevoked: Mutex::default(),
+            revoker: Revoker::default(),
+            lock_history: LockHistory::new(lease),
+            ending: Mutex::default(),
             ended: Mutex::default(),
             requests: AtomicU64::new(0),
             revoked: AtomicU64::new(0),
@@ -129,7 +135,28 @@ impl State {
             tracing::debug!(client = %connection.peer, why, "a client's connection has ended");
             self.connections.write().remove(&connection.qpn);
             self.ended.lock().push(connection.qpn);
+            self.ending.lock().push(connection.clone());
             self.work.add(Job::End(connection.clone()));
+        }
+    }
+
+    /// Ends the connections that a client had before.
+    pub fn end_earlier(&self, client: u64, identity: &Identity, gid: &[u8; 16]) {
+        for connection in self.connections() {
+            if connection.client == client
+                && connection.identity.uid == identity.uid
+                && connection.gid == *gid
+            {
+                self.end(&connection, "its client has connected again");
+            }
+        }
+    }
+
+    /// Releases the locks that the client of a connection has on connections that have ended.
+    pub fn release_earlier_locks(&self, connection: &Connection) {
+        let ending = self.ending.lock().clone();
+        for other in ending.iter().filter(|other| other.client == connection.client) {
+            release_locks(&self.lock_history, other);
         }
     }
 
@@ -156,8 +183,7 @@ impl State {
             Job::End(connection) => {
                 connection.close();
                 self.release_all(&connection);
-                // Fails while a key is not revoked yet: the domain lasts as long.
-                let _ = connection.pd.dealloc();
+                self.ending.lock().retain(|other| !Arc::ptr_eq(other, &connection));
             }
             Job::Check(id) => self.check_rights(id),
         }
@@ -187,6 +213,12 @@ impl State {
 
     /// Revokes the key of a file that was taken out of its connection's table.
     pub fn release(&self, connection: &Connection, number: u64, open: Arc<Open>) {
+        self.withdraw(connection, number, &open);
+        self.revoke(open);
+    }
+
+    /// Takes a file out of the tables of open files that was taken out of its connection's.
+    fn withdraw(&self, connection: &Connection, number: u64, open: &Open) {
         let mut opened = self.opened.lock();
         if let Some(users) = opened.get_mut(&open.id) {
             users.remove(&(connection.qpn, number));
@@ -198,63 +230,80 @@ impl State {
         if open.is_watched.swap(false, Ordering::Relaxed) {
             self.watches.remove(open.id);
         }
-        self.revoke(open);
     }
 
     /// Revokes a key, now or as soon as possible.
     pub fn revoke(&self, open: Arc<Open>) {
         if let Err(error) = open.revoke() {
             tracing::warn!(%error, "a key is revoked later: a client does not end its access");
-            self.unrevoked.lock().push(open);
+            self.revoker.add(open);
         }
-    }
-
-    /// Tries to revoke the keys again that could not be revoked.
-    pub fn revoke_again(&self) {
-        let unrevoked = std::mem::take(&mut *self.unrevoked.lock());
-        unrevoked.into_iter().for_each(|open| self.revoke(open));
     }
 
     /// Releases all that a connection has that has ended.
     pub fn release_all(&self, connection: &Connection) {
         let opens = std::mem::take(&mut *connection.opens.lock());
-        opens.into_iter().for_each(|(number, open)| self.release(connection, number, open));
-        // Closing the descriptors releases the locks.
-        connection.locks.lock().clear();
+        for (number, open) in opens {
+            self.withdraw(connection, number, &open);
+            // The client's queue pairs are destroyed, so nobody waits for this.
+            self.revoker.add(open);
+        }
+        release_locks(&self.lock_history, connection);
         let watches = std::mem::take(&mut *connection.watches.lock());
         watches.into_iter().for_each(|id| self.watches.remove(id));
     }
 
     /// Revokes the keys of a file whose clients may not access it any more so.
     pub fn check_rights(&self, id: FileId) {
+        if !self.opened.lock().contains_key(&id) {
+            return self.revoker.wait(id);
+        }
+        let checking = self.checking.lock();
         let users: Vec<_> = self.opened.lock().get(&id).into_iter().flatten().copied().collect();
-        if users.is_empty() {
-            return;
+        let lost = users.into_iter().filter_map(|(qpn, number)| {
+            let connection = self.connection(qpn)?;
+            let (open, reason) = self.remove_lost(&connection, number)?;
+            Some((connection, number, open, reason))
+        });
+        let lost: Vec<_> = lost.collect();
+        // A client may be stopped in the middle of an access: others can open files meanwhile.
+        drop(checking);
+        for (connection, number, open, reason) in lost {
+            self.end_revocation(open);
+            connection.send_event(Event::Revoked { open: number, reason });
         }
-        let _checking = self.checking.lock();
-        for (qpn, number) in users {
-            let Some(connection) = self.connection(qpn) else { continue };
-            if let Some(reason) = self.revoke_lost(&connection, number) {
-                connection.send_event(Event::Revoked { open: number, reason });
-            }
-        }
+        // Those that another thread has found.
+        self.revoker.wait(id);
+    }
+
+    /// Revokes the key of a file that [`State::remove_lost`] has taken out of the tables.
+    fn end_revocation(&self, open: Arc<Open>) {
+        let id = open.id;
+        self.revoke(open);
+        self.revoker.end(id);
     }
 
     /// Checks a file that a client is just opening, and returns why it may not access it any more, if so. Changes between
     /// opening it and [`State::add_open`] have not found it.
     pub fn check_opened(&self, connection: &Connection, number: u64) -> Option<Revocation> {
-        let _checking = self.checking.lock();
-        self.revoke_lost(connection, number)
+        let checking = self.checking.lock();
+        let (open, reason) = self.remove_lost(connection, number)?;
+        drop(checking);
+        self.end_revocation(open);
+        Some(reason)
     }
 
-    /// Revokes the key of an open file whose client has lost the right, and returns why. `checking` is locked.
-    fn revoke_lost(&self, connection: &Connection, number: u64) -> Option<Revocation> {
+    /// Takes an open file whose client has lost the right out of the tables, for the caller to revoke its key, and says why.
+    /// `checking` is locked.
+    fn remove_lost(&self, connection: &Connection, number: u64) -> Option<(Arc<Open>, Revocation)> {
         let open = connection.opens.lock().get(&number).cloned()?;
         let reason = self.lost_right(connection, &open)?;
         let removed = connection.opens.lock().remove(&number)?;
-        self.release(connection, number, removed);
+        // Before the tables have it no more, so that others wait for the revocation.
+        self.revoker.begin(removed.id);
+        self.withdraw(connection, number, &removed);
         self.revoked.fetch_add(1, Ordering::Relaxed);
-        Some(reason)
+        Some((removed, reason))
     }
 
     /// Why a client may not access a file any more, if so.
@@ -269,6 +318,11 @@ impl State {
         let now = Rights::of(&attributes);
         if *open.rights.lock() == now {
             return None;
+        }
+        // Writes would not clear them. The client opens the file again, which does.
+        let gains_privileges = tree::privileges_of(now.mode) != 0 && connection.identity.uid != 0;
+        if open.access.changes() && gains_privileges {
+            return Some(Revocation::Permission);
         }
         let access = open.access & !crate::proto::OpenAccess::TRUNCATE;
         // Without a descriptor or memory nobody knows whether the right is left: the client opens the file again.

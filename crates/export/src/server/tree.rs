@@ -114,6 +114,25 @@ fn attributes_of(statx: &Statx) -> Attributes {
     }
 }
 
+/// The bits of a mode with which a file runs as its owner, or as its group.
+pub fn privileges_of(mode: u32) -> u32 {
+    let is_for_group = mode & 0o2010 == 0o2010;
+    mode & 0o4000 | if is_for_group { 0o2000 } else { 0 }
+}
+
+/// Clears these bits of a regular file.
+///
+/// # Errors
+/// `EPERM` if this process is not root, and not the owner.
+pub fn drop_privileges(file: BorrowedFd<'_>) -> io::Result<()> {
+    let Attributes { kind, mode, .. } = attributes(file)?;
+    let bits = privileges_of(mode);
+    if kind != FileKind::Regular || bits == 0 {
+        return Ok(());
+    }
+    Ok(rustix::fs::chmodat(CWD, by_descriptor(file), mode_of(mode & !bits), AtFlags::empty())?)
+}
+
 /// Sets attributes, except the length.
 pub fn set_attributes(file: BorrowedFd<'_>, set: &SetAttributes) -> io::Result<()> {
     if set.uid.is_some() || set.gid.is_some() {

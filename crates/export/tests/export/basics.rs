@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use terrace_export::{
-    Change, ChangeSet, Completed, ExportError, FileKind, OpenAccess, Pipeline, Server, SetAttributes,
-    SetTime, Timestamp,
+    Change, ChangeSet, Completed, ExportError, FileKind, OpenAccess, Pipeline, RenameMode, Server,
+    SetAttributes, SetTime, Timestamp,
 };
 use terrace_nic::PathChoice;
 
@@ -200,4 +200,28 @@ fn changes_of_local_programs_and_of_clients_are_announced() {
     one.unwatch(one.root()).unwrap();
     std::fs::write(directory.path().join("more"), "").unwrap();
     assert_eq!(one.next_change(Duration::from_millis(200)), None);
+}
+
+#[test]
+fn a_repeated_removal_is_of_the_file_that_had_the_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path(), PathChoice::Local, "root = true");
+    let client = connect(server.address(), PathChoice::Local);
+    let root = client.root();
+    let make = || client.create(root, "a".as_ref(), 0o644, READ_WRITE, true).unwrap().id();
+    let first = make();
+    assert_eq!(client.known_file(root, "a".as_ref()), Some(first));
+    client.unlink(root, "a".as_ref()).unwrap();
+    assert_eq!(errno(client.repeat_unlink(root, "a".as_ref(), first)), Errno::NOENT.raw_os_error());
+    let second = make();
+    let stale = Errno::STALE.raw_os_error();
+    assert_eq!(errno(client.repeat_unlink(root, "a".as_ref(), first)), stale);
+    let (from, to) = ((root, "a".as_ref()), (root, "b".as_ref()));
+    assert_eq!(errno(client.repeat_rename(from, to, RenameMode::Replace, first)), stale);
+    assert!(directory.path().join("a").exists());
+    client.repeat_rename(from, to, RenameMode::Replace, second).unwrap();
+    client.repeat_unlink(root, "b".as_ref(), second).unwrap();
+    let made = client.make_directory(root, "d".as_ref(), 0o755).unwrap().id;
+    assert_eq!(errno(client.repeat_remove_directory(root, "d".as_ref(), second)), stale);
+    client.repeat_remove_directory(root, "d".as_ref(), made).unwrap();
 }

@@ -287,3 +287,29 @@ fn owners_change_what_is_theirs() {
     let give = SetAttributes { uid: Some(0), ..SetAttributes::default() };
     assert_eq!(errno(client.set_attributes(id, &give)), PERM);
 }
+
+#[test]
+fn a_client_that_writes_clears_the_set_user_id_bits() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let directory = directory(0o6777);
+    let path = directory.path().join("file");
+    let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+    let server = serve(directory.path(), PathChoice::Local, "root = true");
+    let (root, client) =
+        (connect(server.address(), PathChoice::Local), other_client(&server, PathChoice::Local));
+    let id = file(&client);
+    client.open(id, OpenAccess::READ).unwrap().close().unwrap();
+    root.open(file(&root), READ_WRITE).unwrap().close().unwrap();
+    assert_eq!(mode(), 0o6777);
+    let opened = client.open(id, READ_WRITE).unwrap();
+    assert_eq!(mode(), 0o777);
+    opened.write_at(0, b"x").unwrap();
+    // The file gets such a bit while the client may write it.
+    fs::set_permissions(&path, Permissions::from_mode(0o4777)).unwrap();
+    wait_until("the key is revoked", || matches!(opened.write_at(0, b"x"), Err(ExportError::Revoked)));
+    assert_eq!(mode(), 0o4777);
+    let cut = SetAttributes { len: Some(1), ..SetAttributes::default() };
+    assert_eq!(client.set_attributes(id, &cut).unwrap().mode, 0o777);
+}

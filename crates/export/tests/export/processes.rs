@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use crate::support::{READ_WRITE, connect, errno, server_config, wait_until};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
-use terrace_export::{Change, ChangeSet, ExportError, LockKind, OpenAccess, Server, ServerConfig};
+use terrace_export::{
+    Change, ChangeSet, ExportError, LockKind, OpenAccess, RemoteFile, Server, ServerConfig,
+};
 use terrace_nic::PathChoice;
 
-/// What a child process of this test does: `serve` or `lock`.
+/// What a child process of this test does: `serve`, `lock`, `hold` or `read`.
 const ROLE: &str = "EXPORT_TEST_ROLE";
 const DIRECTORY: &str = "EXPORT_TEST_DIRECTORY";
 const ADDRESS: &str = "EXPORT_TEST_ADDRESS";
@@ -97,10 +99,50 @@ fn child() {
         let client = connect(address, path);
         let found = client.lookup_path("file".as_ref()).unwrap();
         let file = client.open(found.id, READ_WRITE).unwrap();
-        file.lock(1, LockKind::Exclusive, Duration::ZERO).unwrap();
-        println!("locked");
-        std::thread::park();
+        if role != "read" {
+            file.lock(1, LockKind::Exclusive, Duration::ZERO).unwrap();
+        }
+        match role.as_str() {
+            "lock" => {
+                println!("locked");
+                std::thread::park();
+            }
+            "hold" => {
+                println!("locked");
+                println!("outcome {}", hold(&file));
+                std::thread::park();
+            }
+            _ => {
+                println!("reading");
+                read_for_ever(&file);
+            }
+        }
     }
+}
+
+/// Uses a file for seconds. Returns whether its lock was lost.
+fn hold(file: &RemoteFile) -> &'static str {
+    for _ in 0..1000 {
+        match file.write_at(0, b"h") {
+            Ok(()) => std::thread::sleep(Duration::from_millis(20)),
+            Err(ExportError::LockLost) => return "lost",
+            Err(_) => return "failed",
+        }
+    }
+    "kept"
+}
+
+fn read_for_ever(file: &RemoteFile) {
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut bytes = vec![0; 1 << 20];
+                loop {
+                    file.read_at(0, &mut bytes).unwrap();
+                }
+            });
+        }
+    });
 }
 
 fn a_killed_server_is_replaced(path: PathChoice) {
@@ -194,6 +236,46 @@ fn locks_end_with_their_client_by_packets() {
 #[test]
 fn locks_end_with_their_client_within_the_host() {
     locks_end_with_their_client(PathChoice::Local);
+}
+
+#[test]
+fn the_lock_of_a_client_that_was_stopped_for_longer_than_its_lease_is_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("file"), "0123456789").unwrap();
+    let path = PathChoice::Udp;
+    let (_server, address) = serve(directory.path(), any(), path);
+    let client = connect(address, path);
+    let found = client.lookup_path("file".as_ref()).unwrap();
+    let file = client.open(found.id, READ_WRITE).unwrap();
+    let mut holder = Process::start("hold", directory.path(), address, path);
+    holder.expect("locked");
+    holder.signal(Signal::STOP);
+    file.lock(1, LockKind::Exclusive, Duration::from_secs(15)).unwrap();
+    file.write_at(0, b"changed").unwrap();
+    file.lock(1, LockKind::Unlock, Duration::ZERO).unwrap();
+    holder.signal(Signal::CONT);
+    assert_eq!(holder.expect("outcome "), "lost");
+}
+
+#[test]
+fn a_client_that_is_stopped_in_an_access_delays_no_other_client() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("file"), vec![1; 1 << 20]).unwrap();
+    let (_server, address) = serve(directory.path(), any(), PathChoice::Local);
+    let mut reader = Process::start("read", directory.path(), address, PathChoice::Local);
+    reader.expect("reading");
+    std::thread::sleep(Duration::from_millis(100));
+    reader.signal(Signal::STOP);
+    // Its lease ends, and the server waits 10 s at a time for the end of the access.
+    let end = Instant::now() + LEASE + Duration::from_secs(14);
+    while Instant::now() < end {
+        let begun = Instant::now();
+        let client = connect(address, PathChoice::Local);
+        let found = client.lookup_path("file".as_ref()).unwrap();
+        client.open(found.id, READ_WRITE).unwrap().close().unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 fn a_stopped_server_delays_no_call_for_ever(path: PathChoice) {

@@ -198,7 +198,12 @@ impl Remote for Local {
         self.learn(path)
     }
 
-    fn unlink(&self, parent: FileId, name: &OsStr) -> Result<(), ExportError> {
+    fn known_file(&self, _parent: FileId, _name: &OsStr) -> Option<FileId> {
+        // No answer is lost, so no request is repeated.
+        None
+    }
+
+    fn unlink(&self, parent: FileId, name: &OsStr, _only: Option<FileId>) -> Result<(), ExportError> {
         let path = self.child(parent, name)?;
         let id = attributes_of(&path.symlink_metadata().map_err(os)?).id;
         fs::remove_file(&path).map_err(os)?;
@@ -209,19 +214,23 @@ impl Remote for Local {
         Ok(())
     }
 
-    fn remove_directory(&self, parent: FileId, name: &OsStr) -> Result<(), ExportError> {
+    fn remove_directory(
+        &self,
+        parent: FileId,
+        name: &OsStr,
+        _only: Option<FileId>,
+    ) -> Result<(), ExportError> {
         fs::remove_dir(self.child(parent, name)?).map_err(os)
     }
 
     fn rename(
         &self,
-        parent: FileId,
-        name: &OsStr,
-        new_parent: FileId,
-        new_name: &OsStr,
+        from: (FileId, &OsStr),
+        to: (FileId, &OsStr),
         mode: RenameMode,
+        _only: Option<FileId>,
     ) -> Result<(), ExportError> {
-        let (from, to) = (self.child(parent, name)?, self.child(new_parent, new_name)?);
+        let (from, to) = (self.child(from.0, from.1)?, self.child(to.0, to.1)?);
         let flags = match mode {
             RenameMode::Replace => RenameFlags::empty(),
             RenameMode::NoReplace => RenameFlags::NOREPLACE,

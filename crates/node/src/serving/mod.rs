@@ -202,6 +202,7 @@ impl Serving {
             | Body::Hold(_)
             | Body::Release
             | Body::Describe(_)
+            | Body::Forget(_)
             | Body::Probe => Err(Status::Unsupported),
             Body::Opened(_)
             | Body::Found(_)

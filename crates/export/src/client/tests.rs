@@ -1,0 +1,92 @@
+//! Connections that are lost in the middle of a call.
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use terrace_nic::{PathChoice, PortConfig};
+
+use super::data::{self, Bytes, Failure};
+use super::{Client, ClientConfig, RemoteFile};
+use crate::error::ExportError;
+use crate::proto::{LockKind, OpenAccess};
+use crate::server::{Server, ServerConfig};
+
+const PATHS: [PathChoice; 2] = [PathChoice::Udp, PathChoice::Local];
+
+/// A server of an empty directory, a client, and an open file of 4 KiB.
+fn start(path: PathChoice) -> (tempfile::TempDir, Server, Client, RemoteFile) {
+    let directory = tempfile::tempdir().unwrap();
+    let port = PortConfig { address: Some(Ipv4Addr::LOCALHOST.into()), path, ..PortConfig::default() };
+    let config = ServerConfig::new(directory.path().into(), (Ipv4Addr::LOCALHOST, 0).into());
+    let server = Server::open(&ServerConfig { port: port.clone(), ..config }).unwrap();
+    let config = ClientConfig::new(server.address());
+    let client = Client::connect(&ClientConfig { port, ..config }).unwrap();
+    let access = OpenAccess::READ | OpenAccess::WRITE;
+    let file = client.create(client.root(), "file".as_ref(), 0o644, access, true).unwrap();
+    file.write_at(0, &[1; 4096]).unwrap();
+    (directory, server, client, file)
+}
+
+#[test]
+fn an_access_of_a_session_that_another_thread_has_ended_is_lost() {
+    for path in PATHS {
+        let (_directory, _server, client, file) = start(path);
+        let deadline = client.shared.deadline();
+        let opening = file.file.current(deadline).unwrap();
+        opening.session.close();
+        let written = data::access(&opening, 0, Bytes::From(b"x"), deadline);
+        assert!(matches!(written, Err(Failure::Error(ExportError::Lost))));
+        assert!(matches!(data::commit(&opening, deadline), Err(Failure::Error(ExportError::Lost))));
+        // The next call connects again.
+        file.write_at(0, b"x").unwrap();
+        file.commit().unwrap();
+    }
+}
+
+#[test]
+fn memory_that_the_nic_may_still_access_is_not_used_again() {
+    let (_directory, server, client, file) = start(PathChoice::Udp);
+    let opening = file.file.current(client.shared.deadline()).unwrap();
+    let buffers = &opening.session.buffers;
+    let free = buffers.free_slots();
+    // From now on nobody answers, and the NIC repeats what it has sent.
+    server.device().close();
+    let soon = || Instant::now() + Duration::from_millis(20);
+    let written = data::access(&opening, 0, Bytes::From(&[2; 100]), soon());
+    assert!(matches!(written, Err(Failure::Error(ExportError::Lost))));
+    assert_eq!(buffers.free_slots(), free - 1);
+    let record = vec![3; 300 << 10];
+    let appended = data::append(&opening, &record, false, soon());
+    assert!(matches!(appended, Err(Failure::Error(ExportError::Unanswered))));
+    let appended = data::append(&opening, &record, false, soon());
+    assert!(matches!(appended, Err(Failure::Error(ExportError::Lost))));
+}
+
+#[test]
+fn a_lock_outlives_a_connection_that_the_client_has_ended() {
+    let (_directory, _server, client, file) = start(PathChoice::Local);
+    file.lock(1, LockKind::Exclusive, Duration::ZERO).unwrap();
+    for _ in 0..20 {
+        client.shared.session(client.shared.deadline()).unwrap().lose("a test ends it");
+        file.write_at(0, b"x").unwrap();
+    }
+    file.lock(1, LockKind::Unlock, Duration::ZERO).unwrap();
+}
+
+#[test]
+fn the_protection_domain_of_a_session_ends_with_it() {
+    let (_directory, _server, client, file) = start(PathChoice::Local);
+    let session = client.shared.session(client.shared.deadline()).unwrap();
+    let (domain, pd) = (std::sync::Arc::downgrade(session.domain()), session.domain().pd.clone());
+    session.lose("a test ends it");
+    drop(session);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    // The open file has an opening on it.
+    drop(file);
+    client.attributes(client.root()).unwrap();
+    while domain.strong_count() > 0 {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(pd.dealloc().is_err(), "it was deallocated before");
+}

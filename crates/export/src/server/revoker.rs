@@ -1,0 +1,97 @@
+//! The thread that revokes the keys of clients that have gone: a same-host client that is stopped in the middle of an access
+//! delays that by seconds, and nobody else waits for it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use terrace_sync::{Condvar, Mutex};
+
+use super::opens::Open;
+use crate::proto::FileId;
+
+/// The time until a key is tried again whose client does not end its access.
+const RETRY: Duration = Duration::from_millis(250);
+
+#[derive(Default)]
+struct Queue {
+    opens: VecDeque<Arc<Open>>,
+    is_closed: bool,
+}
+
+/// The open files whose keys are to be revoked.
+#[derive(Default)]
+pub struct Revoker {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    /// How many keys of a file other threads are revoking.
+    under_way: Mutex<HashMap<FileId, usize>>,
+    ended: Condvar,
+}
+
+impl Revoker {
+    /// Adds an open file.
+    pub fn add(&self, open: Arc<Open>) {
+        self.queue.lock().opens.push_back(open);
+        self.changed.notify_one();
+    }
+
+    /// Revokes keys until closed.
+    pub fn run(&self) {
+        let mut queue = self.queue.lock();
+        while !queue.is_closed {
+            let Some(open) = queue.opens.pop_front() else {
+                self.changed.wait(&mut queue);
+                continue;
+            };
+            drop(queue);
+            let result = open.revoke();
+            queue = self.queue.lock();
+            if let Err(error) = result {
+                tracing::warn!(%error, "a key is revoked later: a client does not end its access");
+                queue.opens.push_back(open);
+                self.changed.wait_for(&mut queue, RETRY);
+            }
+        }
+    }
+
+    /// Ends [`Revoker::run`].
+    pub fn close(&self) {
+        self.queue.lock().is_closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Revokes the keys that are left, once the device is closed.
+    pub fn revoke_rest(&self) {
+        let opens = std::mem::take(&mut self.queue.lock().opens);
+        for open in opens {
+            // Without a device no peer accesses anything.
+            let _ = open.revoke();
+        }
+    }
+
+    /// A thread begins to revoke a key of a file.
+    pub fn begin(&self, id: FileId) {
+        *self.under_way.lock().entry(id).or_default() += 1;
+    }
+
+    /// The thread has revoked it, or has left it to [`Revoker::run`].
+    pub fn end(&self, id: FileId) {
+        let mut under_way = self.under_way.lock();
+        if let Some(count) = under_way.get_mut(&id) {
+            *count -= 1;
+            if *count == 0 {
+                under_way.remove(&id);
+                self.ended.notify_all();
+            }
+        }
+    }
+
+    /// Waits until no thread is revoking a key of a file.
+    pub fn wait(&self, id: FileId) {
+        let mut under_way = self.under_way.lock();
+        while under_way.contains_key(&id) {
+            self.ended.wait(&mut under_way);
+        }
+    }
+}
