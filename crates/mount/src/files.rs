@@ -36,8 +36,8 @@ pub(crate) struct OpenFile<R: Remote> {
 struct FileSink<F>(Arc<F>);
 
 impl<F: RemoteOpen> Sink for FileSink<F> {
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
-        self.0.write_at(offset, bytes).map_err(|error| errno(&error))
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<bool, Errno> {
+        self.0.write_short(offset, bytes).map_err(|error| errno(&error))
     }
 }
 
@@ -90,7 +90,7 @@ impl<R: Remote> Mount<R> {
             // What was read ahead meanwhile is from before or after.
             inode.note_change();
         }
-        let attributes = remote.attributes().map_err(|error| errno(&error))?;
+        let attributes = remote.opened_attributes();
         let file = OpenFile::new(&inode, remote, access);
         let is_same = inode.cached_version.swap(attributes.version, Ordering::Relaxed) == attributes.version;
         if !is_same {
@@ -117,7 +117,9 @@ impl<R: Remote> Mount<R> {
         let range = offset..offset.saturating_add(len.into());
         match file.inode.dirty.find(&range) {
             Found::Dirty(bytes) => return Ok(bytes),
-            Found::Mixed => file.inode.dirty.write_all(),
+            Found::Mixed => {
+                file.inode.dirty.write_all();
+            }
             Found::Clean => {}
         }
         self.read_ahead(&file, &range);
@@ -149,7 +151,6 @@ impl<R: Remote> Mount<R> {
         let file = self.file(handle)?;
         let inode = &file.inode;
         inode.note_change();
-        inode.is_unstamped.store(true, Ordering::Release);
         inode.len.fetch_max(offset + bytes.len() as u64, Ordering::Relaxed);
         let next = inode.dirty.write(&file.sink, offset, bytes);
         // A chunk that was read ahead before the bytes were dirty is older.
@@ -169,8 +170,8 @@ impl<R: Remote> Mount<R> {
 
     /// Writes what is dirty, and has the server note the time. Returns the attributes if it was asked for them.
     pub(crate) fn settle(&self, inode: &Inode<R>) -> Result<Option<Attributes>, Errno> {
-        inode.dirty.write_all();
-        if !inode.is_unstamped.swap(false, Ordering::AcqRel) {
+        let writes = inode.dirty.write_all();
+        if !inode.dirty.begin_stamp(writes) {
             return Ok(None);
         }
         let now = SetAttributes { modified: Some(SetTime::Now), ..SetAttributes::default() };
@@ -237,7 +238,6 @@ impl<R: Remote> Mount<R> {
         let file = self.file(handle)?;
         file.inode.dirty.write_all();
         file.inode.note_change();
-        file.inode.is_unstamped.store(true, Ordering::Release);
         let result = file.remote.punch(offset, len).map_err(|error| errno(&error));
         file.inode.note_change();
         result

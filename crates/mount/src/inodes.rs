@@ -4,7 +4,7 @@
 //! unless another file has it here: one that was deleted while it was open, or one of another device.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use fuser::Errno;
@@ -29,8 +29,6 @@ pub(crate) struct Inode<R: Remote> {
     pub(crate) id: FileId,
     /// Bytes that the server does not have yet.
     pub(crate) dirty: DirtyFile,
-    /// Bytes have been written whose time of modification the server does not know yet.
-    pub(crate) is_unstamped: AtomicBool,
     /// Counts the changes of the contents that are known here, so that readahead drops what is older.
     changes: AtomicU64,
     /// The version of the contents that the kernel has in its page cache; 0 if it is unknown.
@@ -169,7 +167,6 @@ impl<R: Remote> State<R> {
                 ino,
                 id,
                 dirty: DirtyFile::new(budget.clone()),
-                is_unstamped: AtomicBool::new(false),
                 changes: AtomicU64::new(0),
                 cached_version: AtomicU64::new(0),
                 len: AtomicU64::new(0),

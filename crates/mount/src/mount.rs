@@ -66,7 +66,9 @@ impl<R: Remote> Mount<R> {
         for file in self.files.all() {
             if file.is_writable && file.inode.dirty.is_old(DIRTY_AGE_MAX) {
                 let inode = file.inode.clone();
-                self.workers.submit(move || inode.dirty.write_all());
+                self.workers.submit(move || {
+                    inode.dirty.write_all();
+                });
             }
         }
     }

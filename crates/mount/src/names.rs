@@ -56,7 +56,7 @@ impl<R: Remote> Mount<R> {
 
     /// Whether the server's attributes are not those that a program here has to see.
     fn is_behind(&self, inode: &Inode<R>) -> bool {
-        inode.is_unstamped.load(Ordering::Acquire) || !inode.dirty.is_clean()
+        inode.dirty.is_unstamped() || !inode.dirty.is_clean()
     }
 
     /// The attributes of a file.
@@ -226,8 +226,7 @@ impl<R: Remote> Mount<R> {
             Err(error) if errno(&error).code() == Errno::EEXIST.code() => return Err(found),
             Err(error) => return Err(errno(&error)),
         };
-        let attributes = remote.attributes().map_err(|error| errno(&error))?;
-        let entry = self.entry(&self.give_to(caller, parent, &attributes)?)?;
+        let entry = self.entry(&self.give_to(caller, parent, &remote.opened_attributes())?)?;
         let inode = self.inode(entry.attr.ino.0)?;
         Ok((entry, self.add_created(&inode, remote, access)))
     }

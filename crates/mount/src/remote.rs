@@ -76,12 +76,14 @@ pub trait Remote: Send + Sync + 'static {
 
 /// Calls of an open file. The methods are those of [`RemoteFile`]; dropping it closes it.
 pub trait RemoteOpen: Send + Sync + 'static {
+    /// See [`RemoteFile::opened_attributes`].
+    fn opened_attributes(&self) -> Attributes;
     /// See [`RemoteFile::attributes`].
     fn attributes(&self) -> Result<Attributes, ExportError>;
     /// See [`RemoteFile::read_at`].
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize, ExportError>;
-    /// See [`RemoteFile::write_at`].
-    fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), ExportError>;
+    /// See [`RemoteFile::write_short`].
+    fn write_short(&self, offset: u64, data: &[u8]) -> Result<bool, ExportError>;
     /// See [`RemoteFile::commit`].
     fn commit(&self) -> Result<(), ExportError>;
     /// See [`RemoteFile::truncate`].
@@ -213,6 +215,10 @@ impl Remote for Client {
 }
 
 impl RemoteOpen for RemoteFile {
+    fn opened_attributes(&self) -> Attributes {
+        RemoteFile::opened_attributes(self)
+    }
+
     fn attributes(&self) -> Result<Attributes, ExportError> {
         RemoteFile::attributes(self)
     }
@@ -221,8 +227,8 @@ impl RemoteOpen for RemoteFile {
         RemoteFile::read_at(self, offset, into)
     }
 
-    fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), ExportError> {
-        RemoteFile::write_at(self, offset, data)
+    fn write_short(&self, offset: u64, data: &[u8]) -> Result<bool, ExportError> {
+        RemoteFile::write_short(self, offset, data)
     }
 
     fn commit(&self) -> Result<(), ExportError> {

@@ -31,11 +31,11 @@ const SPARE_BUFFERS: usize = 16;
 
 /// Writes bytes to the server.
 pub(crate) trait Sink: Send + Sync {
-    /// Writes all bytes, beyond the end of the file too.
+    /// Writes all bytes, beyond the end of the file too. Returns whether the server has noted the time.
     ///
     /// # Errors
     /// Why they may not be in the file.
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno>;
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<bool, Errno>;
 }
 
 /// The dirty bytes of all files, and buffers for more.
@@ -103,6 +103,9 @@ struct State {
     in_flight: Vec<(Range<u64>, u64)>,
     /// The number of the newest extent.
     newest: u64,
+    /// How many writes there were, and how many of them are older than the time of modification that the server has noted.
+    writes: u64,
+    stamped: u64,
     /// Where the bytes go: the open file that has written last.
     sink: Option<Arc<dyn Sink>>,
     /// When the oldest of the extents was made.
@@ -162,6 +165,7 @@ impl DirtyFile {
             let mut state = self.state.lock();
             state.sink = Some(sink.clone());
             state.since.get_or_insert_with(Instant::now);
+            state.writes += 1;
             let before = state.bytes;
             let is_full = state.insert(offset, bytes, &self.budget);
             self.budget.dirty.fetch_add(state.bytes - before, Ordering::Relaxed);
@@ -176,6 +180,20 @@ impl DirtyFile {
     pub(crate) fn is_clean(&self) -> bool {
         let state = self.state.lock();
         state.extents.is_empty() && state.in_flight.is_empty()
+    }
+
+    /// Whether there were writes whose time the server has not noted.
+    pub(crate) fn is_unstamped(&self) -> bool {
+        let state = self.state.lock();
+        state.stamped != state.writes
+    }
+
+    /// Whether the server has not noted the time of the first so many writes: the caller has it do so.
+    pub(crate) fn begin_stamp(&self, writes: u64) -> bool {
+        let mut state = self.state.lock();
+        let is_unstamped = state.stamped < writes;
+        state.stamped = state.stamped.max(writes);
+        is_unstamped
     }
 
     /// Whether bytes have been dirty for longer than `age`.
@@ -207,17 +225,26 @@ impl DirtyFile {
 
     /// Writes one extent whose number is not larger than `newest`. `false` if there is none that can be written now.
     fn write_extent_until(&self, newest: u64) -> bool {
-        let Some((offset, bytes, sink)) = self.state.lock().take_extent(newest) else {
+        let mut state = self.state.lock();
+        let Some((offset, bytes, sink)) = state.take_extent(newest) else {
             return false;
         };
+        // All other bytes are on the server already.
+        let is_last = state.extents.is_empty() && state.in_flight.len() == 1;
+        let writes = state.writes;
+        drop(state);
         let result = sink.write(offset, &bytes);
         let mut state = self.state.lock();
         let range = range_of(offset, &bytes);
         state.in_flight.retain(|(other, _)| *other != range);
-        if let Err(errno) = result {
-            state.errors.count += 1;
-            state.errors.last = Some(errno);
-            state.errors.is_reported = false;
+        match result {
+            Ok(is_time_noted) if is_time_noted && is_last => state.stamped = state.stamped.max(writes),
+            Ok(_) => {}
+            Err(errno) => {
+                state.errors.count += 1;
+                state.errors.last = Some(errno);
+                state.errors.is_reported = false;
+            }
         }
         drop(state);
         self.budget.dirty.fetch_sub(bytes.len(), Ordering::Relaxed);
@@ -227,16 +254,20 @@ impl DirtyFile {
     }
 
     /// Writes everything that was dirty when it is called, and waits for what of it others are writing; not for what is written
-    /// meanwhile, which may have no end. The caller asks for the result with [`report`](Self::report).
-    pub(crate) fn write_all(&self) {
-        let newest = self.state.lock().newest;
+    /// meanwhile, which may have no end. The caller asks for the result with [`report`](Self::report). Returns how many writes
+    /// there had been.
+    pub(crate) fn write_all(&self) -> u64 {
+        let (newest, writes) = {
+            let state = self.state.lock();
+            (state.newest, state.writes)
+        };
         loop {
             if self.write_extent_until(newest) {
                 continue;
             }
             let mut state = self.state.lock();
             if !state.has_until(newest) {
-                return;
+                return writes;
             }
             if !state.in_flight.is_empty() {
                 self.written.wait(&mut state);
@@ -394,7 +425,7 @@ mod tests {
     }
 
     impl Sink for Memory {
-        fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        fn write(&self, offset: u64, bytes: &[u8]) -> Result<bool, Errno> {
             if let Some(errno) = *self.error.lock() {
                 return Err(errno);
             }
@@ -404,7 +435,7 @@ mod tests {
                 file.resize(end, 0);
             }
             file[offset as usize..end].copy_from_slice(bytes);
-            Ok(())
+            Ok(bytes.len() < 100)
         }
     }
 
@@ -426,6 +457,24 @@ mod tests {
         assert!(file.write_extent());
         assert!(file.is_clean());
         assert_eq!(memory.bytes.lock().len(), 100_000);
+    }
+
+    #[test]
+    fn the_time_of_the_last_bytes_is_that_of_the_file_if_the_server_notes_it() {
+        let (file, _, sink) = dirty_file(EXTENT_BYTES);
+        file.write(&sink, 0, &[1; 10]);
+        assert!(file.is_unstamped());
+        file.write_all();
+        assert!(!file.is_unstamped());
+        file.write(&sink, 0, &[1; 10]);
+        file.write(&sink, 1000, &[1; 100]);
+        let writes = file.write_all();
+        assert!(file.begin_stamp(writes), "the last extent was written without the time");
+        assert!(!file.begin_stamp(writes) && !file.is_unstamped());
+        file.write(&sink, 1000, &[1; 10]);
+        file.write(&sink, 0, &[1; 100]);
+        file.write_all();
+        assert!(!file.is_unstamped(), "the last extent was written with the time");
     }
 
     #[test]
@@ -468,13 +517,13 @@ mod tests {
     }
 
     impl Sink for Busy {
-        fn write(&self, _offset: u64, _bytes: &[u8]) -> Result<(), Errno> {
+        fn write(&self, _offset: u64, _bytes: &[u8]) -> Result<bool, Errno> {
             let count = self.writes.fetch_add(1, Ordering::Relaxed) + 1;
             if let (Some(file), Some(own)) = (self.file.upgrade(), self.own.upgrade()) {
                 let sink: Arc<dyn Sink> = own;
                 file.write(&sink, 1000 - 10 * count as u64, &[1]);
             }
-            Ok(())
+            Ok(true)
         }
     }
 

@@ -15,8 +15,10 @@ use super::data::{self, Bytes, Failure};
 use super::session::{Opening, Session};
 use super::shared::Shared;
 use crate::error::{ExportError, UNKNOWN_OPEN};
-use crate::proto::{Answer, Attributes, FileId, Link, LockKind, OpenAccess, Opened, Request};
+use crate::proto::{Answer, Attributes, FileId, Link, LockKind, OpenAccess, Opened, Request, Text};
 
+/// The most bytes that are written by a message.
+const SHORT_BYTES_MAX: usize = 8 << 10;
 /// How often an access is repeated whose file changes meanwhile.
 const REPEATS_MAX: usize = 8;
 /// The pauses between attempts to lock a file.
@@ -34,6 +36,8 @@ pub struct OpenFile {
     shared: Arc<Shared>,
     id: FileId,
     access: OpenAccess,
+    /// The attributes when it was opened first.
+    opened: Attributes,
     opening: Mutex<Opening>,
     /// The length in bytes as far as it is known.
     len: AtomicU64,
@@ -95,6 +99,7 @@ impl RemoteFile {
                 shared: shared.clone(),
                 id: attributes.id,
                 access,
+                opened: attributes,
                 opening: Mutex::new(Opening { session, open, rkey: key.rkey }),
                 len: AtomicU64::new(key.len),
                 written: AtomicU64::new(0),
@@ -122,6 +127,11 @@ impl RemoteFile {
     /// Whether the file has no bytes, as far as this client knows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The attributes when the file was opened, without asking the server.
+    pub fn opened_attributes(&self) -> Attributes {
+        self.file.opened
     }
 
     /// The attributes now, also if the file has no name any more.
@@ -169,6 +179,27 @@ impl RemoteFile {
             data::access(opening, offset, Bytes::From(data), deadline)?;
             file.note_written(opening);
             Ok(())
+        })
+    }
+
+    /// Writes bytes as [`RemoteFile::write_at`] does; a few beyond the end of the file by one message. Returns whether the server
+    /// has noted the time of the change, which one-sided writes do late.
+    ///
+    /// # Errors
+    /// As for [`RemoteFile::write_at`].
+    pub fn write_short(&self, offset: u64, data: &[u8]) -> Result<bool, ExportError> {
+        let file = &self.file;
+        file.check(OpenAccess::WRITE)?;
+        let end = offset.checked_add(data.len() as u64).ok_or(ExportError::Invalid("beyond any file"))?;
+        if data.is_empty() || data.len() > SHORT_BYTES_MAX || end <= self.len() {
+            self.write_at(offset, data)?;
+            return Ok(false);
+        }
+        file.repeat(|opening, deadline| {
+            let request = Request::Write { open: opening.open, offset, data: Text::from(data) };
+            file.change_on(opening, request, deadline)?;
+            file.note_written(opening);
+            Ok(true)
         })
     }
 

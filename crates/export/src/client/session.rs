@@ -117,6 +117,8 @@ pub struct Session {
     waiting: Mutex<Waiting>,
     /// Something has come for a waiting thread.
     arrived: Condvar,
+    /// An event has come.
+    announced: Condvar,
     is_lost: AtomicBool,
     /// Dropped after the buffers.
     domain: Arc<Domain>,
@@ -141,6 +143,7 @@ impl Session {
             serial: new.serial,
             waiting: Mutex::default(),
             arrived: Condvar::default(),
+            announced: Condvar::default(),
             is_lost: AtomicBool::new(false),
             domain: new.domain,
         })
@@ -159,6 +162,7 @@ impl Session {
             // With the lock, so that no thread goes to sleep meanwhile.
             let _waiting = self.waiting.lock();
             self.arrived.notify_all();
+            self.announced.notify_all();
         }
     }
 
@@ -478,7 +482,10 @@ impl Session {
                 Some(AnswerState::Unread) => drop(waiting.answers.remove(&message.id)),
                 _ => tracing::debug!(id = message.id, "an answer to an unknown request"),
             },
-            Body::Event(event) if waiting.events.len() < EVENTS_MAX => waiting.events.push(event),
+            Body::Event(event) if waiting.events.len() < EVENTS_MAX => {
+                waiting.events.push(event);
+                self.announced.notify_all();
+            }
             Body::Event(_) | Body::Request(_) => {}
         }
     }
@@ -488,9 +495,14 @@ impl Session {
         std::mem::take(&mut self.waiting.lock().events)
     }
 
-    /// Wakes threads that wait for events.
+    /// Waits until there are events, the connection has ended, or for so long. Answers to requests do not wake it.
     pub fn wait_events(&self, timeout: Duration) {
-        self.wait_any(Instant::now() + timeout, |session| !session.waiting.lock().events.is_empty());
+        let deadline = Instant::now() + timeout;
+        self.device.progress();
+        let mut waiting = self.waiting.lock();
+        while waiting.events.is_empty() && !self.is_lost() && Instant::now() < deadline {
+            self.announced.wait_until(&mut waiting, deadline);
+        }
     }
 
     /// Destroys the queue pairs. Accesses in flight are lost.

@@ -135,6 +135,9 @@ impl Serving<'_> {
             Request::Punch { open, offset, len } => self.change_layout(open, OpenAccess::WRITE, |open| {
                 open.region.punch_hole(offset, len).map_err(layout_error)
             }),
+            Request::Write { open, offset, data } => self.change_layout(open, OpenAccess::WRITE, |open| {
+                tree::write(open.node.as_fd(), offset, &data.0)
+            }),
             Request::GetOpenAttributes { open } => {
                 let open = self.opened(open)?;
                 Ok(Answer::Attributes { attributes: tree::attributes(open.node.as_fd())? })
@@ -455,5 +458,6 @@ fn changes(request: &Request) -> bool {
             | Request::Truncate { .. }
             | Request::Grow { .. }
             | Request::Punch { .. }
+            | Request::Write { .. }
     )
 }

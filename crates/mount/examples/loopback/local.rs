@@ -26,6 +26,14 @@ pub struct Local {
 /// An open file.
 pub struct LocalFile {
     file: File,
+    opened: Attributes,
+}
+
+impl LocalFile {
+    fn new(file: File) -> Result<LocalFile, ExportError> {
+        let opened = attributes_of(&file.metadata().map_err(os)?);
+        Ok(LocalFile { file, opened })
+    }
 }
 
 fn os(error: impl Into<io::Error>) -> ExportError {
@@ -144,7 +152,7 @@ impl Remote for Local {
 
     fn open(&self, id: FileId, access: OpenAccess) -> Result<LocalFile, ExportError> {
         let file = options(access).custom_flags(0o400000).open(self.path(id)?).map_err(os)?;
-        Ok(LocalFile { file })
+        LocalFile::new(file)
     }
 
     fn create(
@@ -168,7 +176,7 @@ impl Remote for Local {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).map_err(os)?;
         }
         self.learn(path)?;
-        Ok(LocalFile { file })
+        LocalFile::new(file)
     }
 
     fn make_directory(&self, parent: FileId, name: &OsStr, mode: u32) -> Result<Attributes, ExportError> {
@@ -313,6 +321,10 @@ impl Remote for Local {
 }
 
 impl RemoteOpen for LocalFile {
+    fn opened_attributes(&self) -> Attributes {
+        self.opened
+    }
+
     fn attributes(&self) -> Result<Attributes, ExportError> {
         Ok(attributes_of(&self.file.metadata().map_err(os)?))
     }
@@ -328,8 +340,10 @@ impl RemoteOpen for LocalFile {
         Ok(filled)
     }
 
-    fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), ExportError> {
-        self.file.write_all_at(data, offset).map_err(os)
+    fn write_short(&self, offset: u64, data: &[u8]) -> Result<bool, ExportError> {
+        self.file.write_all_at(data, offset).map_err(os)?;
+        // The kernel notes the time of each write.
+        Ok(true)
     }
 
     fn commit(&self) -> Result<(), ExportError> {
