@@ -47,6 +47,18 @@ class Files(unittest.TestCase):
         self.assertEqual(self.local("made").read_bytes(), bytes(3) + data)
         self.assertEqual(self.local("made").stat().st_mode & 0o7777, 0o640)
 
+    def test_a_file_longer_than_what_is_allocated_at_once(self):
+        self.local("long").touch()
+        os.truncate(self.local("long"), 150 * MIB)
+        ends = ((0, b"first"), (64 * MIB - 2, b"middle"), (150 * MIB - 4, b"last"))
+        with self.export.open("long", "r+") as file:
+            for at, data in ends:
+                file.write_at(at, data)
+            found = file.read_at(0, 1 << 62)
+        self.assertEqual(len(found), 150 * MIB)
+        self.assertEqual([found[at : at + len(data)] for at, data in ends], [data for _, data in ends])
+        self.assertEqual(found.count(0), 150 * MIB - sum(len(data) for _, data in ends))
+
     def test_every_kind_of_buffer(self):
         data = random.Random(2).randbytes(4096)
         self.local("buffers").write_bytes(data)

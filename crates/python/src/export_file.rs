@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
+use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use terrace_export::{ExportError, RECORD_BYTES_MAX, RemoteFile};
@@ -15,6 +16,8 @@ use crate::view::View;
 /// The longest part of an access that is one call of the client library, which ends within the client's timeout. Signals are
 /// handled between them.
 const STEP_BYTES_MAX: usize = 8 << 20;
+/// The most memory that is allocated because the server says that the file is so long. More follows as bytes arrive.
+const TRUSTED_BYTES_MAX: u64 = 64 << 20;
 
 /// An open file of an export. Several threads may use it. Reads and writes are one-sided: the server's program takes no part.
 #[pyclass(frozen, module = "terrace")]
@@ -53,6 +56,38 @@ impl ExportFile {
         }
         Ok(count)
     }
+
+    /// Reads bytes straight into the object that is returned.
+    fn read_all<'py>(&self, py: Python<'py>, offset: u64, length: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let mut count = 0;
+        let bytes = PyBytes::new_with(py, length, |memory| {
+            count = self.fill(py, offset, memory)?;
+            Ok(())
+        })?;
+        // Another client may have truncated the file meanwhile.
+        if count == length { Ok(bytes) } else { Ok(PyBytes::new(py, &bytes.as_bytes()[..count])) }
+    }
+
+    /// Reads many bytes into memory that grows with them.
+    fn read_as_it_arrives<'py>(
+        &self,
+        py: Python<'py>,
+        offset: u64,
+        length: u64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let mut bytes = Vec::new();
+        loop {
+            let (begin, at) = (bytes.len(), offset.saturating_add(bytes.len() as u64));
+            let step = (length - begin as u64).min(TRUSTED_BYTES_MAX) as usize;
+            bytes.try_reserve(step).map_err(|error| PyMemoryError::new_err(error.to_string()))?;
+            bytes.resize(begin + step, 0);
+            let count = self.fill(py, at, &mut bytes[begin..])?;
+            bytes.truncate(begin + count);
+            if count < step || bytes.len() as u64 == length {
+                return Ok(PyBytes::new(py, &bytes));
+            }
+        }
+    }
 }
 
 #[pymethods]
@@ -83,14 +118,10 @@ impl ExportFile {
             known if known >= length => Ok(known),
             _ => file.attributes().map(|_| rest(file)),
         })?;
-        let mut count = 0;
-        let length = usize::try_from(length.min(rest))?;
-        let bytes = PyBytes::new_with(py, length, |memory| {
-            count = self.fill(py, offset, memory)?;
-            Ok(())
-        })?;
-        // Another client may have truncated the file meanwhile.
-        if count == length { Ok(bytes) } else { Ok(PyBytes::new(py, &bytes.as_bytes()[..count])) }
+        match length.min(rest) {
+            length @ ..=TRUSTED_BYTES_MAX => self.read_all(py, offset, usize::try_from(length)?),
+            length => self.read_as_it_arrives(py, offset, length),
+        }
     }
 
     /// Reads as many bytes as the buffer has, into the buffer; fewer if the file ends before. Returns their number.
