@@ -208,7 +208,7 @@ pub fn reopen(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 /// Writes bytes into a file that a client has open for writing, as the server's user.
 pub fn write(file: BorrowedFd<'_>, offset: u64, data: &[u8]) -> io::Result<()> {
     let opened = rustix::fs::open(by_descriptor(file), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
-    Ok(File::from(opened).write_all_at(data, offset)?)
+    File::from(opened).write_all_at(data, offset)
 }
 
 /// Makes a regular file, and opens it.
