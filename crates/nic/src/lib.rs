@@ -18,7 +18,7 @@
 //! | `multicast`, `multicast_table` | delivery to multicast groups; their queue pairs |
 //! | `table`, `timers`, `tx`, `tx_token` | queue pair numbers; deadlines; sending; the right to send for a queue pair |
 //! | `schedule`, `ack` | the marks of a queue pair by which these and `in_flight` list it; what holds back its ACK |
-//! | `in_flight`, `rate_limiter` | what a device may have in flight; the rate of unreliable services |
+//! | `in_flight`, `window`, `rate_limiter` | what a device and a queue pair may have in flight; the rate of unreliable services |
 //! | `colocated`, `forwarding`, `unix_socket` | the port demultiplexer: packets for other devices of the address |
 //! | `entries`, `source`, `keys` | a completion queue's entries; the sources that a queue pair accepts; its keys |
 //! | `events`, `event_account`, `semaphore` | asynchronous events; their acknowledgements; descriptors to wait on |
@@ -86,6 +86,7 @@ mod tx;
 mod tx_token;
 mod unix_socket;
 mod use_count;
+mod window;
 mod work_queue;
 mod xrc;
 mod xrc_table;
@@ -106,7 +107,8 @@ pub use model::NicModel;
 pub use mr::{Mr, MrRequest, Mw, MwBind, MwKind, Paging};
 pub use peer_access::{PagedKey, RetainedKey};
 pub use progress_callback::ProgressCallback;
-pub use qp::{CompletionHook, Posting, QpInit, QueuePair, SendStage};
+pub use qp::posting::Posting;
+pub use qp::{CompletionHook, QpInit, QueuePair, SendStage};
 pub use setup::{OpenError, PathChoice, PortConfig};
 pub use srq::{Srq, SrqAttr, SrqInit, Xrcd};
 pub use stat::{DeviceSnapshot, QpSnapshot};

@@ -22,11 +22,11 @@ use crate::local::LocalPath;
 use crate::management::Management;
 use crate::multicast_table::MulticastTable;
 use crate::progress_callback::ProgressCallbacks;
-use crate::qp;
 use crate::rate_limiter::RateLimiter;
 use crate::table::QpTable;
 use crate::timers::Timers;
 use crate::tx::{Pending, Receiver, TxPool};
+use crate::window::in_flight_bytes_max;
 use crate::work_queue::numbers::Numbers;
 use crate::work_queue::runnable::Runnable;
 use crate::xrc_table::XrcTable;
@@ -60,7 +60,7 @@ impl Device {
             numbered_cqs: Numbers::default(),
             timers: Timers::default(),
             rate_limiter: RateLimiter::default(),
-            in_flight: InFlightBudget::new(qp::in_flight_bytes_max(&*config.port)),
+            in_flight: InFlightBudget::new(in_flight_bytes_max(&*config.port)),
             staging: Arc::default(),
             events: AsyncQueue::new()?,
             overrun: Backlog::default(),

@@ -2,14 +2,12 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use terrace_fabric::Port;
 use terrace_memory::Waker;
 use terrace_shm::PrefetchHint;
 use terrace_sync::BiasedMutex;
 use terrace_transport::{Qp, QpCap, QpConfig, QpType};
 
-use super::{NicState, QpCore, QueuePair, RxPath};
-use crate::cq::Cq;
+use super::{NicState, QpCore, QpInit, QueuePair, RxPath};
 use crate::device::Pd;
 use crate::error::Error;
 use crate::event_account::EventAccount;
@@ -19,52 +17,11 @@ use crate::limits::Limits;
 use crate::local::QpLocal;
 use crate::schedule::Schedule;
 use crate::source::SourceFilter;
-use crate::srq::{Srq, Xrcd};
+use crate::srq::Xrcd;
 use crate::tx_token::TxToken;
 use crate::use_count::UseCount;
+use crate::window::window_bytes;
 use crate::work_queue::{EntriesState, Resume, WorkQueues, WorkQueuesInit};
-
-/// Parameters of a new queue pair.
-#[derive(Clone)]
-pub struct QpInit {
-    /// RC, UC, UD, or the initiator of XRC.
-    pub qp_type: QpType,
-    /// Completion queue of send work requests.
-    pub send_cq: Arc<Cq>,
-    /// Completion queue of receive work requests.
-    pub recv_cq: Arc<Cq>,
-    /// Source of receive work requests, instead of the queue pair's own queue.
-    pub srq: Option<Arc<Srq>>,
-    /// Sizes of its queues.
-    pub cap: QpCap,
-    /// Whether every send work request completes with an entry, asked for or not.
-    pub sq_sig_all: bool,
-    /// Whether it receives no multicast datagrams that its own device has sent.
-    pub blocks_own_multicast: bool,
-    /// Whether it raises asynchronous events. False for a queue pair that the program knows nothing of.
-    pub raises_events: bool,
-    /// The creator's cookie.
-    pub cookie: u64,
-}
-
-/// Most bytes of one queue pair in flight at a time, however large the receive buffers are.
-const WINDOW_BYTES_MAX: usize = 512 << 10;
-/// How many queue pairs may send at full speed before a receive buffer overflows.
-const WINDOWS_PER_BUFFER: usize = 8;
-
-/// In-flight budget of a device, in windows of one queue pair: more would only wait in the peer's receive buffer, and
-/// for longer than the senders wait.
-const WINDOWS_IN_FLIGHT: u64 = 2;
-
-/// In-flight bytes of one queue pair at most on such a port.
-fn window_bytes(port: &dyn Port) -> usize {
-    (port.receive_buffer_bytes() / WINDOWS_PER_BUFFER).min(WINDOW_BYTES_MAX)
-}
-
-/// In-flight bytes of all queue pairs of a device at most on such a port.
-pub(crate) fn in_flight_bytes_max(port: &dyn Port) -> u64 {
-    window_bytes(port) as u64 * WINDOWS_IN_FLIGHT
-}
 
 impl Pd {
     /// Makes a queue pair in RESET; EINVAL for sizes out of range, ENOMEM when the device has as many as it can.

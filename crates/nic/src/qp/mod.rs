@@ -8,14 +8,14 @@
 
 mod create;
 mod destroy;
-mod posting;
+pub(crate) mod posting;
 
 use std::sync::{Arc, OnceLock, Weak};
 
 use terrace_memory::{Absence, Waker};
 use terrace_shm::PrefetchHint;
 use terrace_sync::{BiasedMutex, Guard};
-use terrace_transport::{Qp, QpAttr, QpAttrMask, QpCap, QpCounters, QpState, QpType};
+use terrace_transport::{Qp, QpAttr, QpAttrMask, QpCap, QpCounters, QpState, QpType, SendWr, Wc};
 
 use crate::cq::Cq;
 use crate::device::{Device, Pd};
@@ -31,9 +31,54 @@ use crate::tx_token::TxToken;
 use crate::use_count::UseCount;
 use crate::work_queue::{EntriesState, WorkQueues};
 
-pub use create::QpInit;
-pub(crate) use create::in_flight_bytes_max;
-pub use posting::{CompletionHook, Posting, SendStage};
+/// Parameters of a new queue pair.
+#[derive(Clone)]
+pub struct QpInit {
+    /// RC, UC, UD, or the initiator of XRC.
+    pub qp_type: QpType,
+    /// Completion queue of send work requests.
+    pub send_cq: Arc<Cq>,
+    /// Completion queue of receive work requests.
+    pub recv_cq: Arc<Cq>,
+    /// Source of receive work requests, instead of the queue pair's own queue.
+    pub srq: Option<Arc<Srq>>,
+    /// Sizes of its queues.
+    pub cap: QpCap,
+    /// Whether every send work request completes with an entry, asked for or not.
+    pub sq_sig_all: bool,
+    /// Whether it receives no multicast datagrams that its own device has sent.
+    pub blocks_own_multicast: bool,
+    /// Whether it raises asynchronous events. False for a queue pair that the program knows nothing of.
+    pub raises_events: bool,
+    /// The creator's cookie.
+    pub cookie: u64,
+}
+
+/// Receives a queue pair's completions of send work requests in place of its completion queue.
+pub trait CompletionHook: Send + Sync {
+    /// A send work request has completed with an entry. Called in the order of completion, with the queue pair's lock
+    /// held and perhaps that of the ring to its peer: it may note the entry, and pass entries on by
+    /// [`QueuePair::complete`], but call no verbs, nor take a lock under which others call verbs. The device's progress
+    /// callbacks are called soon after.
+    fn completed(&self, wc: Wc);
+}
+
+/// A protocol between the program and the send queue. It takes the work requests that are posted, and posts its own
+/// ([`QueuePair::post_below`]), whose completions it receives as a hook. Those for the program it passes on by
+/// [`QueuePair::complete`]. No lock of the device is held when these methods are called.
+pub trait SendStage: CompletionHook {
+    /// Reserves places for work requests. ENOMEM if the send queue holds as many that have not been completed.
+    ///
+    /// # Errors
+    /// `NoMemory`; nothing is reserved then.
+    fn reserve(&self, count: usize) -> Result<(), Error>;
+
+    /// Takes valid work requests, for which places are reserved.
+    fn post(&self, wrs: Vec<SendWr>);
+
+    /// The queue pair has changed to this state: RESET, also before it is destroyed, or ERR.
+    fn state_changed(&self, state: QpState);
+}
 
 /// A queue pair.
 pub struct QueuePair {

@@ -4,36 +4,10 @@ use std::sync::Arc;
 
 use terrace_shm::DirectAccess;
 use terrace_sync::Guard;
-use terrace_transport::{QpState, RecvWr, SendOp, SendWr, Wc};
+use terrace_transport::{RecvWr, SendOp, SendWr, Wc};
 
-use super::{QpCore, QueuePair};
+use super::{CompletionHook, QpCore, QueuePair, SendStage};
 use crate::error::Error;
-
-/// Receives a queue pair's completions of send work requests in place of its completion queue.
-pub trait CompletionHook: Send + Sync {
-    /// A send work request has completed with an entry. Called in the order of completion, with the queue pair's lock
-    /// held and perhaps that of the ring to its peer: it may note the entry, and pass entries on by
-    /// [`QueuePair::complete`], but call no verbs, nor take a lock under which others call verbs. The device's progress
-    /// callbacks are called soon after.
-    fn completed(&self, wc: Wc);
-}
-
-/// A protocol between the program and the send queue. It takes the work requests that are posted, and posts its own
-/// ([`QueuePair::post_below`]), whose completions it receives as a hook. Those for the program it passes on by
-/// [`QueuePair::complete`]. No lock of the device is held when these methods are called.
-pub trait SendStage: CompletionHook {
-    /// Reserves places for work requests. ENOMEM if the send queue holds as many that have not been completed.
-    ///
-    /// # Errors
-    /// `NoMemory`; nothing is reserved then.
-    fn reserve(&self, count: usize) -> Result<(), Error>;
-
-    /// Takes valid work requests, for which places are reserved.
-    fn post(&self, wrs: Vec<SendWr>);
-
-    /// The queue pair has changed to this state: RESET, also before it is destroyed, or ERR.
-    fn state_changed(&self, state: QpState);
-}
 
 /// The work requests that a program posts in one call, for the queue pair's stage.
 pub(crate) struct Staged<'a> {

@@ -22,7 +22,8 @@ use super::send::{SendState, Waits};
 use crate::clock::LazyTimestamp;
 use crate::datapath::add_to_work_list;
 use crate::device::Device;
-use crate::qp::{Posting, QpCore, QueuePair};
+use crate::qp::posting::Posting;
+use crate::qp::{QpCore, QueuePair};
 use crate::tx::WorkList;
 
 /// Entries of a queue pair in one turn, and those up to the next WAIT: what a WAIT has started is not interrupted by other
