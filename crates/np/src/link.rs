@@ -20,6 +20,13 @@ const FIRST_TIMEOUT_NS: u64 = 10_000_000;
 /// The most transmissions of a datagram before the peer counts as one without sessions: 2.5 s.
 const ATTEMPTS: u32 = 8;
 
+/// A key to forget.
+pub(crate) struct Forgetting {
+    pub rkey: u32,
+    /// The region that it had, if its memory could be absent.
+    pub region_id: Option<u64>,
+}
+
 /// The state of the connection to the peer's session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum LinkState {

@@ -7,6 +7,7 @@ use terrace_access::proto::{Body, Done, Message, Status};
 use terrace_access::region::{Knowledge, Region};
 use terrace_nic::{QueuePair, Time, Wc, WcOpcode, WcStatus};
 
+use crate::link::Forgetting;
 use crate::memory::LocalSide;
 use crate::session::Session;
 use crate::state::{State, break_queue_pair};
@@ -18,13 +19,6 @@ const FORGETTING_MAX: usize = 4096;
 
 fn forget_id(rkey: u32) -> u64 {
     u64::from(FORGET_TAG) << 32 | u64::from(rkey)
-}
-
-/// A key to forget.
-pub(crate) struct Forgetting {
-    rkey: u32,
-    /// The region that it had, if its memory could be absent.
-    region_id: Option<u64>,
 }
 
 impl State {

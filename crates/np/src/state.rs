@@ -22,9 +22,8 @@ use terrace_memory::Waker;
 use terrace_nic::{QpAttr, QpAttrMask, QpState, QueuePair, Time};
 
 use crate::control::ControlQp;
-use crate::link::{Keys, LinkState};
+use crate::link::{Forgetting, Keys, LinkState};
 use crate::memory::{Holds, LocalSide, TargetSide};
-use crate::messages::Forgetting;
 use crate::outgoing::{Outgoing, release_places};
 use crate::regions::Regions;
 use crate::session::Session;
