@@ -8,7 +8,7 @@ use terrace_nic::{PathChoice, PortConfig};
 use super::data::{self, Bytes, Failure};
 use super::{Client, ClientConfig, RemoteFile};
 use crate::error::ExportError;
-use crate::proto::{LockKind, OpenAccess};
+use crate::proto::{Link, LockKind, OpenAccess};
 use crate::server::{Server, ServerConfig};
 
 const PATHS: [PathChoice; 2] = [PathChoice::Udp, PathChoice::Local];
@@ -33,7 +33,9 @@ fn an_access_of_a_session_that_another_thread_has_ended_is_lost() {
         let (_directory, _server, client, file) = start(path);
         let deadline = client.shared.deadline();
         let opening = file.file.current(deadline).unwrap();
-        opening.session.close();
+        let (qp, _) = opening.session.pair(Link::Data).unwrap();
+        opening.session.lose("a test ends it");
+        qp.destroy().unwrap();
         let written = data::access(&opening, 0, Bytes::From(b"x"), deadline);
         assert!(matches!(written, Err(Failure::Error(ExportError::Lost))));
         assert!(matches!(data::commit(&opening, deadline), Err(Failure::Error(ExportError::Lost))));
@@ -88,5 +90,7 @@ fn the_protection_domain_of_a_session_ends_with_it() {
         assert!(Instant::now() < deadline);
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(pd.dealloc().is_err(), "it was deallocated before");
+    // The last reference is gone a moment before its value.
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(matches!(pd.dealloc(), Err(terrace_nic::Error::Invalid(_))), "it was deallocated before");
 }

@@ -133,9 +133,10 @@ impl State {
     pub fn end(&self, connection: &Arc<Connection>, why: &str) {
         if connection.begin_end() {
             tracing::debug!(client = %connection.peer, why, "a client's connection has ended");
+            // First, so that its client finds its locks in one of the two.
+            self.ending.lock().push(connection.clone());
             self.connections.write().remove(&connection.qpn);
             self.ended.lock().push(connection.qpn);
-            self.ending.lock().push(connection.clone());
             self.work.add(Job::End(connection.clone()));
         }
     }
