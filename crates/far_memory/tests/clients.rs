@@ -93,10 +93,15 @@ fn an_empty_pool_refuses_stores_until_a_page_is_free() {
             assert_eq!(other.store(page, &content(page, 2)), Err(PageError::PoolEmpty));
             assert!(!other.is_stored(page));
         }
+        // The client knows that for some time, and that pages which it has may be stored anew.
+        let is_refused = || other.store(8, &content(8, 2)).is_err() && !other.accepts(9);
+        wait_until("the pool counts as empty", is_refused);
+        assert!(one.accepts(3));
         // Pages that were stored may still be stored anew.
         one.store(3, &content(3, 3)).expect("stored");
         one.invalidate(5).expect("invalidated");
         wait_until("the page is available", || other.store(7, &content(7, 2)).is_ok());
+        assert!(other.accepts(9), "the store found a page");
         let mut bytes = [0; PAGE_BYTES];
         other.load(7, &mut bytes).expect("loaded");
         assert!(bytes == content(7, 2));

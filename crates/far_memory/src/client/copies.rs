@@ -1,5 +1,7 @@
 //! Which copies of a page there are, and where new ones can be.
 
+use std::time::Instant;
+
 use super::operations::Operations;
 use super::space::Place;
 
@@ -16,11 +18,11 @@ impl Operations {
     }
 
     /// Whether a node of the page is left, and those that are left have it or may give the client one page more.
-    pub fn accepts(&self, page: u64) -> bool {
+    pub fn accepts(&self, page: u64, now: Instant) -> bool {
         let left = || self.space.places(page).filter(|place| self.links[place.node].lost.is_none());
         let has_room = |place: Place| {
             let link = &self.links[place.node];
-            link.is_mapped(place.index) || link.mapped_pages < link.budget_pages
+            link.is_mapped(place.index) || link.may_give(now)
         };
         page < self.space.page_count && left().next().is_some() && left().all(has_room)
     }

@@ -21,6 +21,11 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the TCP connection is looked at while a reply is late.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
+/// How long a pool that was empty counts as empty: after the first time, and at most. A store into an empty pool has the node
+/// repair its free-page queue.
+const EMPTY_MIN: Duration = Duration::from_millis(50);
+const EMPTY_MAX: Duration = Duration::from_secs(1);
+
 /// A connected node.
 pub(super) struct Link {
     pub address: SocketAddr,
@@ -36,6 +41,8 @@ pub(super) struct Link {
     mapped: Vec<u64>,
     /// How many have, or are being given one.
     pub mapped_pages: u64,
+    /// Until when the pool counts as empty, and for how long it has.
+    empty_until: Option<(Instant, Duration)>,
     /// Why the node is lost.
     pub lost: Option<String>,
 }
@@ -91,6 +98,7 @@ impl Link {
             empty,
             mapped: vec![0; asked.entries.div_ceil(64) as usize],
             mapped_pages: 0,
+            empty_until: None,
             lost: None,
         })
     }
@@ -104,6 +112,26 @@ impl Link {
         let word = &mut self.mapped[(index / 64) as usize];
         let bit = 1 << (index % 64);
         *word = if is_mapped { *word | bit } else { *word & !bit };
+    }
+
+    /// Whether the node may have a page to give: the client is within its budget, and the pool was not empty a short time ago.
+    pub fn may_give(&self, now: Instant) -> bool {
+        let is_empty = self.empty_until.is_some_and(|(until, _)| now < until);
+        self.mapped_pages < self.budget_pages && !is_empty
+    }
+
+    /// Notes whether a store found a page in the pool. Each time that it did not, the pool counts as empty for twice as long.
+    pub fn note_pool(&mut self, was_empty: bool, now: Instant) {
+        match self.empty_until {
+            _ if !was_empty => self.empty_until = None,
+            None => self.empty_until = Some((now + EMPTY_MIN, EMPTY_MIN)),
+            // Stores that were on their way together count as one.
+            Some((until, _)) if now < until => {}
+            Some((_, pause)) => {
+                let pause = (2 * pause).min(EMPTY_MAX);
+                self.empty_until = Some((now + pause, pause));
+            }
+        }
     }
 
     pub fn chain(&mut self, function: Function) -> &mut ChainClient {

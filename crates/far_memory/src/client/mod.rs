@@ -329,10 +329,10 @@ impl Client {
         self.operations.lock().can_load(page)
     }
 
-    /// Whether a store of the page can be expected to succeed: a node of it is left, and has it or is within the client's
-    /// budget. Other clients may have emptied the pool.
+    /// Whether a store of the page can be expected to succeed: a node of it is left, and has it, or gives the client one page
+    /// more. A node whose pool was empty does not, for 50 ms to 1 s, or until this client returns a page.
     pub fn accepts(&self, page: u64) -> bool {
-        self.operations.lock().accepts(page)
+        self.operations.lock().accepts(page, Instant::now())
     }
 
     /// The client's device, for statistics.

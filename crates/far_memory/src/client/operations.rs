@@ -327,11 +327,18 @@ impl Operations {
         let link = &mut self.links[node];
         let is_empty = function == Function::UnmappedStore && returned == link.empty;
         match function {
-            Function::UnmappedStore if is_empty => link.mapped_pages -= 1,
-            Function::UnmappedStore => link.set_mapped(index, true),
+            Function::UnmappedStore if is_empty => {
+                link.mapped_pages -= 1;
+                link.note_pool(true, now);
+            }
+            Function::UnmappedStore => {
+                link.set_mapped(index, true);
+                link.note_pool(false, now);
+            }
             Function::Invalidate => {
                 link.set_mapped(index, false);
                 link.mapped_pages -= 1;
+                link.note_pool(false, now);
             }
             Function::Load | Function::MappedStore => {}
         }
