@@ -2,11 +2,13 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use clap::Args;
 use nix::sys::signal::{SigSet, Signal};
 use terrace_far_memory::{ConnectError, MemoryNode, NodeConfig, NodeError, PAGE_BYTES, node_status};
 use terrace_nic::{PathChoice, PortConfig};
+use terrace_node::{Metrics, ServeError};
 use terrace_pages::size;
 
 use crate::log::LogOption;
@@ -17,6 +19,7 @@ Examples:
   terrace memory-node --memory 8G --listen 192.0.2.7:7474
   terrace memory-node --memory 8G --listen 192.0.2.7:7474 --clients 8 --budget 2G
   terrace memory-node --status 192.0.2.7:7474
+  terrace memory-node --memory 8G --listen 192.0.2.7:7474 --metrics 192.0.2.7:9474
 
 Lends its memory in pages of 4 KiB. Clients store, load and free pages (docs/remote-paging.md); the NIC
 allocates, maps and copies them. This process sets a client up, compares counters with budgets, and
@@ -40,6 +43,9 @@ pub struct Options {
     /// Memory that one client may have at most [default: all]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     budget: Option<u64>,
+    /// Serve metrics for Prometheus at this address and port
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
     /// Show the pages of a running memory node, and who has them
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with_all = ["memory", "listen"])]
     status: Option<SocketAddr>,
@@ -62,6 +68,9 @@ pub enum MemoryNodeError {
     /// The node cannot be opened.
     #[error(transparent)]
     Node(#[from] NodeError),
+    /// Metrics cannot be served.
+    #[error(transparent)]
+    Metrics(#[from] ServeError),
     /// A node does not say how it is used.
     #[error(transparent)]
     Status(#[from] ConnectError),
@@ -92,8 +101,14 @@ pub fn memory_node(options: &Options) -> Result<(), MemoryNodeError> {
     let budget_pages = options.budget.map(|bytes| bytes / PAGE_BYTES as u64);
     let node =
         MemoryNode::open(&NodeConfig { clients_max: options.clients.into(), budget_pages, port, ..config })?;
+    let node = Arc::new(node);
+    let observed = Arc::downgrade(&node);
+    let exposition =
+        move || observed.upgrade().map_or_else(String::new, |node| pool::exposition(&node.status()));
+    let metrics = options.metrics.map(|address| Metrics::serve_text(address, exposition)).transpose()?;
     announce(&node, memory);
     let _ = termination.wait();
+    drop(metrics);
     Ok(())
 }
 

@@ -26,12 +26,23 @@ impl Metrics {
     pub fn serve(addr: SocketAddr, server: &Server) -> Result<Metrics, ServeError> {
         let (memory, agent) = server.sources();
         let faults = server.device().faults().cloned();
+        Metrics::serve_text(addr, move || {
+            let mut body = exposition(&memory.stats(), &agent.clients());
+            write_faults(&mut body, faults.as_deref());
+            body
+        })
+    }
+
+    /// Listens at an address for HTTP requests, which a text in the exposition format answers. Port 0 chooses a free one.
+    ///
+    /// # Errors
+    /// `Metrics` if it cannot listen there.
+    pub fn serve_text(
+        addr: SocketAddr,
+        text: impl Fn() -> String + Send + 'static,
+    ) -> Result<Metrics, ServeError> {
         let answer = move |path: &str| match path {
-            "/metrics" => {
-                let mut body = exposition(&memory.stats(), &agent.clients());
-                write_faults(&mut body, faults.as_deref());
-                Answer { status: "200 OK", content_type: CONTENT_TYPE, body }
-            }
+            "/metrics" => Answer { status: "200 OK", content_type: CONTENT_TYPE, body: text() },
             _ => {
                 let body = "metrics are at /metrics\n".into();
                 Answer { status: "404 Not Found", content_type: "text/plain", body }
