@@ -5,9 +5,10 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use terrace_far_memory::{ClientConfig, ConnectError};
-use terrace_pager::FarStore;
+use terrace_pager::{FarStore, SharedStatus};
 use terrace_vm::{BackingStore, FileStore};
 
 /// Buffers of a file store.
@@ -77,15 +78,21 @@ impl fmt::Display for FarMemory {
 }
 
 impl FarMemory {
-    /// Connects to the nodes, or creates the file.
-    pub fn open(&self, mirror: usize) -> Result<Box<dyn BackingStore>, FarMemoryError> {
+    /// Connects to the nodes, or creates the file. The device that connects to nodes shows the pager's state in `terrace stat`.
+    pub fn open(
+        &self,
+        mirror: usize,
+        status: &Arc<SharedStatus>,
+    ) -> Result<Box<dyn BackingStore>, FarMemoryError> {
         match self {
             FarMemory::Nodes(nodes) if mirror > nodes.len() => {
                 Err(FarMemoryError::Mirror { mirror, nodes: nodes.len() })
             }
             FarMemory::Nodes(nodes) => {
                 let config = ClientConfig { copies: mirror, ..ClientConfig::new(nodes.clone(), 1) };
-                Ok(Box::new(FarStore::connect(config)?))
+                let store = FarStore::connect(config)?;
+                store.device().attach(status.clone());
+                Ok(Box::new(store))
             }
             FarMemory::Directory(path) => {
                 let file = std::fs::File::options()

@@ -14,6 +14,7 @@ mod doctor;
 mod exit;
 mod export;
 mod far_memory;
+mod far_pages;
 mod json;
 mod library;
 mod log;

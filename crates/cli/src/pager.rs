@@ -4,19 +4,22 @@
 //! Two processes are started: the first one starts the second one and ends. So the pager is no child of the program, which
 //! may wait for all of its children.
 
+use std::fmt;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use rustix::process::{Pid, PidfdFlags};
-use terrace_pager::{Pager, Settings};
+use terrace_pager::{Pager, Settings, SharedStatus};
 
 use crate::far_memory::{FarMemory, FarMemoryError};
+use crate::values;
 
 /// What the pager writes to its standard output when processes may join.
 const READY: &str = "ready";
@@ -38,12 +41,42 @@ pub struct Options {
     /// Copies of each page
     #[arg(long)]
     mirror: usize,
+    /// Whether pages are loaded before they are touched
+    #[arg(long, value_parser = values::prefetch())]
+    prefetch: Prefetch,
     /// Directory of the socket, to remove at the end
     #[arg(long)]
     directory: PathBuf,
     /// Start the pager, and end
     #[arg(long)]
     detach: bool,
+}
+
+/// Whether pages are loaded before a thread touches them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prefetch {
+    /// If a trend of faults says which.
+    On,
+    /// Never.
+    Off,
+}
+
+impl FromStr for Prefetch {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Prefetch, String> {
+        match text {
+            "on" => Ok(Prefetch::On),
+            "off" => Ok(Prefetch::Off),
+            _ => Err(format!("{text:?} is neither on nor off")),
+        }
+    }
+}
+
+impl fmt::Display for Prefetch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Prefetch::On { "on" } else { "off" })
+    }
 }
 
 /// An error of the pager.
@@ -65,7 +98,12 @@ fn system<E: Into<std::io::Error>>(attempt: &'static str) -> impl FnOnce(E) -> P
 }
 
 /// Starts a pager for this process and all that it starts. Returns when processes may join; the path of its socket.
-pub fn start(local_bytes: u64, far_memory: &FarMemory, mirror: usize) -> Result<PathBuf, PagerError> {
+pub fn start(
+    local_bytes: u64,
+    far_memory: &FarMemory,
+    mirror: usize,
+    prefetch: Prefetch,
+) -> Result<PathBuf, PagerError> {
     let directory = create_directory().map_err(system("create a directory for the pager's socket"))?;
     let socket = directory.join("socket");
     let listener = UnixListener::bind(&socket).map_err(system("create the pager's socket"))?;
@@ -73,7 +111,7 @@ pub fn start(local_bytes: u64, far_memory: &FarMemory, mirror: usize) -> Result<
     let mut launcher = Command::new(executable)
         .args(["pager", "--detach", "--root", &std::process::id().to_string()])
         .args(["--local", &local_bytes.to_string(), "--mirror", &mirror.to_string()])
-        .args(["--remote-memory", &far_memory.to_string()])
+        .args(["--remote-memory", &far_memory.to_string(), "--prefetch", &prefetch.to_string()])
         .arg("--directory")
         .arg(&directory)
         .stdin(OwnedFd::from(listener))
@@ -148,8 +186,15 @@ fn prepare(options: &Options) -> Result<Pager, PagerError> {
     let listener = UnixListener::from(socket.map_err(system("use the socket"))?);
     // Without the privilege it has the program's priority.
     let _ = rustix::process::setpriority_process(None, NICE);
-    let store = options.remote_memory.open(options.mirror)?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let settings = Settings { local_bytes: options.local, listener, root: Some(root), stop };
+    let status = Arc::new(SharedStatus::default());
+    let store = options.remote_memory.open(options.mirror, &status)?;
+    let settings = Settings {
+        local_bytes: options.local,
+        prefetches: options.prefetch == Prefetch::On,
+        status,
+        listener,
+        root: Some(root),
+        stop: Arc::new(AtomicBool::new(false)),
+    };
     Pager::new(settings, store).map_err(system("use the socket"))
 }

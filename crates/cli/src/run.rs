@@ -3,6 +3,7 @@
 use crate::exit::USAGE;
 use crate::far_memory::{FarMemory, FarMemoryError};
 use crate::log::LogLevel;
+use crate::pager::Prefetch;
 use crate::program::Unloadable;
 use crate::{library, pager, program, values};
 use clap::{Args, ValueEnum};
@@ -117,6 +118,9 @@ pub struct Options {
     /// Memory nodes that have a copy of each page
     #[arg(long, value_name = "COUNT", env = "TERRACE_MIRROR", hide_env_values = true, default_value_t = 1)]
     mirror: usize,
+    /// Whether pages are loaded from memory nodes before the program touches them
+    #[arg(long, value_name = "SWITCH", env = "TERRACE_PREFETCH", hide_env_values = true, default_value = "on", value_parser = values::prefetch())]
+    prefetch: Prefetch,
     /// What the NIC knows of absent memory
     #[arg(long, value_name = "MODEL", env = "TERRACE_NIC", hide_env_values = true, default_value = "terrace", value_parser = values::nic())]
     nic: NicModel,
@@ -285,7 +289,10 @@ pub fn run(options: &Options) -> Result<(), RunError> {
     let mut preloaded = prepend(&library.entry, std::env::var_os("LD_PRELOAD"), &[':', ' ']);
     if let Some(remote) = remote {
         preloaded = prepend(&library::find_pager(&library)?, Some(preloaded), &[':', ' ']);
-        command.env(SOCKET_VARIABLE, pager::start(remote.local_bytes, &remote.nodes, options.mirror)?);
+        command.env(
+            SOCKET_VARIABLE,
+            pager::start(remote.local_bytes, &remote.nodes, options.mirror, options.prefetch)?,
+        );
     }
     command.env("LD_PRELOAD", preloaded);
     command.env(

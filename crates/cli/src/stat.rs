@@ -1,6 +1,6 @@
 //! `terrace stat`: the counters of the NICs of running processes, as reported by the processes.
 
-use crate::{clients, json, pool, regions, table};
+use crate::{clients, far_pages, json, pool, regions, table};
 use clap::Args;
 use serde::Deserialize;
 use std::io::{self, IsTerminal, Write};
@@ -8,6 +8,7 @@ use std::time::Duration;
 use terrace_far_memory::NodeStatus;
 use terrace_nic::stat::{Counts, DeviceSnapshot, QpSnapshot, fetch, processes};
 use terrace_node::ClientStats;
+use terrace_pager::PagerStatus;
 use terrace_pages::MemoryStats;
 
 const AFTER_HELP: &str = "\
@@ -225,6 +226,12 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
     if let Some(status) = memory_node(device) {
         text += &pool::text(&status);
     }
+    if let Some(now) = pager(device) {
+        let before = before.and_then(pager);
+        text += &far_pages::text(&now);
+        let counts = far_pages::counts(&now);
+        text += &section("pager", &counts, before.map(|before| far_pages::counts(&before)).as_ref(), seconds);
+    }
     if !device.queue_pairs.is_empty() {
         text += "\n";
         text += &queue_pair_table(&device.queue_pairs);
@@ -246,6 +253,11 @@ fn np(device: &DeviceSnapshot) -> Option<Counts> {
 fn clients(device: &DeviceSnapshot) -> Vec<ClientStats> {
     let report = device.reports.get("clients");
     report.and_then(|report| Vec::deserialize(report).ok()).unwrap_or_default()
+}
+
+/// The state of a pager of programs whose memory is on memory nodes.
+fn pager(device: &DeviceSnapshot) -> Option<PagerStatus> {
+    device.reports.get(terrace_pager::REPORT).and_then(|report| PagerStatus::deserialize(report).ok())
 }
 
 /// The pages of a memory node, and who has them.

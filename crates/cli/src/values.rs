@@ -8,6 +8,8 @@ use terrace_bench::plan::Mode;
 use terrace_nic::{NicModel, PathChoice};
 use terrace_node::ServeMode;
 
+use crate::pager::Prefetch;
+
 const PATHS: [(&str, &str); 3] = [
     ("auto", "Shared memory where possible; UDP if packets are captured or faults injected"),
     ("udp", "UDP"),
@@ -17,6 +19,11 @@ const PATHS: [(&str, &str); 3] = [
 const NICS: [(&str, &str); 2] = [
     ("terrace", "It knows which pages of regions are absent, and waits for them"),
     ("commodity", "It knows nothing of absence; NP-RDMA, at both ends, makes up for that"),
+];
+
+const PREFETCH: [(&str, &str); 2] = [
+    ("on", "Pages that a trend of faults leads to are loaded ahead"),
+    ("off", "Pages are loaded when they are touched"),
 ];
 
 /// The modes of servers, and of the figures that measure them.
@@ -35,6 +42,11 @@ const MODES: [(&str, &str); 9] = [
 /// `--path`.
 pub fn path() -> impl TypedValueParser<Value = PathChoice> {
     one_of(&PATHS)
+}
+
+/// `--prefetch`.
+pub fn prefetch() -> impl TypedValueParser<Value = Prefetch> {
+    one_of(&PREFETCH)
 }
 
 /// `--nic`.

@@ -4,7 +4,7 @@ use terrace_hostmem::HostRange;
 use terrace_vm::userfault::Userfaultfd;
 
 use crate::memory::Memory;
-use crate::page_table::Page;
+use crate::page_table::{Page, Purpose};
 use crate::process::{Link, Process};
 
 impl Process {
@@ -20,9 +20,14 @@ impl Process {
                     self.enter(addr, slot, is_clean, is_hot);
                 }
                 // The load ends at the old address, and finds nothing there.
-                Page::Loading { slot, .. } => {
+                Page::Loading { slot, purpose, .. } => {
+                    memory.markers -= usize::from(purpose == Purpose::Marker);
                     self.leave(memory);
                     self.wake(addr - to + from.addr);
+                    self.pages.set(addr, Page::Absent { slot, evicted_at: memory.evictions });
+                }
+                Page::Ahead { slot, buffer, .. } => {
+                    self.release_ahead(memory, buffer);
                     self.pages.set(addr, Page::Absent { slot, evicted_at: memory.evictions });
                 }
                 page => self.pages.set(addr, page),
@@ -40,7 +45,9 @@ impl Process {
                 Page::Lost => Page::Lost,
                 Page::Inherited { slot } => Page::Inherited { slot },
                 Page::Absent { slot, evicted_at } => Page::Absent { slot, evicted_at },
-                Page::Loading { slot, .. } => Page::Absent { slot, evicted_at: memory.evictions },
+                Page::Loading { slot, .. } | Page::Ahead { slot, .. } => {
+                    Page::Absent { slot, evicted_at: memory.evictions }
+                }
             };
             if let Page::Inherited { slot: Some(slot) } | Page::Absent { slot, .. } = page {
                 memory.slots.share(slot);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use terrace_far_memory::{Client, ClientConfig, ConnectError, PageBuffer, PageError, Request, node_status};
+use terrace_nic::Device;
 use terrace_vm::{BackingStore, Completion, PageBytes, Transfer, TransferError};
 
 /// Buffers for transfers.
@@ -46,6 +47,11 @@ impl FarStore {
             waiting: VecDeque::new(),
             page_count: config.page_count,
         })
+    }
+
+    /// The device through which pages go.
+    pub fn device(&self) -> &Arc<Device> {
+        self.client.device()
     }
 
     fn submit_waiting(&mut self) {

@@ -6,7 +6,7 @@ use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_vm::{Completion, PageBytes};
 
 use crate::memory::Memory;
-use crate::page_table::Page;
+use crate::page_table::{Page, Purpose};
 use crate::process::{Fault, Process, one};
 use crate::slots::Slot;
 
@@ -24,6 +24,7 @@ impl Process {
         match self.pages.get(page) {
             Page::Resident { slot, is_clean, is_hot, stamp } if is_protected => {
                 if is_clean {
+                    self.trends.note_store((page / PAGE_BYTES) as i64);
                     self.pages.set(page, Page::Resident { slot, is_clean: false, is_hot, stamp });
                 }
                 self.permit_stores(fault);
@@ -48,12 +49,25 @@ impl Process {
             Page::Resident { slot, .. } => self.put_zeros_again(memory, fault, slot),
             Page::Inherited { slot } => self.put_zeros_again(memory, fault, slot),
             Page::Absent { slot, evicted_at } => {
-                let is_hot = u64::from(memory.evictions.wrapping_sub(evicted_at)) < memory.limit();
-                self.begin_load(memory, fault, slot, is_hot);
+                let is_hot = memory.is_hot(evicted_at);
+                if self.begin_load(memory, fault, slot, is_hot) {
+                    self.load_ahead(memory, page, is_store);
+                }
             }
-            Page::Loading { slot, buffer, is_hot, is_store: was_store } => {
-                let is_store = is_store || was_store;
-                self.pages.set(page, Page::Loading { slot, buffer, is_store, is_hot });
+            Page::Loading { slot, buffer, is_hot, is_store: was_store, purpose: was } => {
+                let (is_store, purpose) = (is_store || was_store, Purpose::Fault);
+                self.pages.set(page, Page::Loading { slot, buffer, is_store, is_hot, purpose });
+                if was == Purpose::Marker {
+                    memory.markers -= 1;
+                    self.load_ahead(memory, page, is_store);
+                }
+            }
+            Page::Ahead { slot, buffer, is_hot } => {
+                memory.markers -= 1;
+                let purpose = Purpose::Fault;
+                self.pages.set(page, Page::Loading { slot, buffer, is_store, is_hot, purpose });
+                self.install(memory, page, buffer.into());
+                self.load_ahead(memory, page, is_store);
             }
         }
     }
@@ -170,31 +184,36 @@ impl Process {
         }
     }
 
-    fn begin_load(&mut self, memory: &mut Memory, fault: Fault, slot: Slot, is_hot: bool) {
+    /// Begins to load a page for a thread that waits, or has the thread wait for that. Returns whether it has begun.
+    fn begin_load(&mut self, memory: &mut Memory, fault: Fault, slot: Slot, is_hot: bool) -> bool {
         let Fault { page, is_store, .. } = fault;
         if !self.take_frame(memory) {
-            return self.waiting.push_back(fault);
+            self.waiting.push_back(fault);
+            return false;
         }
         if let Some(buffer) = memory.slots.stored_buffer(slot) {
             // Its bytes are still here.
             let copied = self.userfaultfd.copy(memory.store.buffer(buffer), page, !is_store);
-            return match copied {
+            match &copied {
                 Ok(_) => self.enter(page, Some(slot), !is_store, is_hot),
                 Err(error) => {
                     memory.release_frames(1);
-                    self.retry_or_wake(fault, &error);
+                    self.retry_or_wake(fault, error);
                 }
-            };
+            }
+            return copied.is_ok();
         }
         match memory.begin_load(self.id, page, slot) {
             Some(buffer) => {
-                let buffer = buffer as u16;
-                self.pages.set(page, Page::Loading { slot, buffer, is_store, is_hot });
+                let (buffer, purpose) = (buffer as u16, Purpose::Fault);
+                self.pages.set(page, Page::Loading { slot, buffer, is_store, is_hot, purpose });
                 self.frames += 1;
+                true
             }
             None => {
                 memory.release_frames(1);
                 self.waiting.push_back(fault);
+                false
             }
         }
     }
@@ -202,18 +221,26 @@ impl Process {
     /// A page has been loaded, or cannot be.
     pub(crate) fn end_load(&mut self, memory: &mut Memory, addr: u64, completion: Completion) {
         let buffer = completion.buffer;
-        let Page::Loading { slot, buffer: expected, .. } = self.pages.get(addr) else {
+        let Page::Loading { slot, buffer: expected, is_hot, purpose, .. } = self.pages.get(addr) else {
             return memory.release_buffer(buffer);
         };
         if usize::from(expected) != buffer {
             return memory.release_buffer(buffer);
         }
+        if completion.result.is_ok() && purpose == Purpose::Marker {
+            return self.pages.set(addr, Page::Ahead { slot, buffer: expected, is_hot });
+        }
         if completion.result.is_ok() {
             return self.install(memory, addr, buffer);
         }
         memory.release_buffer(buffer);
-        memory.slots.release(slot);
         self.leave(memory);
+        if purpose != Purpose::Fault {
+            // The first thread that touches it finds out whether it is lost.
+            memory.markers -= usize::from(purpose == Purpose::Marker);
+            return self.pages.set(addr, Page::Absent { slot, evicted_at: memory.evictions });
+        }
+        memory.slots.release(slot);
         self.pages.set(addr, Page::Lost);
         memory.statistics.losses += 1;
         self.poison(Fault { page: addr, is_store: false, is_protected: false });
@@ -228,7 +255,7 @@ impl Process {
 
     /// Puts a loaded page in its place.
     pub(crate) fn install(&mut self, memory: &mut Memory, addr: u64, buffer: usize) {
-        let Page::Loading { slot, is_store, is_hot, buffer: expected } = self.pages.get(addr) else {
+        let Page::Loading { slot, is_store, is_hot, buffer: expected, .. } = self.pages.get(addr) else {
             return memory.release_buffer(buffer);
         };
         if usize::from(expected) != buffer {

@@ -19,9 +19,11 @@
 //! | `process` | a process: its page table, queue, and what waits |
 //! | `faults` | absent pages: zeros, or loads; stores to pages that the store has |
 //! | `eviction` | pages leave: which ones, and what becomes of their bytes |
+//! | `prefetch`, `trend` | pages come before they are touched; which ones |
 //! | `changes` | unmapped, moved and forked memory |
 //! | `memory` | frames, buffers and transfers, which all processes share |
 //! | `scan` | memory that came without a message |
+//! | `status` | what `terrace stat` shows |
 //! | `far_store` | memory nodes as a backing store |
 //! | `page_table`, `slots` | the state of a page; pages of the store and their users |
 //!
@@ -42,10 +44,14 @@ mod faults;
 mod memory;
 mod page_table;
 mod pager;
+mod prefetch;
 mod process;
 mod scan;
 mod slots;
+mod status;
+mod trend;
 
 pub use far_store::FarStore;
 pub use memory::Statistics;
 pub use pager::{Pager, Settings};
+pub use status::{PagerStatus, ProcessPages, REPORT, SharedStatus};

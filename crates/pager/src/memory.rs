@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use terrace_hostmem::PAGE_BYTES;
 use terrace_vm::{BATCH_PAGES, BackingStore, Completion, PageBytes, Transfer};
 
@@ -30,7 +31,7 @@ pub(crate) struct Memory {
     free_buffers: Vec<usize>,
     /// How many of the free buffers are kept for pages that were asked to leave.
     pub(crate) promised: usize,
-    /// Stores that failed, and when the last one did.
+    /// Stores that failed, and when the last one did, or was tried last.
     failed_stores: Vec<(Slot, usize)>,
     failed_at: Option<Instant>,
     /// Pages that all memory of the processes may have.
@@ -41,11 +42,15 @@ pub(crate) struct Memory {
     used: u64,
     /// Pages that have left, modulo 2^32.
     pub(crate) evictions: u32,
+    /// Pages that were loaded ahead of time, and are in buffers.
+    pub(crate) markers: usize,
+    /// Whether pages are loaded ahead of time.
+    pub(crate) prefetches: bool,
     pub(crate) statistics: Statistics,
 }
 
 /// Counts since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statistics {
     /// Faults that the kernel reported.
     pub faults: u64,
@@ -59,6 +64,12 @@ pub struct Statistics {
     pub drops: u64,
     /// Loads that failed: their owners get SIGBUS.
     pub losses: u64,
+    /// Loads of pages that no thread waited for.
+    pub prefetches: u64,
+    /// Those of them that were used, as far as later faults prove it.
+    pub prefetches_used: u64,
+    /// Those of them after which other faults than the expected ones followed.
+    pub prefetches_wasted: u64,
 }
 
 impl Memory {
@@ -80,6 +91,8 @@ impl Memory {
             limit,
             used: 0,
             evictions: 0,
+            markers: 0,
+            prefetches: true,
             statistics: Statistics::default(),
         }
     }
@@ -89,6 +102,23 @@ impl Memory {
         let is_free = self.used < self.limit;
         self.used += u64::from(is_free);
         is_free
+    }
+
+    /// Takes a frame for a page that no thread waits for; returns false if faults may need it.
+    pub(crate) fn take_frame_ahead(&mut self) -> bool {
+        let is_free =
+            self.free_frames() > self.reserve() / 2 && self.free_buffers_for_loads() > self.uses.len() / 2;
+        is_free && self.take_frame()
+    }
+
+    /// Whether one page more may stay in its buffer.
+    pub(crate) fn may_mark(&self) -> bool {
+        self.markers < self.uses.len() / 8
+    }
+
+    /// Whether a page that was evicted at that time came back soon.
+    pub(crate) fn is_hot(&self, evicted_at: u32) -> bool {
+        u64::from(self.evictions.wrapping_sub(evicted_at)) < self.limit
     }
 
     /// Counts frames that a process has taken without asking.
@@ -107,20 +137,28 @@ impl Memory {
         self.limit.saturating_sub(self.used)
     }
 
-    /// Pages that are to leave, so that the next faults find frames.
+    /// Pages that are to leave, so that the next faults find frames. A request to leave costs a wake of the process's thread, and
+    /// faults wait for its end: so many pages leave at a time.
     pub(crate) fn pages_to_evict(&self) -> u64 {
-        let reserve = (self.limit / 32).clamp(BATCH_PAGES as u64, 4096);
-        self.used.saturating_sub(self.limit - reserve.min(self.limit / 2))
+        match self.used.saturating_sub(self.limit - self.reserve()) {
+            0 => 0,
+            over => over.max((self.limit / 8).min(BATCH_PAGES as u64)),
+        }
     }
 
-    /// The limit in pages.
-    pub(crate) fn limit(&self) -> u64 {
-        self.limit
+    /// Frames that are to be free.
+    fn reserve(&self) -> u64 {
+        (self.limit / 32).clamp(BATCH_PAGES as u64, 4096).min(self.limit / 2)
     }
 
     /// Leaves frames for memory that is not paged.
     pub(crate) fn set_unpaged(&mut self, pages: u64) {
         self.limit = self.budget.saturating_sub(pages).max(LIMIT_MIN);
+    }
+
+    /// Pages that may be in memory, and those that are.
+    pub(crate) fn frames(&self) -> (u64, u64) {
+        (self.limit, self.used)
     }
 
     /// Gives more frames than the budget has: no page can leave, and threads wait.
@@ -149,9 +187,14 @@ impl Memory {
         self.free_buffers.len().saturating_sub(self.uses.len() / 4 + self.promised)
     }
 
+    /// The number of free buffers that are not promised to stores.
+    fn free_buffers_for_loads(&self) -> usize {
+        self.free_buffers.len().saturating_sub(self.promised)
+    }
+
     /// Begins to load a page; returns the buffer, or `None` if all are in use or promised.
     pub(crate) fn begin_load(&mut self, process: u64, addr: u64, slot: Slot) -> Option<usize> {
-        if self.free_buffers.len() <= self.promised {
+        if self.free_buffers_for_loads() == 0 {
             return None;
         }
         let buffer = self.free_buffers.pop()?;
@@ -224,14 +267,18 @@ impl Memory {
         if self.failed_at.is_none_or(|at| at.elapsed() < STORE_RETRY) {
             return;
         }
-        self.failed_at = None;
         for (slot, buffer) in std::mem::take(&mut self.failed_stores) {
-            self.uses[buffer] = Some(BufferUse::Store { slot });
             if !self.accepts(slot) {
                 self.slots.relocate(slot, |page| self.store.accepts(page));
             }
+            if !self.accepts(slot) {
+                self.failed_stores.push((slot, buffer));
+                continue;
+            }
+            self.uses[buffer] = Some(BufferUse::Store { slot });
             self.store.submit(Transfer::Store, self.slots.page(slot), buffer);
         }
+        self.failed_at = (!self.failed_stores.is_empty()).then(Instant::now);
     }
 }
 
@@ -301,6 +348,67 @@ pub(crate) mod tests {
         fn poll(&mut self, completions: &mut Vec<Completion>, timeout: Duration) {
             self.0.poll(completions, timeout);
         }
+    }
+
+    /// Pages on a node whose pool is full.
+    struct Full(FileStore, std::sync::Arc<std::sync::atomic::AtomicBool>, u64);
+
+    impl BackingStore for Full {
+        fn page_count(&self) -> u64 {
+            self.0.page_count()
+        }
+
+        fn buffer_count(&self) -> usize {
+            self.0.buffer_count()
+        }
+
+        fn buffer(&self, buffer: usize) -> &PageBytes {
+            self.0.buffer(buffer)
+        }
+
+        fn buffer_mut(&mut self, buffer: usize) -> &mut PageBytes {
+            self.0.buffer_mut(buffer)
+        }
+
+        fn accepts(&self, _page: u64) -> bool {
+            !self.1.load(std::sync::atomic::Ordering::Relaxed)
+        }
+
+        fn submit(&mut self, transfer: Transfer, page: u64, buffer: usize) {
+            self.2 += 1;
+            // A page out of the file's range: its load fails.
+            match self.accepts(page) {
+                true => self.0.submit(transfer, page, buffer),
+                false => self.0.submit(Transfer::Load, u64::MAX >> 20, buffer),
+            }
+            assert!(self.2 <= 2, "nothing is stored while no node accepts it");
+        }
+
+        fn invalidate(&mut self, pages: &[u64]) {
+            self.0.invalidate(pages);
+        }
+
+        fn poll(&mut self, completions: &mut Vec<Completion>, timeout: Duration) {
+            self.0.poll(completions, timeout);
+        }
+    }
+
+    #[test]
+    fn a_store_waits_until_a_full_node_has_room() {
+        use std::sync::atomic::Ordering::Relaxed;
+        let file = FileStore::new(tempfile::tempfile().unwrap(), 64, 8).unwrap();
+        let is_full = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let mut memory = Memory::new(Box::new(Full(file, is_full.clone(), 0)), 0);
+        let slot = memory.allocate_slot().unwrap();
+        is_full.store(true, Relaxed);
+        memory.begin_store(slot, &[1; PAGE_BYTES as usize]);
+        for _ in 0..5 {
+            memory.poll(Duration::ZERO);
+            std::thread::sleep(STORE_RETRY);
+        }
+        is_full.store(false, Relaxed);
+        (0..2).for_each(|_| drop(memory.poll(Duration::ZERO)));
+        assert_eq!(memory.slots.stored_buffer(slot), None);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::slots::Slot;
 /// ```text
 ///   Untouched ──fault──> Resident ──evicted──> Absent ──fault──> Loading ──> Resident
 ///       ^ MADV_DONTNEED, munmap, or zeros that are evicted     Loading ──failed──> Lost
+///                                Absent ──forecast──> Loading ──marker──> Ahead ──fault──> Resident
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) enum Page {
@@ -50,9 +51,31 @@ pub(crate) enum Page {
         is_store: bool,
         /// Whether it was evicted a short time ago.
         is_hot: bool,
+        /// What it is loaded for.
+        purpose: Purpose,
+    },
+    /// Loaded ahead of time, and in the pager's buffer until a thread touches it.
+    Ahead {
+        /// The page of the store.
+        slot: Slot,
+        /// The buffer.
+        buffer: u16,
+        /// Whether it was evicted a short time ago.
+        is_hot: bool,
     },
     /// Its bytes are nowhere any more: who touches it gets SIGBUS, never zeros.
     Lost,
+}
+
+/// What a page is loaded for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A thread waits for it.
+    Fault,
+    /// A thread is expected to touch it.
+    Ahead,
+    /// The same, and its fault is to begin the next loads.
+    Marker,
 }
 
 const CHUNK_PAGES: u64 = 512;
@@ -60,7 +83,16 @@ type Chunk = [Page; CHUNK_PAGES as usize];
 
 /// The pages by address.
 #[derive(Debug, Default)]
-pub(crate) struct PageTable(BTreeMap<u64, Box<Chunk>>);
+pub(crate) struct PageTable {
+    chunks: BTreeMap<u64, Box<Chunk>>,
+    absent: u64,
+}
+
+impl Page {
+    fn is_absent(self) -> bool {
+        matches!(self, Page::Absent { .. } | Page::Loading { .. } | Page::Ahead { .. })
+    }
+}
 
 fn split(addr: u64) -> (u64, usize) {
     let number = addr / PAGE_BYTES;
@@ -71,14 +103,16 @@ impl PageTable {
     /// The state of a page.
     pub(crate) fn get(&self, addr: u64) -> Page {
         let (chunk, index) = split(addr);
-        self.0.get(&chunk).map_or(Page::Untouched, |chunk| chunk[index])
+        self.chunks.get(&chunk).map_or(Page::Untouched, |chunk| chunk[index])
     }
 
     /// Changes the state of a page.
     pub(crate) fn set(&mut self, addr: u64, page: Page) {
         let (chunk, index) = split(addr);
-        self.0.entry(chunk).or_insert_with(|| Box::new([Page::Untouched; CHUNK_PAGES as usize]))[index] =
-            page;
+        let empty = || Box::new([Page::Untouched; CHUNK_PAGES as usize]);
+        let old = std::mem::replace(&mut self.chunks.entry(chunk).or_insert_with(empty)[index], page);
+        self.absent += u64::from(page.is_absent());
+        self.absent -= u64::from(old.is_absent());
     }
 
     /// Removes the pages of a range that were touched, and returns them with their addresses.
@@ -87,7 +121,7 @@ impl PageTable {
         let end = range.addr.saturating_add(range.len);
         let chunks = split(range.addr).0..=split(end).0;
         let mut emptied = Vec::new();
-        for (&number, chunk) in self.0.range_mut(chunks) {
+        for (&number, chunk) in self.chunks.range_mut(chunks) {
             for (index, page) in chunk.iter_mut().enumerate() {
                 let addr = (number * CHUNK_PAGES + index as u64) * PAGE_BYTES;
                 if *page != Page::Untouched && (range.addr..end).contains(&addr) {
@@ -99,14 +133,20 @@ impl PageTable {
             }
         }
         for number in emptied {
-            self.0.remove(&number);
+            self.chunks.remove(&number);
         }
+        self.absent -= taken.iter().filter(|(_, page)| page.is_absent()).count() as u64;
         taken
+    }
+
+    /// The number of pages that are in the store, or on their way from or to it.
+    pub(crate) fn absent(&self) -> u64 {
+        self.absent
     }
 
     /// All pages that were touched.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, Page)> {
-        self.0.iter().flat_map(|(number, chunk)| {
+        self.chunks.iter().flat_map(|(number, chunk)| {
             let pages = chunk.iter().enumerate().filter(|(_, page)| **page != Page::Untouched);
             pages.map(move |(index, page)| ((number * CHUNK_PAGES + index as u64) * PAGE_BYTES, *page))
         })
@@ -129,6 +169,6 @@ mod tests {
         assert_eq!(table.iter().map(|(addr, _)| addr).collect::<Vec<_>>(), [0x1000, 0x200000]);
         assert_eq!(table.get(0x2000), Page::Untouched);
         assert_eq!(table.take(HostRange { addr: 0, len: u64::MAX }).len(), 2);
-        assert!(table.0.is_empty());
+        assert!(table.chunks.is_empty());
     }
 }

@@ -12,6 +12,7 @@ use terrace_vm::{BackingStore, EvictionArea, handshake};
 
 use crate::memory::{Memory, Statistics};
 use crate::process::{Fault, Link, Process};
+use crate::status::{PagerStatus, ProcessPages, SharedStatus};
 
 /// Before the pager sleeps, it polls for this time: waking a thread on another processor takes longer than most faults.
 const SPIN: Duration = Duration::from_micros(60);
@@ -31,6 +32,10 @@ const STARVATION: Duration = Duration::from_secs(2);
 pub struct Settings {
     /// The memory of all processes and of the pager, in bytes.
     pub local_bytes: u64,
+    /// Whether pages are loaded before they are touched, if a trend of faults says which.
+    pub prefetches: bool,
+    /// Where the pager writes its state.
+    pub status: Arc<SharedStatus>,
     /// Processes join here.
     pub listener: UnixListener,
     /// The pager ends when this process (a pidfd) has ended, and all that joined have.
@@ -65,8 +70,10 @@ impl Pager {
     pub fn new(settings: Settings, store: Box<dyn BackingStore>) -> std::io::Result<Pager> {
         settings.listener.set_nonblocking(true)?;
         let now = Instant::now();
+        let mut memory = Memory::new(store, settings.local_bytes);
+        memory.prefetches = settings.prefetches;
         Ok(Pager {
-            memory: Memory::new(store, settings.local_bytes),
+            memory,
             processes: Vec::new(),
             settings,
             last_id: 0,
@@ -101,6 +108,7 @@ impl Pager {
                 self.checked_at = now;
                 self.check_interval = (2 * self.check_interval).min(CHECK_INTERVAL_MAX);
                 self.check();
+                self.settings.status.set(self.status());
                 if self.is_over(now) {
                     return self.memory.statistics;
                 }
@@ -108,9 +116,20 @@ impl Pager {
         }
     }
 
-    /// Counts since the start.
-    pub fn statistics(&self) -> Statistics {
-        self.memory.statistics
+    fn status(&self) -> PagerStatus {
+        let (limit_pages, local_pages) = self.memory.frames();
+        let processes = self.processes.iter().map(|process| ProcessPages {
+            pid: process.pid,
+            local_pages: process.frames,
+            far_pages: process.pages.absent(),
+        });
+        PagerStatus {
+            limit_pages,
+            local_pages,
+            unpaged_pages: self.processes.iter().map(|process| process.unpaged).sum(),
+            counts: self.memory.statistics,
+            processes: processes.collect(),
+        }
     }
 
     fn end_transfers(&mut self) -> bool {

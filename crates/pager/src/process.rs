@@ -10,8 +10,9 @@ use terrace_vm::EvictionArea;
 use terrace_vm::userfault::Userfaultfd;
 
 use crate::memory::Memory;
-use crate::page_table::{Page, PageTable};
+use crate::page_table::{Page, PageTable, Purpose};
 use crate::slots::Slot;
+use crate::trend::Trends;
 
 /// A thread that waits.
 #[derive(Clone, Copy, Debug)]
@@ -94,6 +95,8 @@ pub(crate) struct Process {
     pub(crate) futile_evictions: u32,
     /// The end of the last range of zeros, and its pages.
     pub(crate) zeros: (u64, u64),
+    /// Which pages it will touch.
+    pub(crate) trends: Trends,
     pub(crate) has_ended: bool,
 }
 
@@ -120,6 +123,7 @@ impl Process {
             evict_after: None,
             futile_evictions: 0,
             zeros: (0, 0),
+            trends: Trends::default(),
             has_ended: false,
         }
     }
@@ -187,7 +191,12 @@ impl Process {
             }
             Page::Inherited { slot } => slot.into_iter().for_each(|slot| memory.slots.release(slot)),
             Page::Absent { slot, .. } => memory.slots.release(slot),
-            Page::Loading { slot, .. } => {
+            Page::Ahead { slot, buffer, .. } => {
+                self.release_ahead(memory, buffer);
+                memory.slots.release(slot);
+            }
+            Page::Loading { slot, purpose, .. } => {
+                memory.markers -= usize::from(purpose == Purpose::Marker);
                 self.leave(memory);
                 memory.slots.release(slot);
                 self.wake(addr);
@@ -209,6 +218,7 @@ impl Process {
             memory.release_buffer(buffer);
         }
         self.waiting.clear();
+        memory.statistics.prefetches_wasted += std::mem::take(&mut self.trends).count_unproven();
         memory.promised -= self.request.take().map_or(0, |request| request.buffers());
         debug_assert_eq!(self.frames, 0, "frames are those of pages");
     }

@@ -22,8 +22,7 @@ pub(crate) struct Slots {
     /// The page of each of them.
     pages: Vec<u32>,
     free: Vec<Slot>,
-    /// Slots whose pages the store does not accept: their nodes are lost or full. When a node has room again, one of its
-    /// pages is free.
+    /// Slots whose pages the store did not accept: their nodes are lost or full. They are tried again when no others are free.
     refused: Vec<Slot>,
     /// The buffers that are being stored.
     storing: HashMap<Slot, usize>,
@@ -66,6 +65,9 @@ impl Slots {
     }
 
     fn take_free(&mut self, accepts: impl Fn(u64) -> bool) -> Option<Slot> {
+        if self.free.is_empty() && self.users.len() == self.capacity as usize {
+            self.free.append(&mut self.refused);
+        }
         for _ in 0..REFUSALS_MAX {
             let slot = match self.free.pop() {
                 Some(slot) => slot,
@@ -179,5 +181,8 @@ mod tests {
         slots.release(second);
         assert_eq!(slots.take_invalid(), [1]);
         assert_eq!(slots.allocate(accepts), Some(second));
+        // Their node has room again.
+        let more: Vec<_> = (0..3).map(|_| slots.allocate(|_| true).map(|slot| slots.page(slot))).collect();
+        assert_eq!((more[0].is_some() && more[1].is_some(), more[2]), (true, None));
     }
 }

@@ -2,7 +2,12 @@
 
 mod common;
 
+use std::process::Stdio;
+use std::time::Duration;
+
 use common::{MIB, TestPager, compile, run};
+use terrace_pager::{PagerStatus, ProcessPages, Statistics};
+use terrace_vm::FileStore;
 
 #[test]
 fn a_program_that_fills_and_reads_memory_stays_within_its_budget() {
@@ -13,6 +18,46 @@ fn a_program_that_fills_and_reads_memory_stays_within_its_budget() {
     assert!(statistics.loads > 15_000 && statistics.stores > 9_000, "{statistics:?}");
     // The second reading finds pages that were not stored to since they were loaded.
     assert!(statistics.drops > 5_000, "{statistics:?}");
+}
+
+#[test]
+fn pages_come_before_they_are_touched_if_that_is_asked_for() {
+    for prefetches in [true, false] {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 64 * MIB / 4096, 256).unwrap();
+        let pager = TestPager::with(12 * MIB, prefetches, Box::new(store));
+        let most = run(pager.command(compile("touch")).arg("48"), "verified");
+        let statistics = pager.finish();
+        assert!(most <= 12 * MIB, "{most} bytes: {statistics:?}");
+        let Statistics { faults, loads, prefetches: ahead, prefetches_used, prefetches_wasted, .. } =
+            statistics;
+        match prefetches {
+            true => assert!(ahead > loads / 2 && faults < loads, "{statistics:?}"),
+            false => assert!(ahead == 0 && faults > loads, "{statistics:?}"),
+        }
+        assert!(prefetches_used >= ahead / 10 * 8, "{statistics:?}");
+        assert!(prefetches_used + prefetches_wasted <= ahead, "{statistics:?}");
+    }
+}
+
+#[test]
+fn the_state_shows_which_process_has_how_many_pages() {
+    let pager = TestPager::start(12 * MIB, 64 * MIB);
+    let child = pager.command(compile("touch")).arg("48").stdout(Stdio::piped()).spawn().unwrap();
+    let is_shown = |status: PagerStatus| {
+        let is_it = |process: &&ProcessPages| process.pid == Some(child.id());
+        status
+            .processes
+            .iter()
+            .find(is_it)
+            .is_some_and(|process| process.far_pages > 1000 && process.local_pages > 100)
+    };
+    let is_shown = (0..500).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        is_shown(pager.status())
+    });
+    let output = child.wait_with_output().unwrap();
+    assert!(is_shown && output.status.success(), "{:?}", pager.status());
+    pager.finish();
 }
 
 #[test]
@@ -46,7 +91,7 @@ fn a_program_that_must_not_unshare_its_descriptors_keeps_them_and_is_not_paged()
 fn several_programs_have_pages_leave_at_a_time() {
     let program = compile("touch");
     let pager = TestPager::start(16 * MIB, 256 * MIB);
-    let start = |_| pager.command(&program).arg("16").stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let start = |_| pager.command(&program).arg("16").stdout(Stdio::piped()).spawn().unwrap();
     let children: Vec<_> = (0..8).map(start).collect();
     for child in children {
         let output = child.wait_with_output().unwrap();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use terrace_pager::{Pager, Settings, Statistics};
+use terrace_pager::{Pager, PagerStatus, Settings, SharedStatus, Statistics};
 use terrace_vm::{BackingStore, FileStore};
 
 pub const MIB: u64 = 1 << 20;
@@ -18,6 +18,7 @@ pub const MIB: u64 = 1 << 20;
 pub struct TestPager {
     folder: tempfile::TempDir,
     stop: Arc<AtomicBool>,
+    status: Arc<SharedStatus>,
     thread: JoinHandle<Statistics>,
 }
 
@@ -28,18 +29,35 @@ impl TestPager {
     }
 
     pub fn over(local_bytes: u64, store: Box<dyn BackingStore>) -> TestPager {
+        TestPager::with(local_bytes, true, store)
+    }
+
+    pub fn with(local_bytes: u64, prefetches: bool, store: Box<dyn BackingStore>) -> TestPager {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let settings = Settings { local_bytes, listener, root: None, stop: stop.clone() };
+        let status = Arc::new(SharedStatus::default());
+        let settings = Settings {
+            local_bytes,
+            prefetches,
+            status: status.clone(),
+            listener,
+            root: None,
+            stop: stop.clone(),
+        };
         let thread = std::thread::spawn(move || Pager::new(settings, store).unwrap().run());
-        TestPager { folder, stop, thread }
+        TestPager { folder, stop, status, thread }
     }
 
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());
         command.env("LD_PRELOAD", library()).env("TERRACE_PAGER", self.folder.path().join("socket"));
         command
+    }
+
+    /// The state as of some milliseconds ago.
+    pub fn status(&self) -> PagerStatus {
+        self.status.get()
     }
 
     /// Ends the pager, after the processes.
