@@ -28,7 +28,7 @@ pytest = $(PYTEST) --junit-xml=results/junit/$(1).xml $(if $(ONLY),-k '$(ONLY)')
 NEXTEST ?= build/tools/bin/cargo-nextest
 nextest = $(NEXTEST) nextest run --locked --profile $(1)
 
-.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance conformance-programs interop interop-swap errors chaos fork crash endurance sanitize soak soak-np soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np np-programs bench-filemr bench-mount mount-tests mount-tests-short bench-term bench-term-full docs lint clean
+.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance conformance-programs interop interop-swap errors chaos fork crash endurance sanitize soak soak-np soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np np-programs bench-filemr bench-pager bench-mount mount-tests mount-tests-short bench-term bench-term-full docs lint clean
 .DEFAULT_GOAL := help
 # Targets share output directories, and cargo uses all processors by itself.
 .NOTPARALLEL:
@@ -116,6 +116,10 @@ build/bench/filemr/regions: bench/filemr/regions.c $(HEADERS)/terrace.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -I$(HEADERS) -o $@ $< -libverbs
 
+build/bench/pager/%: bench/pager/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< -lm
+
 peers-programs: $(PEERS_PROGRAMS) build/bench/peers/native
 
 build/interop/programs/%: tests/interop/programs/%.c
@@ -189,6 +193,7 @@ test: build ## Run the tests, including 2,000 seeds of the simulation
 	$(call pytest,bench-peers) -q bench/peers
 	$(call pytest,bench-np) -q bench/np
 	$(call pytest,bench-filemr) -q bench/filemr
+	$(call pytest,bench-pager) -q bench/pager
 
 conformance: build ## Run real RDMA programs on Terrace: perftest, pingpongs, qperf, UCX, pyverbs (ONLY=WORDS for a part)
 	@scripts/setup.sh conformance
@@ -315,6 +320,11 @@ bench-filemr: build ## Regions that are files: translation caches (a model, on r
 	@$(MAKE) --no-print-directory build/bench/filemr/regions
 	$(PYTHON) bench/filemr/filemr.py
 	$(PYTHON) bench/filemr/regions.py
+
+bench-pager: build ## Programs whose memory is on a memory node, beside a swap file and zram: ten minutes (needs root; ONLY=NAME for some)
+	@scripts/setup.sh bench-pager
+	@$(MAKE) --no-print-directory $(addprefix build/bench/pager/,quicksort kmeans touches etc)
+	$(PYTHON) bench/pager/pager.py $(if $(ONLY),--only '$(ONLY)')
 
 bench-mount: build ## Compare `terrace mount` with SSHFS and the local file system: sequential and random IO (needs root)
 	@scripts/setup.sh bench-mount

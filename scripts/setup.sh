@@ -2,7 +2,7 @@
 # Prepares a machine for a target of the Makefile: checks the Rust toolchain, and installs missing packages with apt-get (Debian,
 # Ubuntu) or dnf (Fedora). Prints nothing if nothing is missing.
 #
-#   scripts/setup.sh build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|bench-mount|mount-tests|sanitize|pytest|nextest|fuzz|docs|lint|all-but-fuzz|all
+#   scripts/setup.sh build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|bench-pager|bench-mount|mount-tests|sanitize|pytest|nextest|fuzz|docs|lint|all-but-fuzz|all
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -364,6 +364,7 @@ interop)
 bench) check_rust; install_packages $compiler $verbs $plots perftest linux-perf; install_if_possible fio ;;
 np-programs) check_rust; install_packages $compiler $verbs $plots openmpi-bin libopenmpi-dev ucx-utils ;;
 bench-peers) check_rust; install_packages $compiler $verbs $plots; install_if_possible $peers ;;
+bench-pager) check_rust; install_packages $compiler $verbs perftest memcached ;;
 bench-filemr) check_rust; install_packages $compiler $verbs strace redis-server redis-tools ;;
 # The suites pjdfstest and fsx come from crates.io.
 mount-tests)
@@ -396,5 +397,5 @@ all-but-fuzz)
     "$0" profile || echo "setup: continues without profiles" >&2
     ;;
 all) "$0" all-but-fuzz && "$0" packages && "$0" docs && "$0" fuzz ;;
-*) fail "usage: $0 build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|bench-mount|mount-tests|sanitize|pytest|fuzz|docs|lint|all-but-fuzz|all" ;;
+*) fail "usage: $0 build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|bench-pager|bench-mount|mount-tests|sanitize|pytest|fuzz|docs|lint|all-but-fuzz|all" ;;
 esac

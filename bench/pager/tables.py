@@ -1,0 +1,97 @@
+"""The tables and the plot of results.json."""
+
+import json
+import statistics
+from xml.sax.saxutils import escape
+
+UDP_BAR_US = 10
+COLOURS = {"75": "#5b9bd5", "50": "#0f4c81"}
+
+
+def median(runs, key):
+    values = [run[key] for run in runs if key in run]
+    return statistics.median(values) if values else None
+
+
+def systems_of(program):
+    return [name for name in program if name not in ("bytes", "all local")]
+
+
+def slowdown(program, system, share, key="seconds"):
+    """The time over that with all memory; None if a run failed."""
+    runs = program[system].get(share, [])
+    if not runs or not all(run["is_right"] for run in runs):
+        return None
+    time = median(runs, key)
+    return None if time is None else time / median(program["all local"]["100"], key)
+
+
+def time_table(name, program):
+    lines = [f"## {name}", "", f"{program['bytes'] >> 20} MiB. All local: {median(program['all local']['100'], 'seconds'):.2f} s.", "",
+             "| system | 75 % local: seconds | over all local | 50 % local: seconds | over all local | private memory at 50 % |",
+             "|---|---|---|---|---|---|"]
+    for system in systems_of(program):
+        cells = [system]
+        for share in ("75", "50"):
+            ratio = slowdown(program, system, share)
+            runs = program[system].get(share, [])
+            cells += ["failed", "failed"] if ratio is None else [f"{median(runs, 'seconds'):.2f}", f"{ratio:.2f}"]
+        most = median(program[system].get("50", []), "most_bytes")
+        cells.append("" if most is None else f"{most / program['bytes'] * 100:.0f} %")
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def fault_table(program, reads):
+    lines = ["## Touches of absent pages", "",
+             f"Random pages of {program['bytes'] >> 20} MiB, of which half is local; microseconds.", "",
+             "| system | p50 | p99 | a READ of 4 KiB: p50 | p99 | difference of p50 |", "|---|---|---|---|---|---|"]
+    for system in systems_of(program):
+        runs = program[system].get("50", [])
+        p50, p99 = median(runs, "p50_us"), median(runs, "p99_us")
+        if p50 is None or not all(run["is_right"] for run in runs):
+            lines.append(f"| {system} | failed | | | | |")
+            continue
+        read = next((read for name, read in reads.items() if f", {name}" in system), None)
+        beside = [f"{read['p50_us']:.1f}", f"{read['p99_us']:.1f}", f"{p50 - read['p50_us']:+.1f}"] if read else ["", "", ""]
+        lines.append(f"| {' | '.join([system, f'{p50:.1f}', f'{p99:.1f}', *beside])} |")
+    return [*lines, "", f"The bar by UDP: {UDP_BAR_US} us above the READ.", ""]
+
+
+def tables(results):
+    lines = []
+    for name, program in results["programs"].items():
+        is_fault = name == "random touches"
+        lines += fault_table(program, results["reads"]) if is_fault else time_table(name, program)
+    return "\n".join(lines)
+
+
+def plot(results):
+    """Bars of the time over all local, by program and system."""
+    rows = [(name, system, share, slowdown(program, system, share)) for name, program in results["programs"].items()
+            if name != "random touches" for system in systems_of(program) for share in ("75", "50")]
+    rows = [row for row in rows if row[3] is not None]
+    if not rows:
+        return None
+    row, left, width = 16, 290, 820
+    most = max(ratio for *_, ratio in rows)
+    height = 60 + row * len(rows)
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">',
+             f'<rect width="{width}" height="{height}" fill="white"/>',
+             '<text x="16" y="24" font-size="15">Time over all local (light: 75 % local, dark: 50 %); less is better</text>']
+    for index, (name, system, share, ratio) in enumerate(rows):
+        y = 40 + row * index
+        length = ratio / most * (width - left - 70)
+        parts.append(f'<text x="{left - 8}" y="{y + 11}" text-anchor="end">{escape(f"{name}, {system}, {share} %")}</text>')
+        parts.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{row - 4}" fill="{COLOURS[share]}"/>')
+        parts.append(f'<text x="{left + length + 6:.1f}" y="{y + 11}">{ratio:.2f}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def write(results, out):
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    (out / "tables.md").write_text(tables(results))
+    picture = plot(results)
+    if picture:
+        (out / "slowdown.svg").write_text(picture)

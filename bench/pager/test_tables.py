@@ -1,0 +1,30 @@
+"""Tests of the tables."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import tables
+
+
+def program(seconds, is_right=True, **more):
+    run = {"seconds": seconds, "is_right": is_right, "most_bytes": 50 << 20, **more}
+    return {"bytes": 100 << 20, "all local": {"100": [{"seconds": 2.0}]}, "far, UDP": {"75": [run], "50": [run, run]}}
+
+
+def test_times_are_medians_over_all_local():
+    results = {"programs": {"quicksort": program(3.0)}, "reads": {}}
+    assert "| far, UDP | 3.00 | 1.50 | 3.00 | 1.50 | 50 % |" in tables.tables(results)
+    assert "1.50" in tables.plot(results)
+
+
+def test_a_wrong_result_is_a_failure():
+    results = {"programs": {"quicksort": program(3.0, is_right=False)}, "reads": {}}
+    assert "| far, UDP | failed | failed | failed | failed |" in tables.tables(results)
+    assert tables.plot(results) is None
+
+
+def test_faults_are_beside_a_read_of_the_same_path():
+    results = {"programs": {"random touches": program(1.0, p50_us=30.0, p99_us=60.0)},
+               "reads": {"UDP": {"p50_us": 22.0, "p99_us": 41.0}}}
+    assert "| far, UDP | 30.0 | 60.0 | 22.0 | 41.0 | +8.0 |" in tables.tables(results)
