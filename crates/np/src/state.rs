@@ -9,9 +9,9 @@
 //! | the program's work requests | `post` in `outgoing` |
 //! | completions of the initiator's posts | `Initiator::handle_completion` |
 //! | the setup of the control queue pair | `advance_link` in `setup` |
-//! | keys that the peer asks to forget | `confirm_forgotten` in `messages` |
 //! | what the initiator asks for | `act` in `outgoing` |
 //! | what the target asks for | `act_for_peer` |
+//! | keys that the peer asks to forget | `confirm_forgotten` in `messages` |
 //! | a peer that has not answered for long | `probe` in `setup` |
 
 use std::sync::Arc;
@@ -110,9 +110,9 @@ impl State {
             }
         }
         self.advance_link(session, qp, now);
-        self.confirm_forgotten();
         self.act(session, qp, now);
         self.act_for_peer(session, qp, now);
+        self.confirm_forgotten();
         self.probe(now);
         if self.control.as_mut().is_some_and(|control| control.post().is_err()) {
             self.fail_link(session, qp, now);
