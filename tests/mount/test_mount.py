@@ -1,5 +1,6 @@
 """What users see of `terrace mount` beyond files: ordinary users, signals, servers that end or stop, other clients."""
 
+import contextlib
 import errno
 import os
 import pathlib
@@ -20,12 +21,15 @@ class Writer:
     fork and exec, which waits for the server."""
 
     CODE = """
-import os, sys
+import fcntl, os, sys
 file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
 print(0, flush=True)
+calls = {"fsync": lambda: os.fsync(file), "lock": lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB),
+         "unlock": lambda: fcntl.flock(file, fcntl.LOCK_UN)}
 for line in sys.stdin:
+    text = line[:-1]
     try:
-        os.fsync(file) if line == "fsync\\n" else os.write(file, line[:-1].encode())
+        calls.get(text, lambda: os.write(file, text.encode()))()
         print(0, flush=True)
     except OSError as error:
         print(error.errno, flush=True)
@@ -144,23 +148,43 @@ class Mounts(unittest.TestCase):
             place.wait_until("the server", lambda: works(at.path))
 
     def test_what_one_client_has_closed_another_finds_when_it_opens(self):
-        with place.mounted() as at:
-            second = at.path.parent / "second"
-            second.mkdir()
-            address = next(place.ADDRESSES)
-            source = at.mount.command[2]
-            other = place.Mount([place.TERRACE, "mount", source, second, "--addr", address], second)
-            other.start()
-            try:
-                for number in range(20):
-                    text = f"{number} " * (number + 1)
-                    writer, reader = (at.path, second) if number % 2 else (second, at.path)
-                    with open(writer / "file", "w", encoding="utf-8") as file:
-                        file.write(text)
-                    with open(reader / "file", encoding="utf-8") as file:
-                        self.assertEqual(file.read(), text)
-            finally:
-                other.stop()
+        with place.mounted() as at, mounted_again(at) as second:
+            for number in range(20):
+                text = f"{number} " * (number + 1)
+                writer, reader = (at.path, second) if number % 2 else (second, at.path)
+                with open(writer / "file", "w", encoding="utf-8") as file:
+                    file.write(text)
+                with open(reader / "file", encoding="utf-8") as file:
+                    self.assertEqual(file.read(), text)
+
+    def test_a_lock_survives_a_server_that_restarts(self):
+        with place.mounted() as at, mounted_again(at) as second, Writer(at.path / "file") as holder, \
+                Writer(second / "file") as other:
+            self.assertEqual(holder.ask("lock"), 0)
+            for _ in range(3):
+                at.export.stop(signal.SIGKILL)
+                at.export.start()
+                self.assertEqual(holder.ask("text"), 0)
+                self.assertEqual(holder.ask("fsync"), 0)
+                self.assertEqual(other.ask("lock"), errno.EAGAIN)
+            self.assertEqual(holder.ask("unlock"), 0)
+            self.assertEqual(other.ask("lock"), 0)
+
+    def test_the_lock_of_a_mount_that_was_stopped_for_longer_than_its_lease_is_lost(self):
+        with place.mounted(export_options=("--lease", "2")) as at, mounted_again(at) as second, \
+                Writer(at.path / "file") as holder, Writer(second / "file") as other:
+            self.assertEqual(holder.ask("lock"), 0)
+            os.kill(at.mount.process.pid, signal.SIGSTOP)
+            place.wait_until("the lock", lambda: other.ask("lock") == 0)
+            self.assertEqual(other.ask("theirs"), 0)
+            self.assertEqual(other.ask("fsync"), 0)
+            self.assertEqual(other.ask("unlock"), 0)
+            os.kill(at.mount.process.pid, signal.SIGCONT)
+            self.assertEqual(holder.ask("mine"), 0)
+            self.assertEqual(holder.ask("fsync"), errno.ENOLCK)
+            self.assertEqual((at.directory / "file").read_bytes(), b"theirs")
+            holder.ask("unlock")
+            self.assertEqual(holder.ask("lock"), 0)
 
     def test_changes_on_the_server_are_seen(self):
         with place.mounted() as at:
@@ -191,6 +215,22 @@ class CommandLine(unittest.TestCase):
         status, said = self.refused("127.0.0.1:/", str(pathlib.Path("/")), "--port", "1", "--timeout", "1")
         self.assertEqual(status, 1)
         self.assertEqual(len(said.strip().splitlines()), 1, said)
+
+
+@contextlib.contextmanager
+def mounted_again(at):
+    """A second mount of an export."""
+    path = at.path.parent / "second"
+    path.mkdir()
+    command = [place.TERRACE, "mount", at.mount.command[2], path, "--addr", next(place.ADDRESSES)]
+    mount = place.Mount(command, path)
+    mount.start()
+    try:
+        yield path
+    finally:
+        mount.stop()
+        if place.is_mounted(path):
+            subprocess.run(["umount", "--lazy", path], check=False)
 
 
 def works(path):
