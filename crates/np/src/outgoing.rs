@@ -70,6 +70,7 @@ impl State {
     pub fn post(&mut self, session: &Session, qp: &Arc<QueuePair>, now: Time, mut wr: SendWr) {
         let (wr_id, qpn) = (wr.wr_id, qp.qpn());
         self.place_count += 1;
+        let is_peer_gone = self.link == LinkState::Failed && rkey_of(&wr).is_some();
         let known = match rkey_of(&wr) {
             None => Knowledge::Plain,
             Some(_) if self.link == LinkState::Plain => Knowledge::Plain,
@@ -83,7 +84,11 @@ impl State {
         let posted = match self.outgoing(qp, now) {
             Some(outgoing) => {
                 let order = take_order_bits(&mut wr);
-                outgoing.initiator.post(wr, &known, order).is_ok()
+                let is_posted = outgoing.initiator.post(wr, &known, order).is_ok();
+                if is_peer_gone {
+                    outgoing.initiator.fail_unfinished();
+                }
+                is_posted
             }
             None => false,
         };
