@@ -144,12 +144,13 @@ def run(command):
     """Runs a program that prints an object, and returns it with the program's largest private memory."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     watch, deadline = Watch(process.pid), time.monotonic() + TIMEOUT
-    while process.poll() is None and time.monotonic() < deadline:
-        watch.look()
-        time.sleep(0.005)
-    if process.poll() is None:
+    try:
+        while process.poll() is None and time.monotonic() < deadline:
+            watch.look()
+            time.sleep(0.005)
+    finally:
         process.kill()
-    output = process.communicate()[0]
+        output = process.communicate()[0]
     if process.returncode != 0:
         raise subprocess.CalledProcessError(process.returncode, command, output)
     return {**json.loads(output), "most_bytes": watch.most}
@@ -230,6 +231,7 @@ def measure(options, results):
                 is_right = result.get("result") == whole["result"]
                 found.setdefault(system, {}).setdefault(str(share), []).append({**result, "is_right": is_right})
                 print(f"{name}, {system}, {share} %: {result}", flush=True)
+                tables.write(results, options.out)
 
 
 def main():
@@ -245,11 +247,12 @@ def main():
         sys.exit("pager.py: run as root: it limits memory, and swaps")
     if not shutil.which("memcached"):
         sys.exit("pager.py: memcached is not installed")
+    # The end undoes what is set up: swap devices, cgroups, memory nodes.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     results = {"programs": {}, "reads": {}}
     if options.add and (options.out / "results.json").exists():
         results = json.loads((options.out / "results.json").read_text())
     measure(options, results)
-    tables.write(results, options.out)
     print((options.out / "tables.md").read_text())
 
 

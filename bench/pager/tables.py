@@ -17,13 +17,21 @@ def systems_of(program):
     return [name for name in program if name not in ("bytes", "all local")]
 
 
-def slowdown(program, system, share, key="seconds"):
-    """The time over that with all memory; None if a run failed."""
+def right_runs(program, system, share):
+    return [run for run in program[system].get(share, []) if run["is_right"]]
+
+
+def failures(program, system, share):
+    """A note of the runs that failed."""
     runs = program[system].get(share, [])
-    if not runs or not all(run["is_right"] for run in runs):
-        return None
-    time = median(runs, key)
-    return None if time is None else time / median(program["all local"]["100"], key)
+    failed = len(runs) - len(right_runs(program, system, share))
+    return f" ({failed} of {len(runs)} failed)" if failed else ""
+
+
+def slowdown(program, system, share, key="seconds"):
+    """The time over that with all memory; None if no run succeeded."""
+    runs = right_runs(program, system, share)
+    return median(runs, key) / median(program["all local"]["100"], key) if runs else None
 
 
 def time_table(name, program):
@@ -34,9 +42,11 @@ def time_table(name, program):
         cells = [system]
         for share in ("75", "50"):
             ratio = slowdown(program, system, share)
-            runs = program[system].get(share, [])
-            cells += ["failed", "failed"] if ratio is None else [f"{median(runs, 'seconds'):.2f}", f"{ratio:.2f}"]
-        most = median(program[system].get("50", []), "most_bytes")
+            seconds = median(right_runs(program, system, share), "seconds")
+            note = failures(program, system, share)
+            absent = ["failed" + note, "failed"] if note else ["not run", ""]
+            cells += absent if ratio is None else [f"{seconds:.2f}{note}", f"{ratio:.2f}"]
+        most = median(right_runs(program, system, "50"), "most_bytes")
         cells.append("" if most is None else f"{most / program['bytes'] * 100:.0f} %")
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
@@ -47,9 +57,9 @@ def fault_table(program, reads):
              f"Random pages of {program['bytes'] >> 20} MiB, of which half is local; microseconds.", "",
              "| system | p50 | p99 | a READ of 4 KiB: p50 | p99 | difference of p50 |", "|---|---|---|---|---|---|"]
     for system in systems_of(program):
-        runs = program[system].get("50", [])
+        runs = right_runs(program, system, "50")
         p50, p99 = median(runs, "p50_us"), median(runs, "p99_us")
-        if p50 is None or not all(run["is_right"] for run in runs):
+        if p50 is None:
             lines.append(f"| {system} | failed | | | | |")
             continue
         read = next((read for name, read in reads.items() if f", {name}" in system), None)

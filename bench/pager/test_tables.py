@@ -20,7 +20,7 @@ def test_times_are_medians_over_all_local():
 
 def test_a_wrong_result_is_a_failure():
     results = {"programs": {"quicksort": program(3.0, is_right=False)}, "reads": {}}
-    assert "| far, UDP | failed | failed | failed | failed |" in tables.tables(results)
+    assert "| far, UDP | failed (1 of 1 failed) | failed | failed (2 of 2 failed) | failed |" in tables.tables(results)
     assert tables.plot(results) is None
 
 
