@@ -61,7 +61,7 @@ install: $(if $(wildcard build/bin/terrace),,build) ## Install what is built bel
 uninstall: ## Remove the files of install below PREFIX
 	rm -f $(DESTDIR)$(PREFIX)/bin/terrace
 	rm -rf $(DESTDIR)$(PREFIX)/lib/terrace
-	rm -f $(DESTDIR)$(PREFIX)/include/terrace.h $(DESTDIR)$(PREFIX)/include/infiniband/terrace_*.h
+	rm -f $(DESTDIR)$(PREFIX)/include/terrace.h $(DESTDIR)$(PREFIX)/include/terrace_export.h $(DESTDIR)$(PREFIX)/include/infiniband/terrace_*.h
 	rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/include/infiniband 2>/dev/null || true
 
 packages: build ## Build a Debian package, a tarball, a Python wheel, an SBOM and SHA256SUMS in build/packages/ (SIGN=KEY signs with an SSH key)
@@ -81,6 +81,10 @@ build/examples/%: examples/%.c $(wildcard $(HEADERS)/*.h $(HEADERS)/infiniband/*
 build/examples/condition: examples/condition.c crates/ibverbs/include/infiniband/terrace_exp.h | build
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I crates/ibverbs/include -o $@ $< -L build/lib/terrace -l:libibverbs.so.1
+
+build/examples/export_client: examples/export_client.c $(HEADERS)/terrace_export.h | build
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -I$(HEADERS) -o $@ $< -L build/lib/terrace -l:libibverbs.so.1
 
 build/bench/%: bench/%.c
 	@mkdir -p $(@D)
@@ -161,7 +165,7 @@ build/negative/libraries/%.so: tests/negative/libraries/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -shared -fPIC -o $@ $< -lpthread
 
-negative-programs: $(NEGATIVE_PROGRAMS) build/negative/libraries/waiting.so build/examples/remote_file build/examples/own_swap
+negative-programs: $(NEGATIVE_PROGRAMS) build/negative/libraries/waiting.so build/examples/remote_file build/examples/own_swap build/examples/export_client
 
 build/endurance/programs/%: tests/endurance/programs/%.c $(NEGATIVE_SHARED)
 	@mkdir -p $(@D)

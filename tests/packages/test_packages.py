@@ -27,6 +27,7 @@ FILES = {
     "include/infiniband/terrace_dv.h": 0o644,
     "include/infiniband/terrace_exp.h": 0o644,
     "include/terrace.h": 0o644,
+    "include/terrace_export.h": 0o644,
     "lib/terrace/libibverbs.so": 0o644,
     "lib/terrace/libibverbs.so.1": 0o644,
     "lib/terrace/libterrace-pager.so": 0o644,

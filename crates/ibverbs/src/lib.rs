@@ -9,6 +9,7 @@
 //! | `strings`, `sysfs`, `neighbour`, `kernel_copies`, `unsupported` | the other public symbols |
 //! | `private_nodes`, `compat` | symbols that providers and programs of 2005 bind |
 //! | `files`, `file_mr` | regions that are files: opening them, and the functions of `terrace.h` |
+//! | `export_client` | a client of exported directories: the functions of `terrace_export.h` |
 //! | `paged` | `terrace run --dram`: on-demand regions over file mappings are tiered to the file |
 //! | `rdma_netlink` | answers to netlink requests about RDMA devices |
 //! | `rdma_cm`, `nic` | the device through which librdmacm connects; the process's NICs and their users |
@@ -40,6 +41,7 @@ mod device_list;
 mod dm;
 mod errno;
 mod events;
+mod export_client;
 mod extended_poll;
 mod file_mr;
 mod files;
