@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use terrace_nic::{PathChoice, PortConfig, SendOp, WcStatus};
 
-use crate::client::{Client, ClientConfig};
+use crate::client::{Client, ClientConfig, check_page};
 use crate::ends::gid_of;
+use crate::error::ExportError;
 use crate::proto::{
-    Answer, Body, Link, Message, OpenAccess, QueuePairs, Request, SetupAnswer, SetupRequest, setup,
+    Answer, Body, Link, Message, OpenAccess, QueuePairs, Request, SetupAnswer, SetupRequest, Text, setup,
 };
 use crate::rules::Rules;
 use crate::server::{Server, ServerConfig};
@@ -76,6 +77,26 @@ fn ends_after(server: &Server, messages: &[Vec<u8>]) -> bool {
     session.send_raw(messages.to_vec());
     session.wait_any(Instant::now() + Duration::from_secs(2), |session| session.is_lost());
     session.is_lost()
+}
+
+#[test]
+fn names_that_leave_their_directory_are_not_listed() {
+    use crate::proto::{DirectoryEntry, DirectoryPage};
+    let page = |name: &[u8], next| {
+        let entry =
+            DirectoryEntry { name: Text::from(name), cookie: 1, ino: 1, kind: None, attributes: None };
+        DirectoryPage { entries: vec![entry], next }
+    };
+    for name in [&b""[..], b".", b"..", b"/etc/passwd", b"../../.ssh/authorized_keys", b"a/b", b"a\0b"] {
+        let checked = check_page(&page(name, None));
+        assert!(matches!(checked, Err(ExportError::Protocol)), "{name:?}");
+    }
+    for name in [&b"a"[..], b"...", b".hidden", b"..x", b"a\n", b"\xff"] {
+        assert!(check_page(&page(name, Some(1))).is_ok(), "{name:?}");
+    }
+    assert!(check_page(&DirectoryPage { entries: Vec::new(), next: None }).is_ok());
+    let endless = DirectoryPage { entries: Vec::new(), next: Some(1) };
+    assert!(matches!(check_page(&endless), Err(ExportError::Protocol)));
 }
 
 #[test]

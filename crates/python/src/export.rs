@@ -21,8 +21,8 @@ use crate::export_file::ExportFile;
 use crate::failure::Failure;
 use crate::handle::Handle;
 
-/// The most names of a directory that a listing takes from a server.
-const NAMES_MAX: usize = 1 << 24;
+/// The most names of a directory that a listing takes from a server: their dictionaries have about 2 GB.
+const NAMES_MAX: usize = 1 << 21;
 
 /// Connects to an exported directory, a `terrace export`, by its address or host name.
 ///

@@ -280,10 +280,11 @@ impl Client {
     }
 
     /// Names of a directory from a cookie on: 0 at first, then [`DirectoryPage::next`]. With `attributes` the entries have
-    /// the attributes of their files, as if each had been looked up.
+    /// the attributes of their files, as if each had been looked up. A name is a single component of a path, never `.` or
+    /// `..`; a page with a next one is not empty.
     ///
     /// # Errors
-    /// `ENOTDIR` for other files.
+    /// `ENOTDIR` for other files; `Protocol` if the server sends other names, or a page that does not go on.
     pub fn read_directory(
         &self,
         id: FileId,
@@ -292,6 +293,7 @@ impl Client {
     ) -> Result<DirectoryPage, ExportError> {
         match self.shared.call(Request::ReadDirectory { id, cookie, attributes }, Repeat::Yes)? {
             Answer::Directory { page } => {
+                check_page(&page)?;
                 for entry in &page.entries {
                     if let Some(attributes) = &entry.attributes {
                         self.shared.learn(attributes.id, id, OsStr::from_bytes(&entry.name.0));
@@ -377,4 +379,11 @@ impl Client {
             _ => Err(ExportError::Protocol),
         }
     }
+}
+
+/// Checks the names that a server has sent: programs that copy a directory make local files of these names.
+pub(crate) fn check_page(page: &DirectoryPage) -> Result<(), ExportError> {
+    let are_components = page.entries.iter().all(|entry| entry.name.is_component());
+    let goes_on = page.next.is_none() || !page.entries.is_empty();
+    if are_components && goes_on { Ok(()) } else { Err(ExportError::Protocol) }
 }

@@ -149,6 +149,14 @@ impl<T: Wire> Wire for Option<T> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Text(pub Vec<u8>);
 
+impl Text {
+    /// Whether it is a single component of a path: neither empty, `.` nor `..`, and without a slash or NUL.
+    pub fn is_component(&self) -> bool {
+        let name = &*self.0;
+        !matches!(name, b"" | b"." | b"..") && !name.iter().any(|byte| matches!(byte, b'/' | 0))
+    }
+}
+
 impl From<&[u8]> for Text {
     fn from(bytes: &[u8]) -> Text {
         Text(bytes.to_vec())

@@ -34,15 +34,10 @@ const NAMES_BYTES: usize = 8 << 10;
 
 /// Checks that a name is a single component.
 pub fn check_name(name: &Text) -> io::Result<&[u8]> {
-    let name = &*name.0;
-    if name.len() > NAME_BYTES_MAX {
+    if name.0.len() > NAME_BYTES_MAX {
         return Err(Errno::NAMETOOLONG.into());
     }
-    let is_component = !name.is_empty()
-        && name != b"."
-        && name != b".."
-        && !name.iter().any(|byte| matches!(byte, b'/' | 0));
-    if is_component { Ok(name) } else { Err(Errno::INVAL.into()) }
+    if name.is_component() { Ok(&name.0) } else { Err(Errno::INVAL.into()) }
 }
 
 /// The path by which the kernel finds the file of a descriptor.
