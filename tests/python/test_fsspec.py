@@ -5,6 +5,7 @@ import os
 import pathlib
 import pickle
 import random
+import shutil
 import unittest
 
 import terrace
@@ -134,6 +135,15 @@ class FileSystem(unittest.TestCase):
         self.files.rm("/dir", recursive=True)
         self.assertFalse(self.local("dir").exists())
         self.files.rm(["/other"], recursive=True)
+
+    def test_a_file_is_not_copied_to_itself(self):
+        self.files.pipe("/self", b"123")
+        self.files.client.symlink("self", "/self-link")
+        for one, two in (("/self", "/self"), ("/self", "/self-link"), ("/self-link", "/self"), ("/self", f"{self.url}/self")):
+            with self.assertRaises(shutil.SameFileError):
+                self.files.cp_file(one, two)
+        self.assertEqual(self.local("self").read_bytes(), b"123")
+        self.files.rm(["/self", "/self-link"])
 
     def test_no_walk_and_no_removal_follows_a_link(self):
         self.files.mkdir("/kept")

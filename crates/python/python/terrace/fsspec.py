@@ -387,12 +387,23 @@ class TerraceFileSystem(AbstractFileSystem):
             file.write_at(0, value)
 
     def cp_file(self, path1: str, path2: str, **_options: Any) -> None:
-        """Copies a file, by way of this client. Of a directory only the directory itself is made."""
+        """Copies a file, by way of this client. Of a directory only the directory itself is made. `shutil.SameFileError` if
+        both names are of one file."""
         if self.isdir(path1):
             self.makedirs(path2, exist_ok=True)
             return
+        if self._is_same_file(path1, path2):
+            raise shutil.SameFileError(f"{path1!r} and {path2!r} are the same file")
         with self.open(path1) as source, self.open(path2, "wb") as target:
             shutil.copyfileobj(source, target, COPY_BYTES)
+
+    def _is_same_file(self, path1: str, path2: str) -> bool:
+        """Whether both names are of one file, by way of links, too. An export is of one file system."""
+        try:
+            found = [self.client.stat(self._strip_protocol(path))["ino"] for path in (path1, path2)]
+        except FileNotFoundError:
+            return False
+        return found[0] == found[1]
 
 
 def _join(directory: str, name: str) -> str:
