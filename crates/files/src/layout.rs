@@ -1,4 +1,4 @@
-//! Truncating and punching. When a call returns, no access to the old layout runs: it has ended, or finds the new one.
+//! Truncating, punching, and writing beyond the end. When a call returns, no access to the old layout runs: it has ended, or finds the new one.
 
 use std::io;
 
@@ -40,6 +40,14 @@ impl FileRegion {
     pub fn punch_hole(&self, offset: u64, len: u64) -> Result<(), LayoutError> {
         // No byte of the file moves: every mapping shows the hole once it is there.
         self.change_layout(u64::MAX, |handle| handle.punch_hole(offset, len))
+    }
+
+    /// Writes bytes, also beyond the file's end, while no record is appended: a record comes to lie before or behind them.
+    ///
+    /// # Errors
+    /// See [`LayoutError`]. A part of the bytes may be written then.
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), LayoutError> {
+        self.change_layout(u64::MAX, |handle| handle.write_all(offset, data).map_err(|(_, error)| error))
     }
 
     fn change_layout(

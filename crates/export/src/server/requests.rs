@@ -55,6 +55,7 @@ impl Refusal {
                 let errno = error.raw_os_error().or(match error.kind() {
                     io::ErrorKind::ResourceBusy => Some(Errno::BUSY.raw_os_error()),
                     io::ErrorKind::PermissionDenied => Some(Errno::ACCESS.raw_os_error()),
+                    io::ErrorKind::FileTooLarge => Some(Errno::FBIG.raw_os_error()),
                     _ => None,
                 });
                 errno.unwrap_or(Errno::IO.raw_os_error()) as u16
@@ -136,7 +137,7 @@ impl Serving<'_> {
                 open.region.punch_hole(offset, len).map_err(layout_error)
             }),
             Request::Write { open, offset, data } => self.change_layout(open, OpenAccess::WRITE, |open| {
-                tree::write(open.node.as_fd(), offset, &data.0)
+                open.region.write(offset, &data.0).map_err(layout_error)
             }),
             Request::GetOpenAttributes { open } => {
                 let open = self.opened(open)?;

@@ -4,11 +4,9 @@
 //! file systems. A file is held by an `O_PATH` descriptor. Calls that need another kind of descriptor, or have no form that
 //! takes one, name the file by its entry in `/proc/self/fd`, which the kernel resolves to the file itself.
 
-use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::fs::{
@@ -198,12 +196,6 @@ pub fn open(file: BorrowedFd<'_>, access: OpenAccess) -> io::Result<OwnedFd> {
 /// server's; those of the client's key stay what the client has opened the file for.
 pub fn reopen(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(by_descriptor(file), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
-}
-
-/// Writes bytes into a file that a client has open for writing, as the server's user.
-pub fn write(file: BorrowedFd<'_>, offset: u64, data: &[u8]) -> io::Result<()> {
-    let opened = rustix::fs::open(by_descriptor(file), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
-    File::from(opened).write_all_at(data, offset)
 }
 
 /// Makes a regular file, and opens it.

@@ -225,3 +225,31 @@ fn a_repeated_removal_is_of_the_file_that_had_the_name() {
     assert_eq!(errno(client.repeat_remove_directory(root, "d".as_ref(), second)), stale);
     client.repeat_remove_directory(root, "d".as_ref(), made).unwrap();
 }
+
+#[test]
+fn a_short_write_beyond_the_end_and_an_append_do_not_overwrite_one_another() {
+    const ROUNDS: usize = 200;
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path(), PathChoice::Local, "root = true");
+    let connect = || connect(server.address(), PathChoice::Local);
+    let (one, two) = (connect(), connect());
+    let file = one.create(one.root(), "file".as_ref(), 0o644, READ_WRITE, true).unwrap();
+    let found = two.lookup(two.root(), "file".as_ref()).unwrap();
+    let records = two.open(found.id, OpenAccess::APPEND).unwrap();
+    let appending = std::thread::spawn(move || {
+        for _ in 0..ROUNDS {
+            records.append(&[1; 256 << 10]).unwrap();
+        }
+    });
+    let mut offsets = Vec::new();
+    while !appending.is_finished() {
+        let offset = file.attributes().unwrap().len;
+        file.write_short(offset, &[2; 64]).unwrap();
+        offsets.push(offset as usize);
+    }
+    appending.join().unwrap();
+    let bytes = std::fs::read(directory.path().join("file")).unwrap();
+    for offset in offsets {
+        assert_eq!(bytes[offset..offset + 64], [2; 64], "at {offset}");
+    }
+}
