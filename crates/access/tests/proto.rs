@@ -267,7 +267,7 @@ fn errors_state_the_field_and_the_rule() {
         bytes[at] = to;
         refusal(&bytes)
     };
-    assert_eq!(change(0, 9), "version 9, not 4");
+    assert_eq!(change(0, 9), "version 9, not 5");
     assert_eq!(change(1, 99), "no message of kind 99");
     assert_eq!(change(2, 1), "status is 0x1: only in answers");
     assert_eq!(change(4, 0), "length is 0x0: not the length of the message");
