@@ -1,8 +1,8 @@
 //! One connection to a server: requests and their answers, one-sided accesses and their completions.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use terrace_nic::{
@@ -23,6 +23,8 @@ pub const DEPTH: u32 = 512;
 const POLL_TIME: Duration = Duration::from_micros(50);
 /// A sleeping thread looks again after so long, so that a lost wake-up costs little.
 const SLEEP_TIME: Duration = Duration::from_millis(20);
+/// How much later than its queue pairs a server that ends closes its socket, at most.
+const CLOSE_TIME: Duration = Duration::from_millis(50);
 /// The most completions that are handled at once.
 const COMPLETIONS_PER_PASS: usize = 64;
 /// The most changes that wait for the program.
@@ -120,6 +122,10 @@ pub struct Session {
     /// An event has come.
     announced: Condvar,
     is_lost: AtomicBool,
+    /// When the last request was sent that was answered: the lease began again then, or later.
+    answered_since: Mutex<Instant>,
+    /// See [`Session::has_kept_lease`]; set with `is_lost`.
+    has_kept_lease: OnceLock<bool>,
     /// Dropped after the buffers.
     domain: Arc<Domain>,
 }
@@ -145,6 +151,8 @@ impl Session {
             arrived: Condvar::default(),
             announced: Condvar::default(),
             is_lost: AtomicBool::new(false),
+            answered_since: Mutex::new(Instant::now()),
+            has_kept_lease: OnceLock::new(),
             domain: new.domain,
         })
     }
@@ -156,6 +164,10 @@ impl Session {
 
     /// The connection has ended: nobody waits any more.
     pub fn lose(&self, why: &str) {
+        self.has_kept_lease.get_or_init(|| {
+            self.stream.is_closed_by_server(CLOSE_TIME)
+                && self.answered_since.lock().elapsed() <= self.lease()
+        });
         if !self.is_lost.swap(true, Ordering::AcqRel) {
             tracing::debug!(why, "the connection to an export has ended");
             self.stream.shut_down();
@@ -164,6 +176,16 @@ impl Session {
             self.arrived.notify_all();
             self.announced.notify_all();
         }
+    }
+
+    /// Whether the connection has ended because the server closed its socket, before the lease can have ended.
+    pub fn has_kept_lease(&self) -> bool {
+        self.has_kept_lease.get().copied().unwrap_or(false)
+    }
+
+    /// The time after which a server ends the connection of a silent client.
+    pub fn lease(&self) -> Duration {
+        Duration::from_millis(self.settings.lease_ms.into())
     }
 
     /// The protection domain, for buffers.
@@ -243,6 +265,7 @@ impl Session {
     /// # Errors
     /// `Lost` if no answer came in time. The connection has ended then.
     pub fn call(&self, request: Request, deadline: Instant) -> Result<Answer, ExportError> {
+        let since = Instant::now();
         let id = self.send(request, deadline)?;
         let answer = self.wait(deadline, |waiting| match waiting.answers.remove(&id) {
             Some(AnswerState::Here(answer)) => Some(answer),
@@ -252,6 +275,10 @@ impl Session {
             }
             None => None,
         });
+        if answer.is_ok() {
+            let mut answered_since = self.answered_since.lock();
+            *answered_since = since.max(*answered_since);
+        }
         self.send_deferred();
         // An answer that is late would be taken for another's.
         answer.inspect_err(|_| self.lose("an answer did not come in time"))
@@ -507,6 +534,8 @@ impl Session {
 
     /// Destroys the queue pairs. Accesses in flight are lost.
     pub fn close(&self) {
+        // This end is the first: nobody waits for the server.
+        self.has_kept_lease.get_or_init(|| false);
         self.lose("it is closed");
         if let Some(control) = self.control.lock().take() {
             control.close();
@@ -533,7 +562,7 @@ mod tests {
 
     use super::*;
     use crate::client::{Client, ClientConfig};
-    use crate::proto::OpenAccess;
+    use crate::proto::{LockKind, OpenAccess};
     use crate::server::{Server, ServerConfig};
 
     #[test]
@@ -559,6 +588,31 @@ mod tests {
         while server.stats().open_files > 0 {
             assert!(Instant::now() < deadline);
             std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    #[test]
+    fn a_lock_whose_lease_has_ended_is_not_reclaimed_from_the_next_server() {
+        for has_ended in [false, true] {
+            let directory = tempfile::tempdir().unwrap();
+            let address = Some(Ipv4Addr::LOCALHOST.into());
+            let port = PortConfig { address, path: PathChoice::Udp, ..PortConfig::default() };
+            let config = ServerConfig::new(directory.path().into(), (Ipv4Addr::LOCALHOST, 0).into());
+            let config = ServerConfig { port: port.clone(), ..config };
+            let server = Server::open(&config).unwrap();
+            let listen = server.address();
+            let client = Client::connect(&ClientConfig { port, ..ClientConfig::new(listen) }).unwrap();
+            let access = OpenAccess::READ | OpenAccess::WRITE;
+            let file = client.create(client.root(), "file".as_ref(), 0o644, access, true).unwrap();
+            file.lock(1, LockKind::Exclusive, Duration::ZERO).unwrap();
+            let session = client.shared.session(client.shared.deadline()).unwrap();
+            if has_ended {
+                // As if nothing had been answered for so long.
+                *session.answered_since.lock() -= session.lease() * 2;
+            }
+            drop(server);
+            let _server = Server::open(&ServerConfig { listen, ..config }).unwrap();
+            let written = file.write_at(0, b"x");
+            assert_eq!(matches!(written, Err(ExportError::LockLost)), has_ended, "{written:?}");
         }
     }
 }

@@ -51,12 +51,14 @@ struct Current {
     /// A thread is connecting.
     is_connecting: bool,
     serial: u64,
+    /// The last session whose lease had not ended when its server closed the socket.
+    leased_serial: Option<u64>,
 }
 
 /// What the clones of a client share.
 pub struct Shared {
     device: Arc<Device>,
-    config: ClientConfig,
+    pub config: ClientConfig,
     /// See [`SetupRequest::client`](crate::proto::SetupRequest).
     client: u64,
     root: FileId,
@@ -97,7 +99,7 @@ impl Shared {
             client,
             root,
             is_read_only,
-            current: Mutex::new(Current { session: Some(session), is_connecting: false, serial: 1 }),
+            current: Mutex::new(Current { session: Some(session), serial: 1, ..Current::default() }),
             progress,
             connected: Condvar::default(),
             known: Mutex::default(),
@@ -155,6 +157,9 @@ impl Shared {
         drop(current);
         if let Some(old) = old {
             old.close();
+            if old.has_kept_lease() {
+                self.current.lock().leased_serial = Some(old.serial);
+            }
         }
         let connected = self.reconnect(serial, deadline);
         if let Ok(session) = &connected {
@@ -199,14 +204,22 @@ impl Shared {
     }
 
     /// Reclaims the locks that were held on an earlier session. If this one is lost meanwhile, the next one does the rest.
+    ///
+    /// A server that has begun since does not know whether the earlier one has granted the lock to another client. It cannot
+    /// have done so if the lease had not ended when it closed its socket.
     fn restore_locks(&self, session: &Arc<Session>, deadline: Instant) {
         let locks = self.locks.lock();
         let earlier = locks.iter().filter(|(_, lock)| lock.serial != session.serial && !lock.is_lost);
         let earlier: Vec<_> = earlier.map(|(key, lock)| (*key, *lock)).collect();
         drop(locks);
+        let leased_serial = self.current.lock().leased_serial;
         for ((id, owner), HeldLock { kind, instance, serial, .. }) in earlier {
-            let reclaimed =
-                self.call_on(session, Request::ReclaimLock { id, owner, kind, instance }, deadline);
+            let may_be_others = instance != session.settings.instance && leased_serial != Some(serial);
+            let request = Request::ReclaimLock { id, owner, kind, instance };
+            let reclaimed = match may_be_others {
+                true => Err(ExportError::LockLost),
+                false => self.call_on(session, request, deadline),
+            };
             if matches!(reclaimed, Err(ExportError::Lost)) {
                 return;
             }
@@ -313,38 +326,59 @@ impl Shared {
             let was_lost = self.locks.lock().remove(&key).is_some_and(|lock| lock.is_lost);
             return if was_lost { Err(ExportError::LockLost) } else { result.map(|_| ()) };
         }
-        if let Some(held) = self.locks.lock().get_mut(&key) {
-            if held.is_lost {
-                return Err(ExportError::LockLost);
-            }
-            if kind == LockKind::Shared {
-                // The server may have converted it when the answer is lost.
-                held.kind = kind;
-            }
+        let held = self.locks.lock().get(&key).copied();
+        if held.is_some_and(|held| held.is_lost) {
+            return Err(ExportError::LockLost);
+        }
+        let is_downgrade = kind == LockKind::Shared && held.is_some_and(|held| held.kind != kind);
+        if is_downgrade && let Some(held) = self.locks.lock().get_mut(&key) {
+            // The server may have converted it when the answer is lost.
+            held.kind = kind;
         }
         let deadline = self.deadline();
         let session = loop {
-            let session = self.session(deadline)?;
+            let session = match self.session(deadline) {
+                Ok(session) => session,
+                Err(error) => return Err(self.not_locked(key, error, is_downgrade)),
+            };
             match self.call_on(&session, request.clone(), deadline) {
                 Ok(_) => break session,
                 Err(ExportError::Lost) if Instant::now() < deadline => {}
-                Err(error) => return Err(self.not_locked(key, error)),
+                Err(error) => return Err(self.not_locked(key, error, is_downgrade)),
             }
         };
         let lock =
             HeldLock { kind, instance: session.settings.instance, serial: session.serial, is_lost: false };
         self.locks.lock().insert(key, lock);
+        let kept = self.keep_lock(id, session.serial, deadline);
+        if kept.is_err() && held.is_none() {
+            // The caller believes that it has none.
+            self.locks.lock().remove(&key);
+            let session = self.current.lock().session.clone();
+            if let Some(session) = session {
+                let request = Request::Lock { id, owner, kind: LockKind::Unlock };
+                // The lock ends with its connection otherwise, and is not reclaimed.
+                let _ = self.call_on(&session, request, self.deadline());
+            }
+        }
+        kept.map_err(|error| self.not_locked(key, error, is_downgrade))
+    }
+
+    /// Has a lock that was granted on a session reclaimed if the connection was lost meanwhile.
+    fn keep_lock(&self, id: FileId, serial: u64, deadline: Instant) -> Result<(), ExportError> {
         let now = self.session(deadline)?;
-        if now.serial != session.serial {
+        if now.serial != serial {
             // It was made when this lock was not among those to reclaim.
             self.restore_locks(&now, deadline);
         }
         if self.has_lost_lock(id) { Err(ExportError::LockLost) } else { Ok(()) }
     }
 
-    /// The error of a lock that was refused. A lock that could not be converted may be lost.
-    fn not_locked(&self, key: (FileId, u64), error: ExportError) -> ExportError {
-        let is_lost = matches!(error, ExportError::Os(errno) if errno == Errno::NOLCK.raw_os_error());
+    /// The error of a lock that was refused. A lock that could not be converted may be lost; and one that could not be
+    /// converted to a shared one may be either, of which the caller must not believe that it is still exclusive.
+    fn not_locked(&self, key: (FileId, u64), error: ExportError, is_downgrade: bool) -> ExportError {
+        let is_none = matches!(error, ExportError::Os(errno) if errno == Errno::NOLCK.raw_os_error());
+        let is_lost = is_none || is_downgrade;
         match self.locks.lock().get_mut(&key) {
             Some(held) if is_lost => {
                 held.is_lost = true;
@@ -431,7 +465,7 @@ fn keep_lease(weak: &Weak<Shared>) {
             }
         };
         drop(shared);
-        let lease = Duration::from_millis(session.settings.lease_ms.into());
+        let lease = session.lease();
         let interval = lease / 3;
         let timeout = Timespec { tv_sec: interval.as_secs() as i64, tv_nsec: interval.subsec_nanos().into() };
         let mut fds = [PollFd::new(&session.stream, PollFlags::IN | PollFlags::RDHUP)];

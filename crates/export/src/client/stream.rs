@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, Socket, Type};
 
 use crate::proto::setup;
@@ -46,6 +47,14 @@ impl Stream {
                 setup::receive(stream)
             }
         }
+    }
+
+    /// Whether the server has closed its end, or does so within a time of less than a second.
+    pub fn is_closed_by_server(&self, timeout: Duration) -> bool {
+        let timeout = Timespec { tv_sec: 0, tv_nsec: timeout.subsec_nanos().into() };
+        let mut fds = [PollFd::new(self, PollFlags::IN | PollFlags::RDHUP)];
+        // Nothing is sent over it after the setup.
+        matches!(poll(&mut fds, Some(&timeout)), Ok(1..))
     }
 
     /// Ends it for both ends.

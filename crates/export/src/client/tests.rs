@@ -94,3 +94,18 @@ fn the_protection_domain_of_a_session_ends_with_it() {
     std::thread::sleep(Duration::from_millis(100));
     assert!(matches!(pd.dealloc(), Err(terrace_nic::Error::Invalid(_))), "it was deallocated before");
 }
+
+#[test]
+fn a_lock_is_lost_if_nobody_knows_whether_it_was_converted() {
+    let (_directory, server, one, file) = start(PathChoice::Udp);
+    let config = ClientConfig { timeout: Duration::from_secs(1), ..one.shared.config.clone() };
+    file.close().unwrap();
+    let client = Client::connect(&config).unwrap();
+    let id = client.lookup(client.root(), "file".as_ref()).unwrap().id;
+    let file = client.open(id, OpenAccess::READ | OpenAccess::WRITE).unwrap();
+    file.lock(1, LockKind::Exclusive, Duration::ZERO).unwrap();
+    // From now on nobody answers.
+    server.device().close();
+    assert!(matches!(file.lock(1, LockKind::Shared, Duration::ZERO), Err(ExportError::LockLost)));
+    assert!(client.shared.has_lost_lock(id));
+}

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | at this server, and its socket was closed | no other client has been granted a lock that excludes it since |
 //! | at this server, and its lease has ended | never |
-//! | at an earlier server | the same, since this server began, which is not longer ago than a lease |
+//! | at an earlier server | the same, since this server began, which is not longer ago than a lease; the client asks only if its lease had not ended |
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};

@@ -326,6 +326,10 @@ fn a_lock_that_another_client_has_taken_is_lost() {
     local.lock().unwrap();
     let _server = serve(directory.path(), address, PathChoice::Udp);
     assert!(matches!(file.write_at(0, b"x"), Err(ExportError::LockLost)));
+    // Another owner's lock is refused meanwhile, and the server does not keep it.
+    local.unlock().unwrap();
+    assert!(matches!(file.lock(2, LockKind::Shared, Duration::ZERO), Err(ExportError::LockLost)));
+    local.try_lock().unwrap();
     assert!(matches!(file.lock(1, LockKind::Unlock, Duration::ZERO), Err(ExportError::LockLost)));
     file.write_at(0, b"x").unwrap();
     let reader = client.open(found.id, OpenAccess::READ).unwrap();
