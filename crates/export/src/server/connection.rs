@@ -34,6 +34,7 @@ struct Pending {
     running: usize,
     /// Whether the connection is in the workers' queue.
     is_queued: bool,
+    is_closed: bool,
 }
 
 impl Pending {
@@ -156,6 +157,9 @@ impl Connection {
         let message = Message::decode(bytes).map_err(|error| error.to_string())?;
         let Body::Request(request) = message.body else { return Err("an answer from a client".into()) };
         let mut pending = self.pending.lock();
+        if pending.is_closed {
+            return Ok(false);
+        }
         if pending.requests.len() + pending.running >= REQUESTS_MAX {
             return Err("more requests than it may have in flight".into());
         }
@@ -272,17 +276,25 @@ impl Connection {
         self.has_ended.load(Ordering::SeqCst)
     }
 
+    /// Whether workers carry requests of it out.
+    pub fn has_running(&self) -> bool {
+        self.pending.lock().running > 0
+    }
+
     /// Marks it as ended. True for the first caller, who releases what it has.
     pub fn begin_end(&self) -> bool {
         !self.has_ended.swap(true, Ordering::SeqCst)
     }
 
-    /// Destroys the queue pairs: no access of the client begins any more.
+    /// Destroys the queue pairs: no request of the client begins any more, and no access except those of a client of this
+    /// host, which end with their keys.
     pub fn close(&self) {
         if let Some(control) = self.control.lock().take() {
             control.close();
         }
         self.pairs.lock().drain().for_each(|(_, qp)| destroy(&qp));
-        self.pending.lock().requests.clear();
+        let mut pending = self.pending.lock();
+        pending.is_closed = true;
+        pending.requests.clear();
     }
 }

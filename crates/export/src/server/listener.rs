@@ -174,6 +174,7 @@ impl Listener {
                 self.state.end(&connection, "its lease has ended");
             }
         }
+        self.state.release_ended_locks();
         self.state.lock_history.forget_old();
         let ended = self.state.drain_ended();
         self.sockets.retain(|_, socket| match socket.qpn {

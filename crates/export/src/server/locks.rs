@@ -1,7 +1,8 @@
 //! Locks of whole files.
 //!
-//! A lock is a `flock(2)` lock of a descriptor of its own, so local programs see it. It ends with its connection. A client that
-//! connects again reclaims it, which succeeds only if no other client can have had the file meanwhile:
+//! A lock is a `flock(2)` lock of a descriptor of its own, so local programs see it. It ends with its connection, after the
+//! client's accesses of the file. A client that connects again takes it over until then. Later it reclaims it, which succeeds
+//! only if no other client can have had the file meanwhile:
 //!
 //! | the client had the lock | it has it again if |
 //! |---|---|
@@ -31,6 +32,13 @@ const REMEMBERED_MAX: usize = 65_536;
 pub struct HeldLock {
     descriptor: OwnedFd,
     kind: LockKind,
+}
+
+impl HeldLock {
+    /// Whether it is at least of this kind.
+    pub fn covers(&self, kind: LockKind) -> bool {
+        self.kind == kind || self.kind == LockKind::Exclusive
+    }
 }
 
 /// Names a lock: the client, the file, and the owner that the client has chosen.
@@ -119,10 +127,10 @@ impl LockHistory {
     }
 }
 
-/// Releases the locks of a connection that has ended. Its client may reclaim them, unless its lease has ended: then others
+/// Releases the locks of a connection that has ended, of the files for which `is_due` says so. Its client may reclaim them, unless its lease has ended: then others
 /// have been able to have the files for an unknown time.
-pub fn release_locks(history: &LockHistory, connection: &Connection) {
-    for ((id, owner), held) in connection.locks.lock().drain() {
+pub fn release_locks(history: &LockHistory, connection: &Connection, is_due: impl Fn(FileId) -> bool) {
+    for ((id, owner), held) in connection.locks.lock().extract_if(|(id, _), _| is_due(*id)) {
         if !connection.has_lease_ended() {
             history.note_released((connection.client, id, owner), held.kind);
         }
@@ -143,6 +151,8 @@ impl Serving<'_> {
     /// Locks or unlocks a file.
     pub fn lock(&self, id: FileId, owner: u64, kind: LockKind) -> Outcome {
         let key = (id, owner);
+        // The client may not have reclaimed it yet, or not know that it has it.
+        self.take_earlier_lock(key, None);
         let mut locks = self.connection.locks.lock();
         if kind == LockKind::Unlock {
             drop(locks.remove(&key));
@@ -171,17 +181,22 @@ impl Serving<'_> {
             locks.insert(key, HeldLock { descriptor, kind });
         }
         self.state.lock_history.note_granted((self.connection.client, id, owner), kind);
-        drop(locks);
-        if self.connection.has_ended() {
-            self.state.release_all(self.connection);
-        }
+        // If the connection has ended meanwhile, the lock is released when no request runs any more.
         Ok(Answer::Done {})
+    }
+
+    /// Moves a lock of the client from a connection that has ended to this one. Returns whether there was one.
+    fn take_earlier_lock(&self, key: (FileId, u64), reclaimed: Option<LockKind>) -> bool {
+        let earlier = self.state.take_earlier_lock(self.connection, key, reclaimed);
+        let is_found = earlier.is_some();
+        if let Some(held) = earlier {
+            self.connection.locks.lock().entry(key).or_insert(held);
+        }
+        is_found
     }
 
     /// Locks a file for a client that had the lock on an earlier connection: `ENOLCK` if another one may have had it since.
     pub fn reclaim_lock(&self, id: FileId, owner: u64, kind: LockKind, instance: u64) -> Outcome {
-        // Before that it is unknown which locks the earlier connection had.
-        self.state.release_earlier_locks(self.connection);
         let has_it = self.connection.locks.lock().get(&(id, owner)).is_some_and(|held| held.kind == kind);
         if has_it {
             return Ok(Answer::Done {});
@@ -189,7 +204,11 @@ impl Serving<'_> {
         let key = (self.connection.client, id, owner);
         // The client finds the file by its path first, if the server does not know it.
         self.file(id)?;
-        if kind == LockKind::Unlock || !self.state.lock_history.may_reclaim(key, kind, instance) {
+        if kind == LockKind::Unlock {
+            return Err(Errno::INVAL.into());
+        }
+        let is_kept = self.take_earlier_lock((id, owner), Some(kind));
+        if !is_kept && !self.state.lock_history.may_reclaim(key, kind, instance) {
             return Err(Errno::NOLCK.into());
         }
         self.lock(id, owner, kind)

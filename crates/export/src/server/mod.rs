@@ -168,7 +168,7 @@ impl Server {
             self.threads.push(std::thread::Builder::new().name("terrace-export".into()).spawn(serve)?);
         }
         let state = self.state.clone();
-        let revoke = move || state.revoker.run();
+        let revoke = move || state.revoker.run(|| state.release_ended_locks());
         self.threads.push(std::thread::Builder::new().name("terrace-revoke".into()).spawn(revoke)?);
         let run = move || listener.run();
         self.threads.push(std::thread::Builder::new().name("terrace-listen".into()).spawn(run)?);

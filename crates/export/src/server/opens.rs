@@ -52,7 +52,7 @@ pub struct Open {
     /// Whether the kernel reports changes of the file's attributes for it.
     pub is_watched: AtomicBool,
     /// The domain lasts until the key is revoked.
-    _domain: Arc<Domain>,
+    domain: Arc<Domain>,
 }
 
 impl Open {
@@ -89,8 +89,13 @@ impl Open {
             rights,
             is_unlinked_by_own,
             is_watched,
-            _domain: domain.clone(),
+            domain: domain.clone(),
         })
+    }
+
+    /// Whether it is of this domain's client.
+    pub fn is_of(&self, domain: &Arc<Domain>) -> bool {
+        Arc::ptr_eq(&self.domain, domain)
     }
 
     /// The key for the client.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use terrace_sync::{Condvar, Mutex};
 
 use super::opens::Open;
+use crate::ends::Domain;
 use crate::proto::FileId;
 
 /// The time until a key is tried again whose client does not end its access.
@@ -15,6 +16,7 @@ const RETRY: Duration = Duration::from_millis(250);
 
 #[derive(Default)]
 struct Queue {
+    /// The first one is being revoked.
     opens: VecDeque<Arc<Open>>,
     is_closed: bool,
 }
@@ -36,23 +38,34 @@ impl Revoker {
         self.changed.notify_one();
     }
 
-    /// Revokes keys until closed.
-    pub fn run(&self) {
+    /// Revokes keys until closed, and calls `revoked` after each.
+    pub fn run(&self, revoked: impl Fn()) {
         let mut queue = self.queue.lock();
         while !queue.is_closed {
-            let Some(open) = queue.opens.pop_front() else {
+            let Some(open) = queue.opens.front().cloned() else {
                 self.changed.wait(&mut queue);
                 continue;
             };
             drop(queue);
             let result = open.revoke();
             queue = self.queue.lock();
+            queue.opens.pop_front();
             if let Err(error) = result {
                 tracing::warn!(%error, "a key is revoked later: a client does not end its access");
                 queue.opens.push_back(open);
                 self.changed.wait_for(&mut queue, RETRY);
+            } else {
+                drop(queue);
+                revoked();
+                queue = self.queue.lock();
             }
         }
+    }
+
+    /// Whether accesses of a file may run by keys of a domain that are to be revoked.
+    pub fn has_keys(&self, domain: &Arc<Domain>, id: FileId) -> bool {
+        let is_queued = self.queue.lock().opens.iter().any(|open| open.id == id && open.is_of(domain));
+        is_queued || self.under_way.lock().contains_key(&id)
     }
 
     /// Ends [`Revoker::run`].

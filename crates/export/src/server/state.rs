@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use terrace_files::Files;
@@ -13,7 +13,7 @@ use terrace_sync::{Mutex, RwLock};
 
 use super::connection::{Connection, EVENTS_SENT};
 use super::identity::act_as;
-use super::locks::{LockHistory, release_locks};
+use super::locks::{HeldLock, LockHistory, release_locks};
 use super::nodes::DescriptorBudget;
 use super::opens::{Open, Rights};
 use super::requests::Serving;
@@ -21,11 +21,14 @@ use super::revoker::Revoker;
 use super::tree;
 use super::watches::{Interest, Watches};
 use super::workers::{Job, Work};
-use crate::proto::{ChangeSet, Event, FileId, Revocation};
+use crate::proto::{ChangeSet, Event, FileId, LockKind, Revocation};
 use crate::rules::{Identity, Rules};
 
 /// The most completions that are handled at once.
 const COMPLETIONS_PER_PASS: usize = 64;
+
+/// The time after the end of a connection in which its client's accesses end, or its locks are released all the same.
+const ENDING_TIME: Duration = Duration::from_secs(5);
 
 /// The statistics of an export, for `terrace stat`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -65,11 +68,19 @@ pub struct State {
     pub revoker: Revoker,
     pub lock_history: LockHistory,
     /// Connections that have ended and may still have locks.
-    ending: Mutex<Vec<Arc<Connection>>>,
+    ending: Mutex<Vec<Ending>>,
     /// Connections whose sockets are to be closed.
     ended: Mutex<Vec<u32>>,
     requests: AtomicU64,
     revoked: AtomicU64,
+}
+
+/// A connection that has ended.
+struct Ending {
+    connection: Arc<Connection>,
+    since: Instant,
+    /// Its queue pairs are destroyed, and its keys are revoked or wait for that.
+    is_closed: bool,
 }
 
 /// What a server's state begins with.
@@ -134,7 +145,8 @@ impl State {
         if connection.begin_end() {
             tracing::debug!(client = %connection.peer, why, "a client's connection has ended");
             // First, so that its client finds its locks in one of the two.
-            self.ending.lock().push(connection.clone());
+            let ending = Ending { connection: connection.clone(), since: Instant::now(), is_closed: false };
+            self.ending.lock().push(ending);
             self.connections.write().remove(&connection.qpn);
             self.ended.lock().push(connection.qpn);
             self.work.add(Job::End(connection.clone()));
@@ -153,12 +165,43 @@ impl State {
         }
     }
 
-    /// Releases the locks that the client of a connection has on connections that have ended.
-    pub fn release_earlier_locks(&self, connection: &Connection) {
-        let ending = self.ending.lock().clone();
-        for other in ending.iter().filter(|other| other.client == connection.client) {
-            release_locks(&self.lock_history, other);
-        }
+    /// Takes a lock that the client of a connection still has on a connection that has ended, for the caller to add it to the
+    /// new one: no other client can have it meanwhile. `reclaimed` is the kind that the client believes to have, if it does:
+    /// it has none any more if its lease had ended.
+    pub fn take_earlier_lock(
+        &self,
+        connection: &Connection,
+        key: (FileId, u64),
+        reclaimed: Option<LockKind>,
+    ) -> Option<HeldLock> {
+        let ending = self.ending.lock();
+        let earlier = ending.iter().map(|ending| &ending.connection).filter(|other| {
+            other.client == connection.client
+                && other.identity.uid == connection.identity.uid
+                && other.gid == connection.gid
+                && (reclaimed.is_none() || !other.has_lease_ended())
+        });
+        earlier.into_iter().find_map(|other| {
+            let mut locks = other.locks.lock();
+            let covers = |held: &HeldLock| reclaimed.is_none_or(|kind| held.covers(kind));
+            if locks.get(&key).is_some_and(covers) { locks.remove(&key) } else { None }
+        })
+    }
+
+    /// Releases the locks of connections that have ended, as far as their clients' accesses of the files have ended: those of
+    /// clients of this host end with their keys. A client that is stopped in the middle of one delays that by
+    /// [`ENDING_TIME`] at most.
+    pub fn release_ended_locks(&self) {
+        self.ending.lock().retain(|Ending { connection, since, is_closed }| {
+            let is_overdue = since.elapsed() > ENDING_TIME;
+            if !is_overdue && (!is_closed || connection.has_running()) {
+                return true;
+            }
+            release_locks(&self.lock_history, connection, |id| {
+                is_overdue || !self.revoker.has_keys(&connection.domain, id)
+            });
+            !is_closed || !connection.locks.lock().is_empty()
+        });
     }
 
     /// The connections that have ended since the last call.
@@ -178,13 +221,19 @@ impl State {
                 self.requests.fetch_add(1, Ordering::Relaxed);
                 let answer = Serving { state: self, connection: &connection }.serve(request);
                 if connection.answer(id, answer) {
-                    self.work.add(Job::Serve(connection));
+                    self.work.add(Job::Serve(connection.clone()));
+                }
+                if connection.has_ended() {
+                    self.release_ended_locks();
                 }
             }
             Job::End(connection) => {
                 connection.close();
                 self.release_all(&connection);
-                self.ending.lock().retain(|other| !Arc::ptr_eq(other, &connection));
+                for ending in self.ending.lock().iter_mut() {
+                    ending.is_closed |= Arc::ptr_eq(&ending.connection, &connection);
+                }
+                self.release_ended_locks();
             }
             Job::Check(id) => self.check_rights(id),
         }
@@ -241,7 +290,7 @@ impl State {
         }
     }
 
-    /// Releases all that a connection has that has ended.
+    /// Releases all that a connection has that has ended, except its locks.
     pub fn release_all(&self, connection: &Connection) {
         let opens = std::mem::take(&mut *connection.opens.lock());
         for (number, open) in opens {
@@ -249,7 +298,6 @@ impl State {
             // The client's queue pairs are destroyed, so nobody waits for this.
             self.revoker.add(open);
         }
-        release_locks(&self.lock_history, connection);
         let watches = std::mem::take(&mut *connection.watches.lock());
         watches.into_iter().for_each(|id| self.watches.remove(id));
     }
