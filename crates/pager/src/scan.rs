@@ -3,8 +3,8 @@
 
 use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_vm::handshake::RESERVED_BYTES;
-use terrace_vm::maps;
 use terrace_vm::pagemap::{Pagemap, WORD_BYTES};
+use terrace_vm::smaps::{self, PrivateMapping};
 use terrace_vm::userfault::modes;
 
 use crate::memory::Memory;
@@ -31,9 +31,11 @@ impl Process {
             return false;
         }
         // The process may have ended, or keeps its lists to itself.
-        if let (Ok(ranges), Ok(pagemap)) = (maps::private_memory_of(pid, LEN_MIN), Pagemap::open_of(pid)) {
-            for range in ranges {
-                self.register(memory, &pagemap, range);
+        if let (Ok(mappings), Ok(pagemap)) = (smaps::private_memory_of(pid, LEN_MIN), Pagemap::open_of(pid)) {
+            let registered = self.register(&mappings);
+            self.unregister_stacks(pid, &mappings);
+            for range in registered {
+                self.enter_present(memory, &pagemap, range);
             }
         }
         self.unpaged = self.count_unpaged(pid);
@@ -49,17 +51,40 @@ impl Process {
         resident.saturating_sub(shared).saturating_sub(self.frames)
     }
 
-    fn register(&mut self, memory: &mut Memory, pagemap: &Pagemap, range: HostRange) {
+    /// Registers what can be paged, and returns it. At the end of a thread the kernel stores to the thread's control block, which
+    /// is on its stack, and waits for no fault: if the page were absent or protected, who joins the thread would wait for ever.
+    fn register(&self, mappings: &[PrivateMapping]) -> Vec<HostRange> {
+        let paged = mappings.iter().filter(|mapping| mapping.is_registered || !mapping.may_be_stack);
+        let parts = paged.flat_map(|mapping| self.parts_of(mapping.range));
+        // Fails for memory of another kind, or that another descriptor handles.
+        let register = |part: &HostRange| {
+            self.userfaultfd.register(*part, modes::MISSING | modes::WRITE_PROTECTED).is_ok()
+        };
+        parts.filter(|part| part.len > 0).filter(register).collect()
+    }
+
+    /// What is before and after the memory of the thread that moves pages.
+    fn parts_of(&self, range: HostRange) -> [HostRange; 2] {
         let reserved = HostRange { addr: self.identity_page, len: RESERVED_BYTES };
         let end = range.addr + range.len;
         let before = HostRange { addr: range.addr, len: reserved.addr.clamp(range.addr, end) - range.addr };
         let after = (reserved.addr + reserved.len).clamp(range.addr, end);
-        for part in [before, HostRange { addr: after, len: end - after }] {
-            // Fails for memory of another kind, or that another descriptor handles.
-            let is_new = part.len > 0
-                && self.userfaultfd.register(part, modes::MISSING | modes::WRITE_PROTECTED).is_ok();
-            if is_new {
-                self.enter_present(memory, pagemap, part);
+        [before, HostRange { addr: after, len: end - after }]
+    }
+
+    /// Between the reading of the list and the registration, the process may have put stacks where other memory was. None of
+    /// their pages has left: no request to move pages is under way.
+    fn unregister_stacks(&self, pid: u32, before: &[PrivateMapping]) {
+        let is_new = |range| {
+            before.iter().any(|old| !old.is_registered && !old.may_be_stack && old.range.overlaps(range))
+        };
+        if before.iter().all(|old| old.is_registered || old.may_be_stack) {
+            return;
+        }
+        for mapping in smaps::private_memory_of(pid, PAGE_BYTES).unwrap_or_default() {
+            if mapping.is_registered && mapping.may_be_stack && is_new(mapping.range) {
+                // An error means that it is not mapped any more.
+                let _ = self.userfaultfd.unregister(mapping.range);
             }
         }
     }

@@ -120,6 +120,14 @@ fn heaps_of_threads_and_memory_of_system_calls_are_paged() {
 }
 
 #[test]
+fn threads_end_and_are_joined_while_memory_is_scarce() {
+    let pager = TestPager::start(12 * MIB, 64 * MIB);
+    // At the end of a system call, the kernel would store to the control blocks by its restartable sequences, too.
+    run(pager.command(compile("exits")).arg("32").env("GLIBC_TUNABLES", "glibc.pthread.rseq=0"), "joined");
+    pager.finish();
+}
+
+#[test]
 fn memory_that_the_kernel_may_free_is_the_programs_until_then() {
     let pager = TestPager::start(8 * MIB, 64 * MIB);
     let most = run(pager.command(compile("free")).arg("16"), "verified");

@@ -12,6 +12,7 @@
 //! | module | what it knows |
 //! |---|---|
 //! | [`maps`] | the mappings of the process, from `/proc/self/maps` |
+//! | [`smaps`] | the private memory of another process, and what of it is a thread's stack |
 //! | `swap_space`, `swap_file` | the directory of swap files; a file without a name |
 //! | `swapped` | a range of memory that is a mapping of a swap file, and its way back |
 //! | `moving` | private memory moves into a file, while other threads of the process use it |
@@ -35,6 +36,7 @@ pub mod maps;
 mod moving;
 pub mod pagemap;
 mod refusal;
+pub mod smaps;
 mod swap_file;
 mod swap_space;
 mod swapped;

@@ -105,21 +105,6 @@ pub(crate) fn list(range: HostRange) -> io::Result<Vec<Mapping>> {
     list_in(BufReader::with_capacity(1 << 16, File::open(MAPS)?), range)
 }
 
-/// The ranges of another process's private memory that have at least this length, without the main thread's stack. Memory
-/// that the process has reserved, and cannot access yet, is among them: allocators make it accessible part by part.
-///
-/// # Errors
-/// The list cannot be read.
-pub fn private_memory_of(pid: u32, len_min: u64) -> io::Result<Vec<HostRange>> {
-    let list = File::open(format!("/proc/{pid}/maps"))?;
-    let mappings = list_in(BufReader::with_capacity(1 << 16, list), EVERYTHING)?;
-    let private = mappings
-        .iter()
-        .filter(|mapping| mapping.is_private_memory() || mapping.is_reserved())
-        .map(Mapping::range);
-    Ok(private.filter(|range| range.len >= len_min).collect())
-}
-
 fn list_in(mut list: impl BufRead, range: HostRange) -> io::Result<Vec<Mapping>> {
     let end = range.addr.saturating_add(range.len);
     let (mut found, mut line) = (Vec::new(), Vec::new());
@@ -179,7 +164,7 @@ fn find_in(mut list: impl BufRead, range: HostRange) -> io::Result<Result<Run, N
 }
 
 /// Reads a line without its newline. Returns false at the end of the list. Names may contain any bytes but newlines.
-fn next_line(list: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
+pub(crate) fn next_line(list: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
     let length = list.read_until(b'\n', line)?;
     if line.last() == Some(&b'\n') {
@@ -253,7 +238,7 @@ impl Mapping {
     }
 
     /// Whether it is private memory without a file that nobody can access.
-    fn is_reserved(&self) -> bool {
+    pub(crate) fn is_reserved(&self) -> bool {
         let is_accessible = self.readable || self.writable || self.executable;
         !is_accessible && !self.shared && self.file.inode == 0 && !self.path.starts_with(b"[v")
     }
@@ -293,7 +278,7 @@ impl Mapping {
     }
 
     /// `55d0c8a00000-55d0c8a21000 rw-s 00001000 fd:02 1234     /name with spaces`
-    fn parse(line: &[u8]) -> Option<Mapping> {
+    pub(crate) fn parse(line: &[u8]) -> Option<Mapping> {
         let mut rest = line;
         let mut field = || {
             let length = rest.iter().position(|&byte| byte == b' ').unwrap_or(rest.len());
