@@ -208,9 +208,13 @@ impl Evictor {
     /// Moves adjacent pages; returns how many.
     fn move_run(&self, index: usize, run: usize) -> usize {
         let from = HostRange { addr: self.area.wanted(index).0, len: run as u64 * PAGE_BYTES };
-        // SAFETY: threads that touch a page there wait, because it is registered: the pager asks for no others, and the kernel
-        // moves nothing while it has changes to report.
-        let moved = unsafe { self.userfaultfd.move_pages(from, self.staging_page(index)) };
+        // The kernel moves pages of memory that is not registered, too, and threads would find zeros in their place. It protects
+        // registered memory alone, and has no entry for other memory.
+        let is_registered = self.userfaultfd.protect(from, true);
+        // SAFETY: threads that touch a page there wait, because it is registered; and the kernel moves nothing while it has
+        // changes to report.
+        let moved = is_registered
+            .and_then(|()| unsafe { self.userfaultfd.move_pages(from, self.staging_page(index)) });
         match moved {
             Ok(bytes) => (bytes / PAGE_BYTES) as usize,
             Err(error) => {
@@ -223,7 +227,15 @@ impl Evictor {
     /// Tries the page alone at which a run has stopped, for its error. Returns the pages that are done.
     fn skip(&self, index: usize) -> usize {
         match self.move_run(index, 1) {
-            0 => 1,
+            0 => {
+                // It stays. What was stored to since it came is not to be protected.
+                let page = HostRange { addr: self.area.wanted(index).0, len: PAGE_BYTES };
+                if self.area.wanted(index).1 {
+                    // An error means that a fault follows, or that the page is gone.
+                    let _ = self.userfaultfd.protect(page, false);
+                }
+                1
+            }
             // It could be moved now: the loop goes on with the page, which is moved already, as with one that was.
             _ => {
                 self.area.set_error(index, 0);
