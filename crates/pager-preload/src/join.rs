@@ -153,19 +153,21 @@ extern "C" fn in_child() {
     }
     // SAFETY: this process's copy of a descriptor that nobody uses any more.
     drop(unsafe { OwnedFd::from_raw_fd(inherited) });
-    let joined = match join_as_child() {
-        Ok(joined) => joined,
+    let (socket, area) = match greet_as_child() {
+        Ok(greeted) => greeted,
         Err(error) => return report(format_args!("memory of a child stays local: {error}")),
     };
-    let (socket, area, userfaultfd) = joined;
-    if let Err(error) = begin(socket, area, userfaultfd) {
-        // Its connection has ended, and the pager gives the child's pages up: it would find zeros.
+    let userfaultfd = handshake::receive_welcome(&socket);
+    if let Err(error) = userfaultfd.and_then(|userfaultfd| begin(socket, area, userfaultfd.into())) {
+        // The pager may know the connection as the child's. It ends, and the pager gives the child's pages up: the child would
+        // find zeros.
         report(format_args!("a child cannot be paged: {error}"));
         std::process::abort();
     }
 }
 
-fn join_as_child() -> io::Result<(UnixStream, EvictionArea, Userfaultfd)> {
+/// Tells the pager which child this is.
+fn greet_as_child() -> io::Result<(UnixStream, EvictionArea)> {
     let identity_page = RESERVED.load(Ordering::Relaxed);
     let reserved = HostRange { addr: identity_page, len: PAGE_BYTES + staging().len };
     // The pages are the parent's. Touched again, the first one is filled by the pager.
@@ -181,8 +183,7 @@ fn join_as_child() -> io::Result<(UnixStream, EvictionArea, Userfaultfd)> {
     let socket = connect()?;
     let (area, file) = EvictionArea::create()?;
     handshake::send_hello(&socket, Hello { identity_page, identity }, file.as_fd(), None)?;
-    let userfaultfd = handshake::receive_welcome(&socket)?;
-    Ok((socket, area, userfaultfd.into()))
+    Ok((socket, area))
 }
 
 /// Writes a line for the user, in one system call.
