@@ -106,9 +106,9 @@ impl Stream {
         })
     }
 
-    /// Whether the batch has the page, or has passed it over.
+    /// Whether the batch has the page, or has passed it over. What is between the pages of a long stride are other faults.
     fn covers(&self, page: i64) -> bool {
-        self.batch.is_some_and(|batch| {
+        self.batch.filter(|batch| batch.stride.unsigned_abs() <= NEAR_PAGES).is_some_and(|batch| {
             let (from, to) = (self.history.last.min(batch.last), self.history.last.max(batch.last));
             (from..=to).contains(&page)
         })
@@ -346,6 +346,20 @@ mod tests {
         assert_eq!(history.trend(), Some(1));
         [5, -5, 2, 8, 4, -9, 3, 6].iter().for_each(|&delta| history.record(0, delta));
         assert_eq!(history.trend(), None);
+    }
+
+    #[test]
+    fn a_long_stride_that_has_ended_stops_no_walk_in_its_range() {
+        let mut trends = Trends::default();
+        let mut marker = 0;
+        for step in 0..12 {
+            let forecast = fault(&mut trends, if step < 5 { step * 1000 } else { marker });
+            marker = forecast.pages.map_or(marker, |(first, ..)| first);
+        }
+        let last = trends.streams.iter().filter_map(|stream| stream.batch).map(|batch| batch.last).max();
+        let first = (marker + last.unwrap()) / 2 + 300;
+        let walked = (0..32).filter_map(|step| fault(&mut trends, first + step).pages);
+        assert!(walked.filter(|&(_, stride, _)| stride == 1).count() > 0);
     }
 
     #[test]
