@@ -45,7 +45,7 @@ type ClientMetric = (&'static str, &'static str, &'static str, fn(&ClientPages) 
 
 const CLIENT_METRICS: [ClientMetric; 5] = [
     ("client_pages", "gauge", "Pages of the pool that the client has.", |client| client.pages),
-    ("client_loads_total", "counter", "Pages loaded, modulo 2^28.", |client| client.loads),
+    ("client_loads_total", "counter", "Pages loaded, modulo 2^29.", |client| client.loads),
     ("client_mapped_stores_total", "counter", "Stores into pages that it had.", |client| {
         client.mapped_stores
     }),

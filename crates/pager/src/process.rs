@@ -218,7 +218,6 @@ impl Process {
             memory.release_buffer(buffer);
         }
         self.waiting.clear();
-        memory.statistics.prefetches_wasted += std::mem::take(&mut self.trends).count_unproven();
         memory.promised -= self.request.take().map_or(0, |request| request.buffers());
         debug_assert_eq!(self.frames, 0, "frames are those of pages");
     }

@@ -209,15 +209,6 @@ impl Trends {
         stream.batch = Some(Batch { stride, marker, last, rest });
     }
 
-    /// Pages ahead of which nobody knows whether they were used.
-    pub(crate) fn count_unproven(&self) -> u64 {
-        let ahead = |stream: &Stream| {
-            let marked = stream.batch.filter(|batch| batch.marker.is_some());
-            stream.unproven + marked.map_or(0, |batch| batch.rest + 1)
-        };
-        self.streams.iter().map(ahead).sum()
-    }
-
     fn find_stream(&self, page: i64) -> Option<usize> {
         let continued = self.streams.iter().position(|stream| stream.is_continued_by(page));
         let near = || {
@@ -282,7 +273,6 @@ mod tests {
             assert_eq!((next.pages, next.used), (Some((first + 9 * stride, stride, 8)), 1));
             let next = fault(&mut trends, first + 9 * stride);
             assert_eq!((next.pages, next.used), (Some((first + 17 * stride, stride, 16)), 4));
-            assert_eq!(trends.count_unproven(), 7 + 16);
         }
     }
 
