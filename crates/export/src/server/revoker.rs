@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use terrace_sync::{Condvar, Mutex};
 
@@ -13,6 +13,8 @@ use crate::proto::FileId;
 
 /// The time until a key is tried again whose client does not end its access.
 const RETRY: Duration = Duration::from_millis(250);
+/// How long a client that closes a file waits for the end of its key.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
 struct Queue {
@@ -26,6 +28,8 @@ struct Queue {
 pub struct Revoker {
     queue: Mutex<Queue>,
     changed: Condvar,
+    /// A key was revoked, or is to be tried again.
+    tried: Condvar,
     /// How many keys of a file other threads are revoking.
     under_way: Mutex<HashMap<FileId, usize>>,
     ended: Condvar,
@@ -36,6 +40,16 @@ impl Revoker {
     pub fn add(&self, open: Arc<Open>) {
         self.queue.lock().opens.push_back(open);
         self.changed.notify_one();
+    }
+
+    /// Adds an open file, and waits for a short time until its key is revoked. It takes longer only while a same-host client is
+    /// stopped in the middle of an access.
+    pub fn revoke(&self, open: Arc<Open>) {
+        let is_queued = |queue: &Queue| queue.opens.iter().any(|other| Arc::ptr_eq(other, &open));
+        self.add(open.clone());
+        let deadline = Instant::now() + PATIENCE;
+        let mut queue = self.queue.lock();
+        while is_queued(&queue) && !self.tried.wait_until(&mut queue, deadline) {}
     }
 
     /// Revokes keys until closed, and calls `revoked` after each.
@@ -50,6 +64,7 @@ impl Revoker {
             let result = open.revoke();
             queue = self.queue.lock();
             queue.opens.pop_front();
+            self.tried.notify_all();
             if let Err(error) = result {
                 tracing::warn!(%error, "a key is revoked later: a client does not end its access");
                 queue.opens.push_back(open);

@@ -261,10 +261,11 @@ impl State {
         numbers.iter().filter_map(|number| opens.get(number).cloned()).collect()
     }
 
-    /// Revokes the key of a file that was taken out of its connection's table.
+    /// Has the key of a file revoked that was taken out of its connection's table: before this returns, unless another client is
+    /// stopped in the middle of an access.
     pub fn release(&self, connection: &Connection, number: u64, open: Arc<Open>) {
         self.withdraw(connection, number, &open);
-        self.revoke(open);
+        self.revoker.revoke(open);
     }
 
     /// Takes a file out of the tables of open files that was taken out of its connection's.
