@@ -50,9 +50,7 @@ impl TestPager {
     }
 
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
-        let mut command = Command::new(program.as_ref());
-        command.env("LD_PRELOAD", library()).env("TERRACE_PAGER", self.folder.path().join("socket"));
-        command
+        preload(program, &self.folder.path().join("socket"))
     }
 
     /// The state as of some milliseconds ago.
@@ -65,6 +63,13 @@ impl TestPager {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
     }
+}
+
+/// A program that joins the pager of a socket.
+pub fn preload(program: impl AsRef<Path>, socket: &Path) -> Command {
+    let mut command = Command::new(program.as_ref());
+    command.env("LD_PRELOAD", library()).env("TERRACE_PAGER", socket);
+    command
 }
 
 /// The library that is preloaded, which Cargo builds beside the test.

@@ -1,0 +1,67 @@
+//! The thread that moves pages of a program away, asked by a pager that errs.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use common::{compile, preload};
+use terrace_hostmem::{HostRange, PAGE_BYTES};
+use terrace_vm::userfault::{Message, Userfaultfd};
+use terrace_vm::{EvictionArea, Task, handshake};
+
+const ENOENT: i32 = 2;
+
+/// Puts zeros where the program touches new memory, until a condition holds.
+fn serve_until(userfaultfd: &Userfaultfd, is_met: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !is_met() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "the program is stuck");
+        match userfaultfd.read().unwrap() {
+            Some(Message::Fault { page, .. }) => {
+                userfaultfd.zero(HostRange { addr: page, len: PAGE_BYTES }).unwrap();
+            }
+            Some(_) => {}
+            None => std::thread::sleep(Duration::from_micros(100)),
+        }
+    }
+}
+
+#[test]
+fn pages_of_memory_that_is_not_registered_do_not_leave() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut command = preload(compile("unregistered"), &path);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let (mut socket, _) = listener.accept().unwrap();
+    let (_, descriptors) = handshake::receive_hello(&socket).unwrap();
+    let mut descriptors = descriptors.into_iter();
+    let area = EvictionArea::open(descriptors.next().unwrap()).unwrap();
+    let userfaultfd: Userfaultfd = descriptors.next().unwrap().into();
+    handshake::send_welcome(&socket, userfaultfd.as_fd()).unwrap();
+
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let reader = std::thread::spawn(move || {
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        (output, line)
+    });
+    serve_until(&userfaultfd, || area.is_ready() && reader.is_finished());
+    let (mut output, line) = reader.join().unwrap();
+    let addr = u64::from_str_radix(line.trim().trim_start_matches("0x"), 16).unwrap();
+    let pages: Vec<_> = (0..4).map(|index| (addr + index * PAGE_BYTES, true)).collect();
+    area.publish(Task::Evict, &pages);
+    socket.write_all(b"r").unwrap();
+    serve_until(&userfaultfd, || area.is_done());
+    let errors: Vec<_> = (0..pages.len()).map(|index| area.error(index)).collect();
+
+    child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert_eq!((errors.as_slice(), line.trim()), (&[ENOENT; 4][..], "verified"));
+    assert!(child.wait().unwrap().success());
+}
