@@ -3,7 +3,7 @@
 
 use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_vm::handshake::RESERVED_BYTES;
-use terrace_vm::pagemap::{Pagemap, WORD_BYTES};
+use terrace_vm::pagemap::Pagemap;
 use terrace_vm::smaps::{self, PrivateMapping};
 use terrace_vm::userfault::modes;
 
@@ -12,13 +12,11 @@ use crate::page_table::Page;
 use crate::process::Process;
 
 /// The process is searched when so many more of its pages are unknown than after the last search, or a part of those that
-/// are known: a search reads the entries of all of its pages.
+/// are known: a search reads the entries of all of its pages, and none where no page has been.
 const GROWTH_PAGES: u64 = 128;
 const GROWTH_DIVISOR: u64 = 32;
 /// Shorter mappings stay as they are.
 const LEN_MIN: u64 = 256 << 10;
-/// Pages whose entries are read at a time.
-const CHUNK_PAGES: u64 = 4096;
 
 impl Process {
     /// Counts private memory that is not registered, and registers it if there is more than after the last search. Returns
@@ -91,13 +89,13 @@ impl Process {
 
     /// Counts the pages of a range that are in memory.
     fn enter_present(&mut self, memory: &mut Memory, pagemap: &Pagemap, range: HostRange) {
-        let mut words = vec![0; (CHUNK_PAGES * WORD_BYTES) as usize];
-        for addr in (range.addr..range.addr + range.len).step_by((CHUNK_PAGES * PAGE_BYTES) as usize) {
-            let len = (CHUNK_PAGES * PAGE_BYTES).min(range.addr + range.len - addr);
-            let Ok(present) = pagemap.private_pages(HostRange { addr, len }, &mut words) else { return };
-            for page in present.filter(|&page| self.pages.get(page) == Page::Untouched).collect::<Vec<_>>() {
-                memory.count_frames(1);
-                self.enter(page, None, false, false);
+        // An error means that the process has ended.
+        for present in pagemap.private_ranges(range).unwrap_or_default() {
+            for page in (present.addr..present.addr + present.len).step_by(PAGE_BYTES as usize) {
+                if self.pages.get(page) == Page::Untouched {
+                    memory.count_frames(1);
+                    self.enter(page, None, false, false);
+                }
             }
         }
     }
