@@ -16,6 +16,8 @@ use crate::view::View;
 /// The longest part of an access that is one call of the client library, which ends within the client's timeout. Signals are
 /// handled between them.
 const STEP_BYTES_MAX: usize = 8 << 20;
+/// The most bytes of an object that are copied at a time.
+const COPIED_BYTES_MAX: usize = 1 << 20;
 /// The most memory that is allocated because the server says that the file is so long. More follows as bytes arrive.
 const TRUSTED_BYTES_MAX: u64 = 64 << 20;
 
@@ -126,30 +128,40 @@ impl ExportFile {
 
     /// Reads as many bytes as the buffer has, into the buffer; fewer if the file ends before. Returns their number.
     fn read_into_at(&self, py: Python<'_>, offset: u64, buffer: Bound<'_, PyAny>) -> PyResult<usize> {
-        self.fill(py, offset, View::new(&buffer, true)?.bytes_mut())
+        let view = View::new(&buffer, true)?;
+        // Not straight into the object: other threads may use its bytes while this one waits without the interpreter.
+        let (mut memory, mut count) = (vec![0; view.len().min(COPIED_BYTES_MAX)], 0);
+        while count < view.len() {
+            let Some(at) = offset.checked_add(count as u64) else { break };
+            let len = memory.len().min(view.len() - count);
+            let read = self.fill(py, at, &mut memory[..len])?;
+            view.copy_from(py, count, &memory[..read]);
+            count += read;
+            if read < len {
+                break;
+            }
+        }
+        Ok(count)
     }
 
     /// Writes the bytes of the buffer from an offset on. A file that ends before becomes longer. Returns their number.
     fn write_at(&self, py: Python<'_>, offset: u64, buffer: Bound<'_, PyAny>) -> PyResult<usize> {
-        let view = View::new(&buffer, false)?;
         let mut at = offset;
-        for step in view.bytes().chunks(STEP_BYTES_MAX) {
-            self.call(py, |file| file.write_at(at, step))?;
-            py.check_signals()?;
-            at = at.saturating_add(step.len() as u64);
-        }
-        Ok(view.len())
+        for_parts(&buffer, STEP_BYTES_MAX, |part| {
+            self.call(py, |file| file.write_at(at, part))?;
+            at = at.saturating_add(part.len() as u64);
+            Ok(())
+        })
     }
 
     /// Appends the bytes of the buffer, in records of 1 MiB: each is in the file as a whole and once. Returns the end of the
     /// last one.
     fn append(&self, py: Python<'_>, buffer: Bound<'_, PyAny>) -> PyResult<u64> {
-        let view = View::new(&buffer, false)?;
         let mut end = self.call(py, |file| Ok(file.len()))?;
-        for record in view.bytes().chunks(RECORD_BYTES_MAX) {
+        for_parts(&buffer, RECORD_BYTES_MAX, |record| {
             end = self.call(py, |file| file.append(record))? + record.len() as u64;
-            py.check_signals()?;
-        }
+            Ok(())
+        })?;
         Ok(end)
     }
 
@@ -186,4 +198,31 @@ impl ExportFile {
         let state = if self.file.is_closed() { ", closed" } else { "" };
         format!("<terrace.ExportFile {:?}{state}>", self.path)
     }
+}
+
+/// Calls `function` with an object's bytes, in parts of up to so many. Returns their number. Those of `bytes` never change;
+/// others are copied, because other threads may change them while `function` waits without the interpreter.
+fn for_parts(
+    object: &Bound<'_, PyAny>,
+    part_bytes_max: usize,
+    mut function: impl FnMut(&[u8]) -> PyResult<()>,
+) -> PyResult<usize> {
+    let py = object.py();
+    if let Ok(bytes) = object.cast::<PyBytes>() {
+        for part in bytes.as_bytes().chunks(part_bytes_max) {
+            function(part)?;
+            py.check_signals()?;
+        }
+        return Ok(bytes.as_bytes().len());
+    }
+    let view = View::new(object, false)?;
+    let step = part_bytes_max.min(COPIED_BYTES_MAX);
+    let mut memory = vec![0; view.len().min(step)];
+    for at in (0..view.len()).step_by(step) {
+        let part = memory.len().min(view.len() - at);
+        view.copy_to(py, at, &mut memory[..part]);
+        function(&memory[..part])?;
+        py.check_signals()?;
+    }
+    Ok(view.len())
 }

@@ -81,27 +81,30 @@ impl View {
         self.raw.len.unsigned_abs()
     }
 
-    /// The bytes, to write from.
-    pub fn bytes(&self) -> &[u8] {
-        match self.len() {
-            0 => &[],
-            // SAFETY: the object keeps so many bytes in place while the view exists. As for all accesses, the program changes
-            // none before the access has ended.
-            len => unsafe { std::slice::from_raw_parts(self.raw.buf.cast(), len) },
+    /// Copies bytes of the object, from an index on.
+    ///
+    /// # Panics
+    /// Beyond the end of the view.
+    pub fn copy_to(&self, _py: Python<'_>, from: usize, memory: &mut [u8]) {
+        assert!(from <= self.len() && memory.len() <= self.len() - from, "a part of the view");
+        if !memory.is_empty() {
+            // SAFETY: the object keeps these bytes in place while the view exists. No reference to them is made: other threads
+            // may have views of the object, too. They do not change it meanwhile, because this one is attached to the
+            // interpreter. The memory is the caller's alone.
+            unsafe { self.raw.buf.cast::<u8>().add(from).copy_to(memory.as_mut_ptr(), memory.len()) }
         }
     }
 
-    /// The bytes, to read into.
+    /// Copies bytes into the object, from an index on.
     ///
     /// # Panics
-    /// If the view is not writable.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
+    /// Beyond the end of the view, or if it is not writable.
+    pub fn copy_from(&self, _py: Python<'_>, to: usize, bytes: &[u8]) {
         assert!(self.raw.readonly == 0, "a view for writing");
-        match self.len() {
-            0 => &mut [],
-            // SAFETY: as above; the object permits writes, and the program neither reads nor changes the bytes before the
-            // access has ended.
-            len => unsafe { std::slice::from_raw_parts_mut(self.raw.buf.cast(), len) },
+        assert!(to <= self.len() && bytes.len() <= self.len() - to, "a part of the view");
+        if !bytes.is_empty() {
+            // SAFETY: as above, and the object permits writes.
+            unsafe { self.raw.buf.cast::<u8>().add(to).copy_from(bytes.as_ptr(), bytes.len()) }
         }
     }
 }
