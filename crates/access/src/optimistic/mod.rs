@@ -300,30 +300,36 @@ impl Initiator {
 
     /// The next action, if any.
     pub fn poll_action(&mut self, now: Time, memory: &mut impl HeldMemory) -> Option<Action> {
-        if std::mem::take(&mut self.may_begin) || self.deadline().is_some_and(|at| at <= now) {
-            self.calls.end_delays(now);
-            self.issue(now, memory);
-            self.check_writes(now);
-        }
-        if std::mem::take(&mut self.may_finish) {
-            self.finish_entries();
-            self.retire(memory);
-        }
-        if std::mem::take(&mut self.break_due) {
-            return Some(Action::Break);
-        }
-        if let Some(wc) = self.completions.pop_front() {
-            return Some(Action::Complete(wc));
-        }
-        if self.posted.len() < self.config.post_count_max
-            && let Some(wr) = self.next_post(now)
-        {
-            return Some(Action::Post(wr));
-        }
-        let failed = self.first_failed;
-        match self.next_message(memory) {
-            None if self.first_failed != failed => self.poll_action(now, memory),
-            message => message.map(Action::Send),
+        loop {
+            if std::mem::take(&mut self.may_begin) || self.deadline().is_some_and(|at| at <= now) {
+                self.calls.end_delays(now);
+                self.issue(now, memory);
+                self.check_writes(now);
+            }
+            if std::mem::take(&mut self.may_finish) {
+                self.finish_entries();
+                self.retire(memory);
+            }
+            if std::mem::take(&mut self.break_due) {
+                return Some(Action::Break);
+            }
+            if let Some(wc) = self.completions.pop_front() {
+                return Some(Action::Complete(wc));
+            }
+            if self.posted.len() < self.config.post_count_max
+                && let Some(wr) = self.next_post(now)
+            {
+                return Some(Action::Post(wr));
+            }
+            if let Some(message) = self.next_message(memory) {
+                return Some(Action::Send(message));
+            }
+            // A request that finishes unsignaled is no action, and later ones may begin behind it. One whose message cannot
+            // be made has failed.
+            let has_next = self.may_begin && self.next_index < self.entries.len();
+            if !has_next && !self.may_finish {
+                return None;
+            }
         }
     }
 

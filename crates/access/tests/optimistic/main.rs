@@ -112,6 +112,30 @@ fn unsignaled_writes_do_not_wait_for_ever() {
 }
 
 #[test]
+fn a_request_begins_when_an_unsignaled_one_that_it_waits_for_has_finished() {
+    // A SEND waits until the WRITE is checked.
+    let mut harness = Harness::opened();
+    harness.write(1, 63 * PAGE, 64, 0, false);
+    harness.submit(2, SendOp::Send, 64, 8, SendFlags::SIGNALED, OrderBits::empty());
+    let write = harness.post();
+    harness.versions(1);
+    harness.succeed(&write);
+    assert_eq!(harness.post().op, SendOp::Send);
+    // A request that is ordered, or fenced, waits for a READ.
+    let op = SendOp::Read { va: BASE_VA, rkey: RKEY };
+    let cases = [(SendFlags::SIGNALED, OrderBits::BEFORE), (SendFlags::FENCE, OrderBits::empty())];
+    for (flags, order) in cases {
+        harness = Harness::new();
+        harness.submit(1, op, 0, 8, SendFlags::empty(), OrderBits::empty());
+        harness.submit(2, SendOp::Send, 64, 8, flags, order);
+        let read = harness.post();
+        harness.idle();
+        harness.succeed(&read);
+        assert_eq!(harness.post().op, SendOp::Send);
+    }
+}
+
+#[test]
 fn absent_pages_are_not_written_one_sided() {
     let mut harness = Harness::opened();
     harness.write(1, 0, 100, 0, true);
