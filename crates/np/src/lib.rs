@@ -18,6 +18,7 @@
 //! | `setup` | how the session finds the peer's, and what happens when the peer is gone |
 //! | `messages` | the peer's messages, and who takes them |
 //! | `regions` | what the peer learns of this end's regions |
+//! | `forgets` | the keys that the peer has to forget |
 //! | `link` | the state of the setup, and what the peer has described |
 //! | `control`, `control_cqs` | the control queue pair beside a program's queue pair; the completion queues of all of them |
 //! | `memory` | the program's memory, as the initiator and the target see it |
@@ -31,6 +32,7 @@
 mod control;
 mod control_cqs;
 mod counters;
+mod forgets;
 mod link;
 mod memory;
 mod messages;

@@ -96,13 +96,13 @@ impl State {
         true
     }
 
-    /// Asks the peer to forget a key whose region has ended.
-    pub fn end_key(&mut self, session: &Session, qp: &Arc<QueuePair>, now: Time, key: u32) {
+    /// Asks the peer to forget keys whose regions have ended.
+    pub fn ask_to_forget(&mut self, session: &Session, qp: &Arc<QueuePair>, now: Time) {
         let Some(control) = &mut self.control else { return };
-        for rkey in self.regions.end(key) {
-            control.send(&Message { id: forget_id(rkey), body: Body::Forget(rkey) }, true);
+        while let Some(rkey) = self.regions.forgets.ask(now) {
+            control.send(&Message { id: forget_id(rkey), body: Body::Forget(rkey) }, false);
         }
-        if self.regions.is_overdue() {
+        if self.regions.forgets.deadline().is_some_and(|at| at <= now) {
             tracing::warn!(qpn = qp.qpn(), "the peer does not forget regions that have ended");
             break_queue_pair(qp);
             self.fail_link(session, qp, now);

@@ -10,14 +10,13 @@ use terrace_access::proto::{Body, Done, Found, Mode, Open, Opened, RegionDescrip
 use terrace_memory::Pager;
 use terrace_nic::{AccessNeed, Mr, MrRequest, PagedKey, QueuePair, RetainedKey};
 
+use crate::forgets::Forgets;
 use crate::memory::status;
 use crate::session::Session;
 
 /// `ibv_access_flags`.
 const REMOTE_READ: u32 = 1 << 2;
 const PAGE: u64 = 4096;
-/// The most regions that have ended and that the peer has not forgotten.
-const ENDED_MAX: usize = 1024;
 
 /// A version table that the peer may READ. It keeps the pager, whose memory it is.
 struct OpenTable {
@@ -71,7 +70,8 @@ struct KnownKey {
 pub(crate) struct Regions {
     /// By rkey.
     known: HashMap<u32, KnownKey>,
-    ended_count: usize,
+    /// Those of them whose regions have ended.
+    pub forgets: Forgets,
 }
 
 impl Regions {
@@ -164,38 +164,23 @@ impl Regions {
         Ok(Opened { bitmap: Table { va: 0, length_bytes: 0, rkey: 0 }, versions })
     }
 
-    /// Notes that the region or window of a key has ended, whose low 8 bits may have been others. Returns the keys that the
-    /// peer has to forget. Their version tables stay until it has: checks of WRITEs may be under way.
-    pub fn end(&mut self, key: u32) -> Vec<u32> {
+    /// Notes that the region or window of a key has ended, whose low 8 bits may have been others: the peer has to forget it.
+    /// The version table stays until it has: checks of WRITEs may be under way.
+    pub fn end(&mut self, key: u32) {
         let is_ended = |rkey: u32, known: &KnownKey| rkey >> 8 == key >> 8 && !known.has_ended;
-        let mut ended = Vec::new();
         for (rkey, known) in self.known.iter_mut().filter(|(rkey, known)| is_ended(**rkey, known)) {
             known.has_ended = true;
-            ended.push(*rkey);
+            self.forgets.add(*rkey);
         }
-        self.ended_count += ended.len();
-        ended
-    }
-
-    /// Whether the peer leaves more questions to forget keys unanswered than one that keeps to the protocol does.
-    pub fn is_overdue(&self) -> bool {
-        self.ended_count > ENDED_MAX
     }
 
     /// Takes that the peer has forgotten a key. False if it has not been asked to.
     pub fn note_forgotten(&mut self, qp: &QueuePair, rkey: u32) -> bool {
-        match self.known.remove(&rkey) {
-            Some(known) if known.has_ended => {
-                self.ended_count -= 1;
-                close_table(qp, known.region);
-                true
-            }
-            Some(known) => {
-                self.known.insert(rkey, known);
-                false
-            }
-            None => false,
+        let is_asked = self.forgets.note_answer(rkey);
+        if is_asked && let Some(known) = self.known.remove(&rkey) {
+            close_table(qp, known.region);
         }
+        is_asked
     }
 
     /// The keys that the peer knows.

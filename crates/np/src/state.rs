@@ -4,7 +4,7 @@
 //! |---|---|
 //! | datagrams of the peer | `handle_joining` in `setup` |
 //! | messages of the peer | `handle_control` in `messages` |
-//! | regions that have ended | `end_key` in `messages` |
+//! | regions that have ended | `Regions::end`; `ask_to_forget` in `messages` |
 //! | pages that the target waits for | `Holds::advance` in `memory` |
 //! | the program's work requests | `post` in `outgoing` |
 //! | completions of the initiator's posts | `Initiator::handle_completion` |
@@ -84,8 +84,9 @@ impl State {
             self.handle_control(session, qp, now, &wc);
         }
         for key in inputs.ended_keys.take() {
-            self.end_key(session, qp, now, key);
+            self.regions.end(key);
         }
+        self.ask_to_forget(session, qp, now);
         for token in inputs.held.take() {
             if let Some(result) = self.holds.advance(qp, token) {
                 self.with_target(session, qp, |target, side| target.handle_held(now, token, result, side));
@@ -150,7 +151,8 @@ impl State {
 
     fn note_deadline(&self, session: &Session) {
         let initiator = self.outgoing.as_ref().and_then(|outgoing| outgoing.initiator.deadline());
-        let deadlines = [initiator, self.target.deadline(), self.link.deadline(), self.probe_at];
+        let forgets = self.regions.forgets.deadline();
+        let deadlines = [initiator, self.target.deadline(), self.link.deadline(), self.probe_at, forgets];
         session.set_deadline(deadlines.into_iter().flatten().min());
     }
 
