@@ -19,7 +19,7 @@ struct Wait {
 /// Keys whose regions have ended, and that the peer knows.
 #[derive(Default)]
 pub(crate) struct Forgets {
-    unasked: VecDeque<u32>,
+    not_sent: VecDeque<u32>,
     asked: HashSet<u32>,
     wait: Option<Wait>,
 }
@@ -27,18 +27,18 @@ pub(crate) struct Forgets {
 impl Forgets {
     /// Adds a key.
     pub fn add(&mut self, rkey: u32) {
-        self.unasked.push_back(rkey);
+        self.not_sent.push_back(rkey);
     }
 
     /// The next key that the peer is asked to forget.
     pub fn ask(&mut self, now: Time) -> Option<u32> {
-        if self.unasked.is_empty() {
+        if self.not_sent.is_empty() {
             self.wait = None;
         } else if self.asked.len() == ASKED_MAX {
             self.wait.get_or_insert(Wait { since: now, answer_count: 0 });
             return None;
         }
-        let rkey = self.unasked.pop_front()?;
+        let rkey = self.not_sent.pop_front()?;
         self.asked.insert(rkey);
         Some(rkey)
     }
