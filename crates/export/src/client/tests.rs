@@ -53,7 +53,7 @@ fn memory_that_the_nic_may_still_access_is_not_used_again() {
     let free = buffers.free_slots();
     // From now on nobody answers, and the NIC repeats what it has sent.
     server.device().close();
-    let soon = || Instant::now() + Duration::from_millis(20);
+    let soon = || Instant::now() + Duration::from_millis(100);
     let written = data::access(&opening, 0, Bytes::From(&[2; 100]), soon());
     assert!(matches!(written, Err(Failure::Error(ExportError::Lost))));
     assert_eq!(buffers.free_slots(), free - 1);
