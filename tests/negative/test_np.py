@@ -150,6 +150,17 @@ class Commodity(unittest.TestCase):
         self.post("q", "write", 0, 8)
         self.assertEqual(self.client.status("q", 20), REM_ACCESS_ERR, "the region has ended")
 
+    def test_version_tables_end_with_a_peer_that_cannot_be_asked(self):
+        objects = self.server.stat()["objects"]["memory_regions"]
+        self.connect()
+        self.client("fill", "buffer", 0, 4096, 9)
+        self.post("q", "write", 0, 4096)
+        self.completes()
+        self.assertGreater(self.server.stat()["objects"]["memory_regions"], objects, "a version table is open")
+        self.client.kill()
+        self.server("dereg", "region")
+        procs.wait_until(lambda: self.server.stat()["objects"]["memory_regions"] < objects, "the table is closed")
+
     def test_a_queue_pair_without_requests_ends(self):
         self.connect()
         for end in (self.server, self.client):

@@ -10,7 +10,7 @@ use terrace_nic::{QueuePair, Time, Wc, WcOpcode, WcStatus};
 use crate::link::Forgetting;
 use crate::memory::LocalSide;
 use crate::session::Session;
-use crate::state::{State, break_queue_pair};
+use crate::state::State;
 
 /// The upper half of the ids of `Forget`. The lower one is the key.
 const FORGET_TAG: u32 = 2;
@@ -104,7 +104,6 @@ impl State {
         }
         if self.regions.forgets.deadline().is_some_and(|at| at <= now) {
             tracing::warn!(qpn = qp.qpn(), "the peer does not forget regions that have ended");
-            break_queue_pair(qp);
             self.fail_link(session, qp, now);
         }
     }

@@ -183,6 +183,21 @@ impl Regions {
         is_asked
     }
 
+    /// Whether the peer knows no key.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// Forgets what the peer knows, because it cannot be asked to forget it any more. The queue pair is in the error state:
+    /// the peer accesses nothing by these keys, which may become other regions'.
+    pub fn clear(&mut self, session: &Session, qp: &QueuePair) {
+        for (rkey, known) in self.known.drain() {
+            session.service.unwatch_key(rkey, session);
+            close_table(qp, known.region);
+        }
+        self.forgets = Forgets::default();
+    }
+
     /// The keys that the peer knows.
     pub fn keys(&self) -> impl Iterator<Item = u32> + '_ {
         self.known.keys().copied()

@@ -156,11 +156,12 @@ impl State {
         if let Some(outgoing) = &mut self.outgoing {
             outgoing.initiator.fail_unfinished();
         }
-        if is_busy || !self.target.is_empty() {
+        if is_busy || !self.target.is_empty() || !self.regions.is_empty() {
             // Without its control queue pair the queue pair would take signature pages for data. What is held for the peer is
-            // released when its accesses have ended.
+            // released when its accesses have ended. A key that the peer knows may become another region's.
             break_queue_pair(qp);
         }
+        self.regions.clear(session, qp);
         for rkey in self.keys.take_asked() {
             if let Some(outgoing) = &mut self.outgoing {
                 outgoing.initiator.handle_described(rkey, &Knowledge::Plain);
