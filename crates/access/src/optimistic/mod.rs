@@ -229,6 +229,8 @@ pub struct Initiator {
     /// The earliest work request that has failed.
     first_failed: Option<Seq>,
     in_error: bool,
+    /// Whether the earliest failure is that of a peer that has disconnected, and what is posted may complete with the reason.
+    awaits_cause: bool,
     break_due: bool,
     is_control_gone: bool,
     counters: Counters,
@@ -260,6 +262,7 @@ impl Initiator {
             completions: VecDeque::new(),
             first_failed: None,
             in_error: false,
+            awaits_cause: false,
             break_due: false,
             is_control_gone: false,
             counters: Counters::default(),

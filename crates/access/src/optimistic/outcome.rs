@@ -19,6 +19,7 @@ impl Initiator {
         let Some(position) = self.posted.iter().position(|post| post.token == wc.wr_id) else { return false };
         let post = self.posted.remove(position).expect("it was found there");
         self.note_progress();
+        self.take_cause(wc);
         match post.what {
             What::Versions(read) => self.take_versions(now, &read, wc.status, memory),
             What::Data { seq, range, hold } => self.take_data(seq, &range, hold, wc, memory),
@@ -133,7 +134,15 @@ impl Initiator {
         match completion_status(status) {
             _ if status == Status::Disconnected && is_later => self.fail(index, WcStatus::Flushed, 0),
             None if status == Status::Busy && self.in_error => self.fail(index, WcStatus::Flushed, 0),
-            Some(status) => self.fail(index, status, 0),
+            Some(completion) => {
+                self.fail(index, completion, 0);
+                // The NIC may have got a NAK that says why, and flushes the rest at once.
+                if status == Status::Disconnected && !self.in_error && !self.posted.is_empty() {
+                    self.in_error = true;
+                    self.break_due = true;
+                    self.awaits_cause = true;
+                }
+            }
             // `Plain` and `Busy` say that nothing was done.
             None if status != Status::Ok || has_data => self.fail(index, WcStatus::BadResponse, 0),
             None => {}
@@ -216,6 +225,17 @@ impl Initiator {
         cause.unwrap_or((status, vendor_err))
     }
 
+    /// Takes why the peer has disconnected, if a completion tells it: the earliest request that has failed gets it.
+    fn take_cause(&mut self, wc: &Wc) {
+        if !self.awaits_cause || matches!(wc.status, WcStatus::Success | WcStatus::Flushed) {
+            return;
+        }
+        self.awaits_cause = false;
+        if let Some(index) = self.first_failed.and_then(|seq| self.index(seq)) {
+            self.entries[index].failure = Some((wc.status, wc.vendor_err));
+        }
+    }
+
     /// Records a failure. Later requests are flushed; what they have not posted is not posted any more.
     pub(super) fn fail(&mut self, index: usize, status: WcStatus, vendor_err: u32) {
         self.note_progress();
@@ -272,6 +292,9 @@ impl Initiator {
     /// Completes the oldest work requests that are finished.
     pub(super) fn retire(&mut self, memory: &mut impl HeldMemory) {
         while let Some(entry) = self.entries.front().filter(|entry| entry.state == State::Done) {
+            if entry.failure.is_some() && self.awaits_cause && !self.posted.is_empty() {
+                return;
+            }
             if entry.failure.is_some() && !self.in_error {
                 self.in_error = true;
                 self.break_due = true;

@@ -143,6 +143,29 @@ fn the_first_failed_request_has_the_cause() {
 }
 
 #[test]
+fn why_the_peer_has_disconnected_may_complete_behind_its_answer() {
+    let cases =
+        [(WcStatus::RemoteAccess, WcStatus::RemoteAccess), (WcStatus::Flushed, WcStatus::RetryExceeded)];
+    for (completed, reported) in cases {
+        let mut harness = Harness::opened();
+        harness.write(1, 0, 8, 0, true);
+        harness.versions(2);
+        let id = harness.sent_id(|body| matches!(body, Body::Write(_)));
+        harness.write(2, 63 * PAGE, 8, 8, true);
+        let (second, check) = (harness.post(), harness.post());
+        harness.answer(id, done(Status::Disconnected));
+        assert!(matches!(harness.next(), Some(Next::Break)));
+        harness.idle();
+        harness.complete(&second, completed);
+        harness.complete(&check, WcStatus::Flushed);
+        assert!(matches!(harness.next(), Some(Next::Complete(1, status)) if status == reported));
+        assert!(matches!(harness.next(), Some(Next::Complete(2, WcStatus::Flushed))));
+        harness.idle();
+        assert!(harness.initiator.is_empty());
+    }
+}
+
+#[test]
 fn the_nic_refuses_unaligned_atomics() {
     let mut harness = Harness::new();
     let op = SendOp::FetchAdd { va: BASE_VA + 4, rkey: RKEY, add: 5 };
