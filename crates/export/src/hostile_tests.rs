@@ -88,15 +88,16 @@ fn names_that_leave_their_directory_are_not_listed() {
         DirectoryPage { entries: vec![entry], next }
     };
     for name in [&b""[..], b".", b"..", b"/etc/passwd", b"../../.ssh/authorized_keys", b"a/b", b"a\0b"] {
-        let checked = check_page(&page(name, None));
+        let checked = check_page(&page(name, None), 0);
         assert!(matches!(checked, Err(ExportError::Protocol)), "{name:?}");
     }
     for name in [&b"a"[..], b"...", b".hidden", b"..x", b"a\n", b"\xff"] {
-        assert!(check_page(&page(name, Some(1))).is_ok(), "{name:?}");
+        assert!(check_page(&page(name, Some(1)), 2).is_ok(), "{name:?}");
     }
-    assert!(check_page(&DirectoryPage { entries: Vec::new(), next: None }).is_ok());
+    assert!(check_page(&DirectoryPage { entries: Vec::new(), next: None }, 0).is_ok());
     let endless = DirectoryPage { entries: Vec::new(), next: Some(1) };
-    assert!(matches!(check_page(&endless), Err(ExportError::Protocol)));
+    assert!(matches!(check_page(&endless, 0), Err(ExportError::Protocol)));
+    assert!(matches!(check_page(&page(b"a", Some(1)), 1), Err(ExportError::Protocol)), "the same part again");
 }
 
 #[test]

@@ -43,8 +43,9 @@ enum terrace_file_append_flags {
 };
 
 /*
- * Connects to an export at `server`: HOST or HOST:PORT, by default port 7447. Each call ends within `timeout_ms`, connecting again
- * included; 0 means 30 seconds.
+ * Connects to an export at `server`: HOST or HOST:PORT, by default port 7447. Each request to the server ends within `timeout_ms`,
+ * connecting again included; 0 means 30 seconds. A call may make several requests: one for a path and then one for
+ * the file.
  */
 struct terrace_export *terrace_export_connect(const char *server, unsigned int timeout_ms);
 
@@ -73,7 +74,8 @@ typedef int (*terrace_entry)(void *context, const char *name, const struct stat 
 
 /*
  * Calls `entry` for each name of a directory, except "." and ".." and those whose attributes the client may not see. Returns 0, or
- * the first other value that `entry` has returned.
+ * the first other value that `entry` has returned. The listing waits for the server up to twice the connection's timeout, however
+ * many requests it makes; ETIMEDOUT: that was not enough.
  */
 int terrace_export_readdir(struct terrace_export *connection, const char *path, terrace_entry entry, void *context);
 

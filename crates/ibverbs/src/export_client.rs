@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use terrace_export::{
     Attributes, Client, ClientConfig, ExportError, FileId, FileKind, LockKind, OpenAccess, RemoteFile,
@@ -26,6 +26,7 @@ const MODE_BITS: u32 = 0o7777;
 /// `struct terrace_export`.
 pub struct Connection {
     client: Client,
+    timeout: Duration,
 }
 
 /// `struct terrace_file`.
@@ -102,11 +103,18 @@ impl Connection {
         Ok(file)
     }
 
-    /// Calls `entry` for each name of a directory, until it returns another value than 0.
+    /// Calls `entry` for each name of a directory, until it returns another value than 0. A wrong server's listing may not
+    /// end: that this waits for the server all in all is limited.
     fn list(&self, path: &Path, entry: impl Fn(&CStr, &libc::stat) -> c_int) -> Result<c_int> {
         let (directory, mut cookie) = (self.find(path)?, Some(0));
+        let mut waited = Duration::ZERO;
         while let Some(at) = cookie {
+            if waited > self.timeout {
+                return Err(Errno(libc::ETIMEDOUT));
+            }
+            let asked_at = Instant::now();
             let page = self.client.read_directory(directory, at, true)?;
+            waited += asked_at.elapsed();
             cookie = page.next;
             for found in page.entries {
                 let (Ok(name), Some(attributes)) = (CString::new(found.name.0), found.attributes) else {
@@ -211,7 +219,8 @@ pub unsafe extern "C" fn terrace_export_connect(
         if timeout_ms != 0 {
             config.timeout = Duration::from_millis(timeout_ms.into());
         }
-        Ok(Box::into_raw(Box::new(Connection { client: Client::connect(&config)? })))
+        let (client, timeout) = (Client::connect(&config)?, config.timeout);
+        Ok(Box::into_raw(Box::new(Connection { client, timeout })))
     };
     pointer(connect())
 }

@@ -293,7 +293,7 @@ impl Client {
     ) -> Result<DirectoryPage, ExportError> {
         match self.shared.call(Request::ReadDirectory { id, cookie, attributes }, Repeat::Yes)? {
             Answer::Directory { page } => {
-                check_page(&page)?;
+                check_page(&page, cookie)?;
                 for entry in &page.entries {
                     if let Some(attributes) = &entry.attributes {
                         self.shared.learn(attributes.id, id, OsStr::from_bytes(&entry.name.0));
@@ -381,9 +381,10 @@ impl Client {
     }
 }
 
-/// Checks the names that a server has sent: programs that copy a directory make local files of these names.
-pub(crate) fn check_page(page: &DirectoryPage) -> Result<(), ExportError> {
+/// Checks what a server has sent of a directory from a cookie on: the names, of which programs that copy a directory make
+/// local files, and that the next part is another one. Cookies need not increase: file systems choose them.
+pub(crate) fn check_page(page: &DirectoryPage, cookie: u64) -> Result<(), ExportError> {
     let are_components = page.entries.iter().all(|entry| entry.name.is_component());
-    let goes_on = page.next.is_none() || !page.entries.is_empty();
+    let goes_on = page.next.is_none_or(|next| next != cookie && !page.entries.is_empty());
     if are_components && goes_on { Ok(()) } else { Err(ExportError::Protocol) }
 }
