@@ -63,7 +63,8 @@ impl World {
         let is_signaled = is_last || self.rng.chance(self.plan.signaled);
         let is_source = matches!(operation, Write | WriteImm | Send);
         let inline = is_source && length as u64 <= INLINE_BYTES_MAX && self.rng.chance(0.2);
-        if is_source && !inline && !self.pairs[index].is_used(&local) {
+        let is_new = inline || !self.pairs[index].is_used(&local);
+        if is_source && !inline && is_new {
             let data = self.rng.bytes(length);
             let pair = &mut self.pairs[index];
             self.memory.local.pages.poke(pair.starts[0] + local.start, &data);
@@ -123,7 +124,9 @@ impl World {
             is_followed: false,
         });
         let old = pair.models[1].get(remote.clone());
-        let write = matches!(operation, Write | WriteImm).then_some((remote.start, &old[..], &data[..]));
+        // Data that an earlier request sends, too, do not tell that this one has been executed.
+        let is_telling = is_new && matches!(operation, Write | WriteImm);
+        let write = is_telling.then_some((remote.start, &old[..], &data[..]));
         pair.note_order(number, bits, write);
         let word = || u64::from_ne_bytes(old[..8].try_into().expect("8 bytes"));
         let byte_len = length as u32;
