@@ -146,7 +146,6 @@ class Commodity(unittest.TestCase):
             self.server("dereg", name)
             # The peer learns that the region has ended, also while it has no requests.
             procs.wait_until(lambda: self.server.stat()["objects"]["memory_regions"] == objects, "the table is closed")
-            self.server("free", name)
         self.post("q", "write", 0, 8)
         self.assertEqual(self.client.status("q", 20), REM_ACCESS_ERR, "the region has ended")
 
