@@ -22,7 +22,7 @@ use crate::local::LocalPath;
 use crate::management::Management;
 use crate::model::NicModel;
 use crate::multicast_table::MulticastTable;
-use crate::progress_callback::{ProgressCallback, ProgressCallbacks};
+use crate::progress_callback::{self, ProgressCallback, ProgressCallbacks};
 use crate::qp::QueuePair;
 use crate::rate_limiter::RateLimiter;
 use crate::srq::Srq;
@@ -268,6 +268,16 @@ impl Device {
     pub fn request_callbacks(&self) {
         self.callbacks.request();
         self.engine.wake_by(Time(0));
+    }
+
+    /// Carries out `act`, in which this thread calls no progress callbacks: verbs call them otherwise, as they do other things
+    /// that are due. For callers of verbs that hold a lock which callbacks take. The engine calls those that are requested.
+    pub fn postpone_callbacks<R>(&self, act: impl FnOnce() -> R) -> R {
+        let result = progress_callback::postpone(act);
+        if self.callbacks.are_requested() {
+            self.engine.wake_by(Time(0));
+        }
+        result
     }
 
     /// Schedules a queue pair for the next pass, because of something that did not come from the network. Any thread

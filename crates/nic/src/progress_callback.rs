@@ -1,5 +1,6 @@
 //! Callbacks that make progress together with the device: IO behind paged regions, protocols above queue pairs.
 
+use std::cell::Cell;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +26,19 @@ pub trait ProgressCallback: Send + Sync {
     fn report(&self) -> Option<(String, serde_json::Value)> {
         None
     }
+}
+
+thread_local! {
+    /// Whether callbacks wait until this thread has ended [`postpone`].
+    static ARE_POSTPONED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Carries out `act`, in which this thread calls no callbacks, of any device.
+pub(crate) fn postpone<R>(act: impl FnOnce() -> R) -> R {
+    let before = ARE_POSTPONED.replace(true);
+    let result = act();
+    ARE_POSTPONED.set(before);
+    result
 }
 
 type List = SmallVec<[Arc<dyn ProgressCallback>; 2]>;
@@ -81,10 +95,10 @@ impl ProgressCallbacks {
         self.any.load(Ordering::SeqCst) && self.turn.is_requested()
     }
 
-    /// Calls them if one of them has been given something to do.
+    /// Calls them if one of them has been given something to do, and they are not postponed.
     #[inline]
     pub fn call_if_requested(&self) {
-        if self.turn.is_requested() {
+        if self.turn.is_requested() && !ARE_POSTPONED.get() {
             self.advance();
         }
     }
@@ -137,8 +151,13 @@ mod tests {
         assert_eq!(counting.calls.load(Ordering::Relaxed), 0, "no call was requested");
         callbacks.advance();
         assert_eq!(counting.calls.load(Ordering::Relaxed), 2);
+        callbacks.request();
+        postpone(|| callbacks.call_if_requested());
+        assert_eq!(counting.calls.load(Ordering::Relaxed), 2, "they are postponed");
+        callbacks.call_if_requested();
+        assert_eq!(counting.calls.load(Ordering::Relaxed), 3);
         callbacks.clear();
         assert!(!callbacks.advance());
-        assert_eq!(counting.calls.load(Ordering::Relaxed), 2);
+        assert_eq!(counting.calls.load(Ordering::Relaxed), 3);
     }
 }

@@ -165,7 +165,9 @@ impl Control {
         if self.backlog.is_empty() {
             return Ok(());
         }
-        let posted = self.qp.post_send(self.backlog.iter().cloned().map(Ok));
+        // The owner holds its lock, which its progress callback takes.
+        let device = self.qp.pd().device();
+        let posted = device.postpone_callbacks(|| self.qp.post_send(self.backlog.iter().cloned().map(Ok)));
         match posted {
             Ok(()) => self.backlog.clear(),
             Err((count, Error::NoMemory(_))) => drop(self.backlog.drain(..count)),
@@ -187,7 +189,7 @@ impl Control {
     /// Destroys the queue pair. Work requests in flight are lost.
     pub fn close(&self) {
         // This fails only if the queue pair is destroyed already, which happens nowhere else.
-        let _ = self.qp.destroy();
+        let _ = self.qp.pd().device().postpone_callbacks(|| self.qp.destroy());
     }
 }
 
