@@ -70,7 +70,7 @@ MUTANTS = [
     ("read-data-is-written-at-a-wrong-address", REQUESTER + "answers.rs",
      "let read = (sequence - wqe.first) * common.mtu();", "let read = (sequence - wqe.first).min(2) * common.mtu();"),
     ("fences-are-ignored", REQUESTER + "emit.rs",
-     "wqe.wr.flags.contains(SendFlags::FENCE) && !self.responses_due.is_empty()", "false"),
+     "const WAITS: SendFlags = SendFlags::FENCE.union(SendFlags::ORDER_BEFORE);", "const WAITS: SendFlags = SendFlags::ORDER_BEFORE;"),
     ("rnr-waits-for-ever", REQUESTER + "answers.rs",
      "self.paused_until = Some(now.after_ns(rnr_timer_ns(timer)));", "self.paused_until = Some(now.after_ns(u64::MAX));"),
     ("read-boundaries-are-ignored", REQUESTER + "emit.rs",
