@@ -16,7 +16,7 @@
 //! | `state` | the state of a session, and the order in which what has arrived is handled; the target's actions |
 //! | `outgoing` | the program's work requests, and the initiator's actions |
 //! | `setup` | how the session finds the peer's, and what happens when the peer is gone |
-//! | `messages` | the peer's messages, and who takes them |
+//! | `messages` | messages of the peer, and where they go |
 //! | `regions` | what the peer learns of this end's regions |
 //! | `forgets` | the keys that the peer has to forget |
 //! | `link` | the state of the setup, and what the peer has described |

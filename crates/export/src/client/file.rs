@@ -481,25 +481,14 @@ impl Drop for OpenFile {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
-    use terrace_nic::{PathChoice, PortConfig};
+    use terrace_nic::PathChoice;
 
     use super::*;
-    use crate::client::{Client, ClientConfig};
-    use crate::server::{Server, ServerConfig};
+    use crate::client::tests::start;
 
     #[test]
     fn a_commit_says_once_that_the_host_has_restarted_since_a_write() {
-        let directory = tempfile::tempdir().unwrap();
-        let address = Some(Ipv4Addr::LOCALHOST.into());
-        let port = PortConfig { address, path: PathChoice::Local, ..PortConfig::default() };
-        let config = ServerConfig::new(directory.path().into(), (Ipv4Addr::LOCALHOST, 0).into());
-        let server = Server::open(&ServerConfig { port: port.clone(), ..config }).unwrap();
-        let config = ClientConfig::new(server.address());
-        let client = Client::connect(&ClientConfig { port, ..config }).unwrap();
-        let access = OpenAccess::READ | OpenAccess::WRITE;
-        let file = client.create(client.root(), "file".as_ref(), 0o644, access, true).unwrap();
+        let (_directory, _server, _client, file) = start(PathChoice::Local);
         file.write_at(0, b"bytes").unwrap();
         assert!(file.commit().is_ok());
         file.write_at(0, b"lost?").unwrap();

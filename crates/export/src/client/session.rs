@@ -561,21 +561,14 @@ mod tests {
     use terrace_nic::{PathChoice, PortConfig};
 
     use super::*;
+    use crate::client::tests::start;
     use crate::client::{Client, ClientConfig};
     use crate::proto::{LockKind, OpenAccess};
     use crate::server::{Server, ServerConfig};
 
     #[test]
     fn a_close_waits_until_the_server_permits_one_more_request() {
-        let directory = tempfile::tempdir().unwrap();
-        let address = Some(Ipv4Addr::LOCALHOST.into());
-        let port = PortConfig { address, path: PathChoice::Local, ..PortConfig::default() };
-        let config = ServerConfig::new(directory.path().into(), (Ipv4Addr::LOCALHOST, 0).into());
-        let server = Server::open(&ServerConfig { port: port.clone(), ..config }).unwrap();
-        let config = ClientConfig::new(server.address());
-        let client = Client::connect(&ClientConfig { port, ..config }).unwrap();
-        let access = OpenAccess::READ | OpenAccess::WRITE;
-        let file = client.create(client.root(), "file".as_ref(), 0o644, access, true).unwrap();
+        let (_directory, server, client, file) = start(PathChoice::Local);
         let deadline = client.shared.deadline();
         let session = client.shared.session(deadline).unwrap();
         let others = u64::MAX - 1000..u64::MAX - 1000 + u64::from(session.settings.requests_max);

@@ -13,8 +13,8 @@ use crate::server::{Server, ServerConfig};
 
 const PATHS: [PathChoice; 2] = [PathChoice::Udp, PathChoice::Local];
 
-/// A server of an empty directory, a client, and an open file of 4 KiB.
-fn start(path: PathChoice) -> (tempfile::TempDir, Server, Client, RemoteFile) {
+/// A server of a directory, a client, and an empty file that it has open.
+pub(crate) fn start(path: PathChoice) -> (tempfile::TempDir, Server, Client, RemoteFile) {
     let directory = tempfile::tempdir().unwrap();
     let port = PortConfig { address: Some(Ipv4Addr::LOCALHOST.into()), path, ..PortConfig::default() };
     let config = ServerConfig::new(directory.path().into(), (Ipv4Addr::LOCALHOST, 0).into());
@@ -23,14 +23,20 @@ fn start(path: PathChoice) -> (tempfile::TempDir, Server, Client, RemoteFile) {
     let client = Client::connect(&ClientConfig { port, ..config }).unwrap();
     let access = OpenAccess::READ | OpenAccess::WRITE;
     let file = client.create(client.root(), "file".as_ref(), 0o644, access, true).unwrap();
-    file.write_at(0, &[1; 4096]).unwrap();
     (directory, server, client, file)
+}
+
+/// The same with a file of 4 KiB.
+fn start_with_page(path: PathChoice) -> (tempfile::TempDir, Server, Client, RemoteFile) {
+    let started = start(path);
+    started.3.write_at(0, &[1; 4096]).unwrap();
+    started
 }
 
 #[test]
 fn an_access_of_a_session_that_another_thread_has_ended_is_lost() {
     for path in PATHS {
-        let (_directory, _server, client, file) = start(path);
+        let (_directory, _server, client, file) = start_with_page(path);
         let deadline = client.shared.deadline();
         let opening = file.file.current(deadline).unwrap();
         let (qp, _) = opening.session.pair(Link::Data).unwrap();
@@ -48,7 +54,7 @@ fn an_access_of_a_session_that_another_thread_has_ended_is_lost() {
 
 #[test]
 fn memory_that_the_nic_may_still_access_is_not_used_again() {
-    let (_directory, server, client, file) = start(PathChoice::Udp);
+    let (_directory, server, client, file) = start_with_page(PathChoice::Udp);
     let opening = file.file.current(client.shared.deadline()).unwrap();
     let buffers = &opening.session.buffers;
     let free = buffers.free_slots();
@@ -68,7 +74,7 @@ fn memory_that_the_nic_may_still_access_is_not_used_again() {
 
 #[test]
 fn a_lock_outlives_a_connection_that_the_client_has_ended() {
-    let (_directory, _server, client, file) = start(PathChoice::Local);
+    let (_directory, _server, client, file) = start_with_page(PathChoice::Local);
     file.lock(1, LockKind::Exclusive, Duration::ZERO).unwrap();
     for _ in 0..20 {
         client.shared.session(client.shared.deadline()).unwrap().lose("a test ends it");
@@ -79,7 +85,7 @@ fn a_lock_outlives_a_connection_that_the_client_has_ended() {
 
 #[test]
 fn the_protection_domain_of_a_session_ends_with_it() {
-    let (_directory, _server, client, file) = start(PathChoice::Local);
+    let (_directory, _server, client, file) = start_with_page(PathChoice::Local);
     let session = client.shared.session(client.shared.deadline()).unwrap();
     let (domain, pd) = (std::sync::Arc::downgrade(session.domain()), session.domain().pd.clone());
     session.lose("a test ends it");
@@ -99,7 +105,7 @@ fn the_protection_domain_of_a_session_ends_with_it() {
 
 #[test]
 fn a_lock_is_lost_if_nobody_knows_whether_it_was_converted() {
-    let (_directory, server, one, file) = start(PathChoice::Udp);
+    let (_directory, server, one, file) = start_with_page(PathChoice::Udp);
     let config = ClientConfig { timeout: Duration::from_secs(1), ..one.shared.config.clone() };
     file.close().unwrap();
     let client = Client::connect(&config).unwrap();

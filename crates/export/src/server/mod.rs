@@ -243,25 +243,16 @@ fn raise_descriptors() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
     use std::time::Instant;
 
     use terrace_nic::PathChoice;
 
     use super::*;
-    use crate::client::{Client, ClientConfig};
-    use crate::proto::OpenAccess;
+    use crate::client::tests::start;
 
     #[test]
     fn the_protection_domain_of_a_connection_ends_with_it() {
-        let directory = tempfile::tempdir().unwrap();
-        let address = Some(Ipv4Addr::LOCALHOST.into());
-        let port = PortConfig { address, path: PathChoice::Local, ..PortConfig::default() };
-        let config = ServerConfig::new(directory.path().into(), (Ipv4Addr::LOCALHOST, 0).into());
-        let server = Server::open(&ServerConfig { port: port.clone(), ..config }).unwrap();
-        let config = ClientConfig::new(server.address());
-        let client = Client::connect(&ClientConfig { port, ..config }).unwrap();
-        let file = client.create(client.root(), "file".as_ref(), 0o644, OpenAccess::WRITE, true).unwrap();
+        let (_directory, server, client, file) = start(PathChoice::Local);
         let connection = server.state.connections().pop().unwrap();
         let (domain, pd) = (Arc::downgrade(&connection.domain), connection.domain.pd.clone());
         drop((connection, file, client));
