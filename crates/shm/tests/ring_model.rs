@@ -1,11 +1,11 @@
 //! Rings of packets in every interleaving that loom finds: packets arrive whole and in order, the producer does not
 //! write over what is not read yet, and a consumer that goes to sleep misses no packet.
 //!
-//! `src/ring.rs` and `handshake.rs` are compiled here once more, with loom's atomics, a ring of four cache lines, and a
+//! The files of `src/ring` and `handshake.rs` are compiled here once more, with loom's atomics, a ring of four cache lines, and a
 //! segment that has both sides in one process. Loom watches the records' bytes as they are accessed. The address in a
 //! record is not checked: the consumer reads it as numbers, which are not the same memory here.
 //!
-//! This target has no harness of the compiler's: that would run the tests within `ring.rs`, which are outside of a
+//! This target has no harness of the compiler's: that would run the tests within `ring/mod.rs`, which are outside of a
 //! model.
 //!
 //! Mutations that this has found: a relaxed store in `handshake::publish`, or no fence; a relaxed load in `first_word`;
@@ -17,7 +17,7 @@
 #[allow(dead_code, reason = "the model uses not all of it")]
 mod handshake;
 mod loom_common;
-#[path = "../src/ring.rs"]
+#[path = "../src/ring/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "the model uses not all of it, and none of its tests")]
 mod ring;
 #[path = "loom_common/sync.rs"]
