@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | `fabric` | each packet, before it is sent or once it was received | [`Faults::packet`] |
 //! | `nic` | each request of a peer that would consume a receive | [`Faults::withholds_receive`] |
-//! | `pages`, `baseline` | each read, write, sync or write-back of a region's file | [`Faults::storage`] |
+//! | `pages`, `baseline` | each read, write, sync or write-back of a region's file | [`Faults::storage`], [`Delayed`] |
 //!
 //! `docs/fault-plan.md` is the reference for users.
 #![forbid(unsafe_code)]
@@ -16,6 +16,7 @@
 
 mod active;
 mod counts;
+mod delayed;
 mod error;
 mod plan;
 mod rule;
@@ -23,5 +24,6 @@ mod schedule;
 
 pub use active::{Direction, Faults, PacketFate, StorageFate, StorageOperation};
 pub use counts::{Counts, Injected};
+pub use delayed::Delayed;
 pub use error::FaultPlanError;
 pub use plan::FaultPlan;

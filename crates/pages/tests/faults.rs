@@ -2,14 +2,15 @@
 
 mod common;
 
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{PAGE, Scratch, Served, numbered};
 use terrace_faults::{FaultPlan, Injected};
 use terrace_memory::AccessError;
-use terrace_pages::PagesConfig;
 use terrace_pages::store::{Best, Faults, Faulty};
+use terrace_pages::{BackingFile, PagesConfig};
 
 fn faulty(faults: Faults) -> Arc<Faulty> {
     Arc::new(Faulty::new(Arc::new(Best), faults))
@@ -184,4 +185,29 @@ fn pages_beyond_the_end_of_a_truncated_file_fail_and_the_others_do_not() {
     file.set_len(600 * PAGE).unwrap();
     assert_eq!(served.flush(590 * PAGE, 8), Ok(()));
     assert_eq!(served.read(500 * PAGE, 8).unwrap(), [0; 8]);
+}
+
+#[test]
+fn files_that_cannot_be_regions_are_refused_with_a_reason() {
+    let scratch = Scratch::new("refused");
+    let path = scratch.file();
+    std::fs::remove_file(&path).ok();
+    let open = |size| BackingFile::open(&path, size);
+    let refusal = |path: &str, size| BackingFile::open(path.as_ref(), size).unwrap_err().to_string();
+    assert!(open(None).unwrap_err().to_string().contains("does not exist"));
+    assert!(open(Some(1000)).unwrap_err().to_string().contains("multiple of 4096"));
+    assert!(open(Some(0)).unwrap_err().to_string().contains("at least one page"));
+    assert!(open(Some(1 << 62)).unwrap_err().to_string().contains("cannot have"));
+    assert!(refusal("/tmp", Some(4096)).contains("cannot open"));
+    assert!(refusal("/dev/null", Some(4096)).contains("neither"));
+    assert!(refusal("/proc/version", None).contains("version"));
+    assert!(refusal("/no/such/dir/x", Some(4096)).contains("cannot open"));
+    let first = open(Some(1 << 20)).unwrap();
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o077, 0, "a new file is its owner's alone: {mode:o}");
+    assert!(open(Some(1 << 20)).unwrap_err().to_string().contains("another server"));
+    drop(first);
+    assert_eq!(open(None).unwrap().len_bytes(), 1 << 20);
+    assert_eq!(open(Some(2 << 20)).unwrap().len_bytes(), 2 << 20, "grows");
+    assert_eq!(open(Some(1 << 20)).unwrap().len_bytes(), 1 << 20, "its beginning");
 }

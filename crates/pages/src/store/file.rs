@@ -66,7 +66,7 @@ impl BackingFile {
     }
 
     /// For reads and writes through the page cache, and questions.
-    pub(crate) fn file(&self) -> &File {
+    pub fn file(&self) -> &File {
         &self.file
     }
 

@@ -10,8 +10,9 @@
 //! | module | content |
 //! |---|---|
 //! | `request` | requests, and the traits of stores |
+//! | `ring` | an io_uring |
 //! | `uring` | reads by io_uring |
-//! | `threads` | reads by threads |
+//! | `threads` | threads that carry out requests |
 //! | `blocking` | reads, writes and syncs that block |
 //! | `faulty` | a store that injects faults, for tests |
 //! | `injected` | a store with the faults of a plan |
@@ -22,6 +23,7 @@ mod faulty;
 mod file;
 mod injected;
 mod request;
+mod ring;
 mod threads;
 mod uring;
 
@@ -37,9 +39,11 @@ pub(crate) use file::Files;
 pub(crate) use injected::Injected;
 pub(crate) use request::{FrameMemory, RUN_FRAMES_MAX};
 pub use request::{FrameRun, ReadCompletion, ReadDevice, ReadRequest, WriteDevice};
+pub use ring::{Ring, RingRequest};
+pub use threads::Threads;
 
-use threads::Threads;
-use uring::Uring;
+/// The number of reads that run at the same time where threads read.
+const READ_THREADS: usize = 16;
 
 /// The two halves of a store.
 #[derive(Debug)]
@@ -66,7 +70,7 @@ pub struct Best;
 
 impl StoreFactory for Best {
     fn open(&self, depth: u32, pool: BorrowedFd<'_>) -> io::Result<Store> {
-        match Uring::open(depth, pool) {
+        match uring::open(depth, pool) {
             Ok(ring) => Ok(Store { reads: Box::new(ring), writes: Arc::new(blocking::Blocking) }),
             Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS | libc::EACCES)) => {
                 tracing::info!(%error, "no io_uring here: threads read files");
@@ -84,6 +88,9 @@ pub struct OnlyThreads;
 impl StoreFactory for OnlyThreads {
     fn open(&self, _depth: u32, _pool: BorrowedFd<'_>) -> io::Result<Store> {
         // A thread that is killed in a read keeps the process, and so the pool's lock, until the read has ended.
-        Ok(Store { reads: Box::new(Threads::open()?), writes: Arc::new(blocking::Blocking) })
+        Ok(Store {
+            reads: Box::new(Threads::open(READ_THREADS, |read| read_now(read))?),
+            writes: Arc::new(blocking::Blocking),
+        })
     }
 }

@@ -1,76 +1,97 @@
-//! Threads that read, for where io_uring is not available.
+//! Threads that carry out requests, for where io_uring is not available.
 
 use std::collections::VecDeque;
+use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use rustix::event::EventfdFlags;
+use rustix::io::Errno;
 use terrace_sync::{Condvar, Mutex};
 
-use super::blocking::read_now;
 use super::request::{ReadCompletion, ReadDevice, ReadRequest};
 
-/// The number of reads that run at the same time.
-const THREADS: usize = 16;
-
-/// Reads by a pool of threads.
+/// A pool of threads.
 #[derive(Debug)]
-pub(super) struct Threads {
-    shared: Arc<Shared>,
+pub struct Threads<R> {
+    shared: Arc<Shared<R>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    queue: Mutex<Queue>,
+struct Shared<R> {
+    queue: Mutex<Queue<R>>,
     more: Condvar,
-    done: Mutex<Vec<ReadCompletion>>,
+    done: Mutex<Vec<(R, Result<usize, Errno>)>>,
     /// An event counter, not zero while `done` is not empty.
     event: OwnedFd,
 }
 
-#[derive(Debug, Default)]
-struct Queue {
-    requests: VecDeque<ReadRequest>,
+#[derive(Debug)]
+struct Queue<R> {
+    requests: VecDeque<R>,
     is_closed: bool,
 }
 
-impl Threads {
-    /// Starts the threads.
+impl<R: Send + Debug + 'static> Threads<R> {
+    /// Starts so many threads. `carry_out` blocks until a request is done, and returns the number of bytes moved.
     ///
     /// # Errors
     /// When no descriptor or thread is available.
-    pub(super) fn open() -> io::Result<Threads> {
+    pub fn open(count: usize, carry_out: fn(&mut R) -> Result<usize, Errno>) -> io::Result<Threads<R>> {
         let shared = Arc::new(Shared {
-            queue: Mutex::default(),
+            queue: Mutex::new(Queue { requests: VecDeque::new(), is_closed: false }),
             more: Condvar::new(),
             done: Mutex::default(),
             event: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
-        let mut device = Threads { shared, threads: Vec::with_capacity(THREADS) };
-        for _ in 0..THREADS {
-            let shared = device.shared.clone();
-            let builder = std::thread::Builder::new().name("terrace-reads".into());
-            device.threads.push(builder.spawn(move || shared.work())?);
+        let mut pool = Threads { shared, threads: Vec::with_capacity(count) };
+        for _ in 0..count {
+            let shared = pool.shared.clone();
+            let builder = std::thread::Builder::new().name("terrace-io".into());
+            pool.threads.push(builder.spawn(move || shared.work(carry_out))?);
         }
-        Ok(device)
+        Ok(pool)
+    }
+
+    /// Queues all requests.
+    pub fn submit(&mut self, requests: &mut Vec<R>) {
+        let count = requests.len();
+        self.shared.queue.lock().requests.extend(requests.drain(..));
+        for _ in 0..count {
+            self.shared.more.notify_one();
+        }
+    }
+
+    /// The requests that have ended, each with the number of bytes moved.
+    pub fn reap(&mut self) -> Vec<(R, Result<usize, Errno>)> {
+        // Before the take: a later completion sets the event again.
+        let _ = rustix::io::read(&self.shared.event, &mut [0u8; 8]);
+        std::mem::take(&mut self.shared.done.lock())
     }
 }
 
-impl Shared {
-    /// The main loop of a thread, until the device is closed and the queue is empty.
-    fn work(&self) {
-        while let Some(request) = self.next() {
-            let result = read_now(&request);
-            self.done.lock().push(ReadCompletion { request, result });
+impl<R> Threads<R> {
+    /// Readable when a request has ended that was not reaped.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.shared.event.as_fd()
+    }
+}
+
+impl<R> Shared<R> {
+    /// The main loop of a thread, until the pool is closed and the queue is empty.
+    fn work(&self, carry_out: fn(&mut R) -> Result<usize, Errno>) {
+        while let Some(mut request) = self.next() {
+            let result = carry_out(&mut request);
+            self.done.lock().push((request, result));
             // Fails only if the counter overflows, and then it is readable.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
 
-    fn next(&self) -> Option<ReadRequest> {
+    fn next(&self) -> Option<R> {
         let mut queue = self.queue.lock();
         loop {
             if let Some(request) = queue.requests.pop_front() {
@@ -84,32 +105,27 @@ impl Shared {
     }
 }
 
-impl ReadDevice for Threads {
-    fn submit(&mut self, requests: &mut Vec<ReadRequest>) {
-        let count = requests.len();
-        self.shared.queue.lock().requests.extend(requests.drain(..));
-        for _ in 0..count {
-            self.shared.more.notify_one();
-        }
-    }
-
-    fn reap(&mut self, done: &mut Vec<ReadCompletion>) {
-        // Before the take: a later completion sets the event again.
-        let _ = rustix::io::read(&self.shared.event, &mut [0u8; 8]);
-        done.append(&mut self.shared.done.lock());
-    }
-
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.shared.event.as_fd()
-    }
-}
-
-impl Drop for Threads {
+impl<R> Drop for Threads<R> {
     fn drop(&mut self) {
         self.shared.queue.lock().is_closed = true;
         self.shared.more.notify_all();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
+    }
+}
+
+impl ReadDevice for Threads<ReadRequest> {
+    fn submit(&mut self, requests: &mut Vec<ReadRequest>) {
+        Threads::submit(self, requests);
+    }
+
+    fn reap(&mut self, done: &mut Vec<ReadCompletion>) {
+        let ended = Threads::reap(self).into_iter();
+        done.extend(ended.map(|(request, result)| ReadCompletion { request, result }));
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        Threads::descriptor(self)
     }
 }
