@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::application::Application;
-use crate::costs::{Costs, Sample};
+use crate::costs::{Costs, Sample, counts_of};
 use crate::disk::DiskLimit;
 use crate::measure::{SampleTime, measure};
 use crate::plan::{Mode, Point, Settings, Storage, Timing, seconds};
@@ -98,13 +98,11 @@ impl<'a> Runner<'a> {
             })
             .map_err(|error| error.to_string())?;
             let accesses = measured.reads + measured.writes;
-            let [before, after] = samples;
+            let [before, after] = &samples;
             let lookups = if point.settings.application.looks_up_by_read() { measured.lookups } else { 0 };
-            let hit_ratio = before
-                .counts
-                .zip(after.counts)
+            let hit_ratio = counts_of(before, after, workload.measured)
                 .and_then(|(before, after)| after.hit_ratio(before, accesses + lookups, point.settings.size));
-            repeats.push((measured, Costs::between(before, after, accesses), hit_ratio));
+            repeats.push((measured, Costs::between(before, after, accesses, workload.measured), hit_ratio));
         }
         repeats.sort_by(|(one, ..), (other, ..)| one.ops_per_s().total_cmp(&other.ops_per_s()));
         let range_ops_per_s = (repeats[0].0.ops_per_s(), repeats[repeats.len() - 1].0.ops_per_s());

@@ -16,17 +16,19 @@ pub(super) fn judge(disk: &DiskShare, rounds: &Rounds) -> Verdict {
         target: None,
         note: String::new(),
     };
-    let shares: Result<Vec<f64>, String> = rounds
-        .iter()
-        .map(|outcome| {
-            let outcome = outcome.as_ref().map_err(Clone::clone)?;
-            match (&outcome.disk, outcome.disk_allows_ops_per_s()) {
-                (_, Some(allowed)) => Ok(outcome.measured.ops_per_s() / allowed),
-                (Some(DiskLimit::NotMeasured(reason)), _) => Err(format!("not measured: {reason}")),
-                _ => Err("not measured: the server counts no misses".to_owned()),
-            }
-        })
-        .collect();
+    let shares: Result<Vec<f64>, String> =
+        rounds
+            .iter()
+            .map(|outcome| {
+                let outcome = outcome.as_ref().map_err(Clone::clone)?;
+                match (&outcome.disk, outcome.disk_allows_ops_per_s()) {
+                    (_, Some(allowed)) => Ok(outcome.measured.ops_per_s() / allowed),
+                    (Some(DiskLimit::NotMeasured(reason)), _) => Err(format!("not measured: {reason}")),
+                    _ => Err("not measured: the server counts no misses, or its counters were read late"
+                        .to_owned()),
+                }
+            })
+            .collect();
     let last = rounds.iter().rev().find_map(|outcome| outcome.as_ref().ok());
     match (shares, last) {
         (Ok(shares), Some(last)) if !shares.is_empty() => {

@@ -32,7 +32,9 @@ pub(super) fn judge(hits: &Hits, settings: &Settings, rounds: &Rounds) -> Verdic
     let judged = optimum(settings).and_then(|best| {
         let ratio = |outcome: &Result<crate::runner::Outcome, String>| {
             let outcome = outcome.as_ref().map_err(Clone::clone)?;
-            outcome.hit_ratio.ok_or_else(|| "the server counts no misses".to_owned())
+            outcome
+                .hit_ratio
+                .ok_or_else(|| "the server counts no misses, or its counters were read late".to_owned())
         };
         let below: Vec<f64> =
             rounds.iter().map(|one| Ok((best - ratio(one)?) * 100.0)).collect::<Result<_, String>>()?;
@@ -74,7 +76,10 @@ mod tests {
         assert_eq!(verdict.label(), "ok", "{verdict:?}");
         assert!((verdict.value.unwrap() - 1.6).abs() < 0.05, "{verdict:?}");
         assert_eq!(judge(&hits, &settings(50), &vec![round(Some(0.92))]).label(), "MISSED");
-        assert_eq!(judge(&hits, &settings(50), &vec![round(None)]).note, "the server counts no misses");
+        assert_eq!(
+            judge(&hits, &settings(50), &vec![round(None)]).note,
+            "the server counts no misses, or its counters were read late"
+        );
     }
 
     #[test]
