@@ -194,7 +194,7 @@ fn stress(mode: ServeMode, transport: PathChoice) {
         while world.slots.iter().any(Option::is_some) {
             world.poll();
             assert!(
-                draining.elapsed() < Duration::from_secs(30),
+                draining.elapsed() < Duration::from_secs(120),
                 "an access does not end, seed {seed}: {:?}",
                 node.server.stats()
             );
