@@ -17,7 +17,7 @@ use crate::config::{BaselineConfig, IoMethod};
 use crate::core::RegionState;
 use crate::engine::Engine;
 use crate::error::BaselineError;
-use crate::file::{Source, Ways};
+use crate::file::{FileHandles, Source};
 use crate::region::Region;
 use crate::sys;
 use crate::workers;
@@ -39,7 +39,7 @@ impl Baseline {
     /// Checks the budget against the limits of the process, sets up the device and starts the threads.
     ///
     /// # Errors
-    /// `MemlockLimit`, `Memory`; `System` when the kernel refuses a ring, memory or a thread.
+    /// `MemlockLimit`, `Pages`; `System` when the kernel refuses a ring, memory or a thread.
     pub fn open(config: BaselineConfig) -> Result<Arc<Baseline>, BaselineError> {
         budget::check(&config)?;
         fault::install().map_err(BaselineError::system("install signal handlers"))?;
@@ -76,9 +76,9 @@ impl Baseline {
         if !map.addr.is_multiple_of(PAGE_BYTES) || !source.file_offset.is_multiple_of(PAGE_BYTES) {
             return Err(BaselineError::Source("it does not begin at a page"));
         }
-        let ways = Ways::open(source.file, source.writable)
+        let files = FileHandles::open(source.file, source.writable)
             .map_err(BaselineError::system("open a region's file"))?;
-        if source.file_offset.checked_add(map.len).is_none_or(|end| end > ways.file_len) {
+        if source.file_offset.checked_add(map.len).is_none_or(|end| end > files.file_len) {
             return Err(BaselineError::Source("the file ends before it"));
         }
         let io = self.config.io;
@@ -86,7 +86,7 @@ impl Baseline {
             return Err(BaselineError::Source("others use its file, which this method does not allow for"));
         }
         if source.exclusive && source.writable {
-            let locked = ways.lock(source.file_offset, map.len);
+            let locked = files.lock(source.file_offset, map.len);
             locked.map_err(BaselineError::system("lock a region's file, which another server may have"))?;
         }
         sys::expect_random(map).map_err(BaselineError::system("advise on a region's mapping"))?;
@@ -99,11 +99,11 @@ impl Baseline {
             .core
             .lock()
             .regions
-            .add(|id| (RegionState::default(), Arc::new(Region::new(id, map, ways, properties, io))));
+            .add(|id| (RegionState::default(), Arc::new(Region::new(id, map, files, properties, io))));
         // With buffered access, the kernel alone manages the page cache.
         if io != IoMethod::Buffered {
             // Turns readahead off. Advisory, and only for descriptors that were opened for the region.
-            let _ = rustix::fs::fadvise(&*region.ways.buffered, 0, None, Advice::Random);
+            let _ = rustix::fs::fadvise(&*region.files.buffered, 0, None, Advice::Random);
             // Pages that earlier users have left are in no budget. The fault pager, a model of a NIC that takes page
             // faults, begins with the cached pages.
             if source.exclusive || io != IoMethod::Mapping {
@@ -137,7 +137,7 @@ impl Baseline {
     fn end(&self, region: &Region) {
         region.unpin();
         if region.method == IoMethod::Pinned {
-            self.engine.release(region.presence.range().len);
+            self.engine.release(region.range().len);
         }
         self.engine.core.lock().regions.remove(region.id);
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
-use terrace_memory::{AccessError, Pager, Presence, Transfer, Translation, UnitPager, Waker};
+use terrace_memory::{AccessError, Pager, Transfer, Translation, Waker};
 use terrace_pages::RegionStats;
 
 use crate::config::IoMethod;
@@ -31,7 +31,7 @@ impl BaselineRegion {
     }
 
     fn check(&self, range: HostRange, write: bool) -> Result<(), AccessError> {
-        if range.len > TRANSFER_BYTES_MAX || !self.region.presence.covers(range) {
+        if range.len > TRANSFER_BYTES_MAX || !self.region.translation.covers(range) {
             return Err(AccessError::OutOfRange);
         }
         if write && !self.region.writable {
@@ -49,7 +49,7 @@ impl BaselineRegion {
         Pending {
             region: self.region.clone(),
             caller: Arc::new(Access::new(len, is_atomic, waker)),
-            offset: range.addr - self.region.presence.range().addr,
+            offset: range.addr - self.region.range().addr,
             len,
             task,
             is_cached: is_looked_up && are_cached(range.addr, range.len),
@@ -126,15 +126,9 @@ impl BaselineRegion {
     }
 }
 
-impl UnitPager for BaselineRegion {
-    fn presence(&self) -> &Presence {
-        &self.region.presence
-    }
-}
-
 impl Pager for BaselineRegion {
     fn translation(&self) -> &dyn Translation {
-        &self.region.presence
+        &self.region.translation
     }
 
     /// `OutOfRange` for more than 64 KiB.
@@ -155,7 +149,7 @@ impl Pager for BaselineRegion {
     }
 
     fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
-        if !self.region.presence.covers(range) {
+        if !self.region.translation.covers(range) {
             return Err(AccessError::OutOfRange);
         }
         let mut access = self.access(range, Task::Flush { before: 0, len: range.len }, waker);

@@ -20,7 +20,7 @@ pub fn kernel_bytes(resident_bytes: u64) -> u64 {
 /// Checks a budget. If memory is to be locked, raises the soft memlock limit as far as needed and permitted.
 ///
 /// # Errors
-/// `Memory`, `MemlockLimit`.
+/// `Pages`, `MemlockLimit`.
 pub fn check(config: &BaselineConfig) -> Result<(), BaselineError> {
     if config.dram_bytes == 0 {
         return Ok(());
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn a_budget_beyond_the_machine_is_refused() {
         let error = check(&BaselineConfig::new(IoMethod::Pinned, 1 << 60)).unwrap_err();
-        assert!(matches!(error, BaselineError::Memory(_)), "{error}");
+        assert!(matches!(error, BaselineError::Pages(_)), "{error}");
         assert!(check(&BaselineConfig::new(IoMethod::Pinned, 0)).is_ok());
     }
 }

@@ -151,7 +151,7 @@ impl Core {
         if access.lies_beyond() {
             return self.too_short(id, work);
         }
-        let is_memory = access.region.ways.is_memory && !self.all_by_device;
+        let is_memory = access.region.files.is_memory && !self.all_by_device;
         let request = access.request(id);
         if is_memory {
             return work.jobs.push(Job::Transfer(request));
@@ -223,7 +223,7 @@ impl Core {
                 }
                 let (is_stuck, needed_end) = (io.done == before, io.at + io.needed as u64);
                 // Less than a page is no progress: past the end of the file there will be none.
-                if is_stuck && !(access.region.ways.reach(needed_end) && access.may_retry()) {
+                if is_stuck && !(access.region.files.reach(needed_end) && access.may_retry()) {
                     return self.too_short(id, work);
                 }
                 self.issue(id, work);

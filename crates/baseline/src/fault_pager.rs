@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use terrace_faults::StorageOperation;
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
-use terrace_memory::{AccessError, Pager, Presence, Transfer, Translation, UnitPager, Waker};
+use terrace_memory::{AccessError, Pager, Transfer, Translation, Waker};
 use terrace_sync::{Condvar, Mutex};
 
 use crate::baseline_region::BaselineRegion;
@@ -51,8 +51,6 @@ impl Default for FaultModel {
 #[derive(Debug)]
 pub struct FaultPager {
     region: Arc<BaselineRegion>,
-    /// All units absent.
-    presence: Presence,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -107,8 +105,7 @@ impl FaultPager {
         let thread = builder
             .spawn(move || handler.handle_faults())
             .map_err(BaselineError::system("start a thread"))?;
-        let presence = Presence::new(region.translation().range());
-        Ok(FaultPager { region, presence, shared, thread: Mutex::new(Some(thread)) })
+        Ok(FaultPager { region, shared, thread: Mutex::new(Some(thread)) })
     }
 
     /// The inner region.
@@ -140,7 +137,7 @@ impl FaultPager {
     /// # Errors
     /// `OutOfRange`; `NotReady` when a page is not mapped.
     fn demand(&self, range: HostRange, waker: &Waker) -> Result<(), AccessError> {
-        if range.len > TRANSFER_BYTES_MAX || !self.presence.covers(range) {
+        if range.len > TRANSFER_BYTES_MAX || !self.translation().covers(range) {
             return Err(AccessError::OutOfRange);
         }
         let mut pages = self.shared.pages.lock();
@@ -168,7 +165,7 @@ impl FaultPager {
         if range.len == 0 {
             return 0..0;
         }
-        pages_of(range.addr - self.presence.range().addr, range.len as usize)
+        pages_of(range.addr - self.translation().range().addr, range.len as usize)
     }
 }
 
@@ -178,15 +175,9 @@ fn ended(access: Access, result: Result<(), AccessError>) -> Arc<dyn Transfer> {
     Arc::new(access)
 }
 
-impl UnitPager for FaultPager {
-    fn presence(&self) -> &Presence {
-        &self.presence
-    }
-}
-
 impl Pager for FaultPager {
     fn translation(&self) -> &dyn Translation {
-        &self.presence
+        self.region.translation()
     }
 
     fn read(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {

@@ -1,16 +1,13 @@
 //! The files of regions, and the descriptors through which they are accessed.
 
-use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Advice, FileType, FlockOperation, Mode, OFlags, SeekFrom};
-use rustix::io::Errno;
-use terrace_hostmem::{HostRange, PAGE_BYTES};
+use rustix::fs::{Advice, FileType, Mode, OFlags, SeekFrom};
+use terrace_hostmem::HostRange;
 use terrace_shm::file_system;
 
 use crate::error::BaselineError;
@@ -33,7 +30,7 @@ pub struct Source {
 
 /// The descriptors of a region's file.
 #[derive(Debug)]
-pub(crate) struct Ways {
+pub(crate) struct FileHandles {
     /// Goes through the page cache.
     pub(crate) buffered: Arc<OwnedFd>,
     /// For FLUSH only: the kernel reports a write-back failure once per description, and write-back must not consume
@@ -49,12 +46,12 @@ pub(crate) struct Ways {
     is_file: bool,
 }
 
-impl Ways {
+impl FileHandles {
     /// Opens the file again for FLUSH, and for direct access where that is possible.
     ///
     /// # Errors
     /// When the descriptor is not a file's, or when the file cannot be opened again.
-    pub(crate) fn open(file: OwnedFd, writable: bool) -> io::Result<Ways> {
+    pub(crate) fn open(file: OwnedFd, writable: bool) -> io::Result<FileHandles> {
         let file_len = rustix::fs::seek(&file, SeekFrom::End(0))?;
         let is_file = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_file();
         // Device nodes are on a memory file system; the devices are not.
@@ -62,7 +59,7 @@ impl Ways {
         let direct = if is_memory { None } else { open_direct(&file, writable) };
         let durable = Arc::new(open_again(&file, OFlags::RDONLY)?);
         let (buffered, direct) = (Arc::new(file), direct.map(Arc::new));
-        Ok(Ways { buffered, durable, direct, is_memory, file_len, is_file })
+        Ok(FileHandles { buffered, durable, direct, is_memory, file_len, is_file })
     }
 
     /// Locks a part of the file for direct requests, which do not hold the description that [`BackingFile`] has locked.
@@ -100,35 +97,23 @@ fn open_direct(file: &OwnedFd, writable: bool) -> Option<OwnedFd> {
     }
 }
 
-/// A file or block device that contains a region from its first byte on, mapped into memory.
+/// The file of a region ([`terrace_pages::BackingFile`]), mapped into memory.
 #[derive(Debug)]
 pub struct BackingFile {
-    path: PathBuf,
-    file: File,
+    file: terrace_pages::BackingFile,
     mapping: Mapping,
-    exclusive: bool,
 }
 
 impl BackingFile {
-    /// Opens a file, or creates a sparse one of the given size. A shorter file is extended; of a longer file or a block
-    /// device, the first `size` bytes are used. Without `size` the region is the whole file. An exclusive file is
-    /// locked against other servers until this is dropped.
+    /// Opens or creates the file, and maps the region.
     ///
     /// # Errors
-    /// `Missing`, `Open`, `Kind`, `InUse`, `Size`, or `System` when it cannot be mapped.
-    pub fn open(path: &Path, size: Option<u64>, exclusive: bool) -> Result<BackingFile, BaselineError> {
-        let file = open_file(path, size.is_some())?;
-        if exclusive {
-            lock_file(&file, path)?;
-        }
-        let len = fit(&file, path, size)?;
-        let mapping = Mapping::of_file(&file, len).map_err(BaselineError::system("map the region's file"))?;
-        Ok(BackingFile { path: path.to_owned(), file, mapping, exclusive })
-    }
-
-    /// The path under which it was opened.
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// `Pages`; `System` when it cannot be mapped.
+    pub fn open(path: &Path, size: Option<u64>) -> Result<BackingFile, BaselineError> {
+        let file = terrace_pages::BackingFile::open(path, size)?;
+        let mapping = Mapping::of_file(file.file(), file.len_bytes())
+            .map_err(BaselineError::system("map the region's file"))?;
+        Ok(BackingFile { file, mapping })
     }
 
     /// The mapping of the whole region. It lives as long as this.
@@ -141,48 +126,20 @@ impl BackingFile {
     /// # Errors
     /// When there are no descriptors left.
     pub fn open_again(&self) -> io::Result<OwnedFd> {
-        let file = open_again(&self.file, OFlags::RDWR)?;
+        let file = open_again(self.file.file(), OFlags::RDWR)?;
         // For memory that is locked: the kernel must not read ahead.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::Random);
         Ok(file)
     }
 
-    /// The argument for [`crate::Baseline::add`].
+    /// The argument for [`crate::Baseline::add`]. The file is this region's alone.
     ///
     /// # Errors
     /// When there are no descriptors left.
     pub fn source(&self) -> Result<Source, BaselineError> {
-        let file = self
-            .file
-            .as_fd()
-            .try_clone_to_owned()
-            .map_err(BaselineError::system("duplicate a descriptor"))?;
-        Ok(Source { file, file_offset: 0, map: self.map(), exclusive: self.exclusive, writable: true })
-    }
-}
-
-fn open_file(path: &Path, may_create: bool) -> Result<File, BaselineError> {
-    let error = |source| BaselineError::Open { path: path.to_owned(), source };
-    let mut options = OpenOptions::new();
-    // `O_NONBLOCK`: opening a named pipe must not hang. Mode 0600: only the owner may read a new file, as with memory.
-    options.read(true).write(true).custom_flags(libc::O_NONBLOCK).mode(0o600);
-    let file = match options.open(path) {
-        Err(missing) if missing.kind() == io::ErrorKind::NotFound => {
-            if !may_create {
-                return Err(BaselineError::Missing { path: path.to_owned() });
-            }
-            options.create(true).truncate(false).open(path).map_err(error)?
-        }
-        other => other.map_err(error)?,
-    };
-    let kind = file.metadata().map_err(error)?.file_type();
-    if kind.is_file() || kind.is_block_device() {
-        // With `O_NONBLOCK`, io_uring fails requests instead of waiting where the file system cannot tell whether it
-        // would have to wait.
-        rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| error(errno.into()))?;
-        Ok(file)
-    } else {
-        Err(BaselineError::Kind { path: path.to_owned() })
+        let file = self.file.file().as_fd().try_clone_to_owned();
+        let file = file.map_err(BaselineError::system("duplicate a descriptor"))?;
+        Ok(Source { file, file_offset: 0, map: self.map(), exclusive: true, writable: true })
     }
 }
 
@@ -200,36 +157,5 @@ fn wait_for_lock(mut lock: impl FnMut() -> io::Result<()>) -> io::Result<()> {
             }
             other => return other,
         }
-    }
-}
-
-fn lock_file(file: &File, path: &Path) -> Result<(), BaselineError> {
-    let lock = || Ok(rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)?);
-    wait_for_lock(lock).map_err(|error| match error.kind() {
-        io::ErrorKind::WouldBlock => BaselineError::InUse { path: path.to_owned() },
-        _ => BaselineError::Open { path: path.to_owned(), source: error },
-    })
-}
-
-/// Extends the file if needed, and returns the length of the region.
-fn fit(file: &File, path: &Path, size: Option<u64>) -> Result<u64, BaselineError> {
-    // Works for block devices, too, whose metadata say 0.
-    let there = rustix::fs::seek(file, SeekFrom::End(0))
-        .map_err(|_| BaselineError::Kind { path: path.to_owned() })?;
-    let len = size.unwrap_or(there);
-    let refuse = |reason: String| Err(BaselineError::Size { path: path.to_owned(), bytes: len, reason });
-    if len == 0 {
-        return refuse("a region has at least one page".into());
-    }
-    if !len.is_multiple_of(PAGE_BYTES) {
-        return refuse(format!("the size must be a multiple of {PAGE_BYTES}"));
-    }
-    if len <= there {
-        return Ok(len);
-    }
-    match rustix::fs::ftruncate(file, len) {
-        Ok(()) => Ok(len),
-        Err(Errno::INVAL) => refuse(format!("the device has {there}")),
-        Err(error) => refuse(error.to_string()),
     }
 }

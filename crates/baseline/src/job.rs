@@ -89,7 +89,7 @@ impl Job {
 
 impl Span {
     fn addr(&self) -> u64 {
-        self.region.presence.range().addr + self.offset
+        self.region.range().addr + self.offset
     }
 
     /// Reads the bytes if the page cache has all of them. Checks with `mincore` first: `RWF_NOWAIT` starts readahead of
@@ -101,7 +101,7 @@ impl Span {
         let at = self.region.file_offset + self.offset;
         let wanted = self.bytes.len();
         let target = IoSliceMut::new(&mut self.buffer[self.bytes.clone()]);
-        rustix::io::preadv2(&self.region.ways.buffered, &mut [target], at, ReadWriteFlags::NOWAIT)
+        rustix::io::preadv2(&self.region.files.buffered, &mut [target], at, ReadWriteFlags::NOWAIT)
             == Ok(wanted)
     }
 }

@@ -134,7 +134,7 @@ impl Pending {
 
     /// The address of the first byte in the mapping.
     pub(crate) fn addr(&self) -> u64 {
-        self.region.presence.range().addr + self.offset
+        self.region.range().addr + self.offset
     }
 
     /// The file offset of the first byte.
@@ -153,7 +153,7 @@ impl Pending {
     pub(crate) fn means(&self) -> Means {
         let pages_end = self.file_offset() - self.skip() as u64 + self.span() as u64;
         // If the file ends within its last page, that page can be read directly, but not written.
-        let within = !self.task.is_write() || pages_end <= self.region.ways.file_len;
+        let within = !self.task.is_write() || pages_end <= self.region.files.file_len;
         let direct = within && self.region.direct_works();
         Means { method: self.region.method, direct, is_cached: self.is_cached }
     }
@@ -185,7 +185,7 @@ impl Pending {
     pub(crate) fn lies_beyond(&self) -> bool {
         let write = matches!(self.step, Step::Writing | Step::WritingBack);
         let end = self.io.as_ref().map(|io| io.at + io.part.len() as u64);
-        write && end.is_some_and(|end| !self.region.ways.reach(end))
+        write && end.is_some_and(|end| !self.region.files.reach(end))
     }
 
     /// The rest of the transfer under way, as a request.
@@ -196,9 +196,9 @@ impl Pending {
         let write = matches!(self.step, Step::Writing | Step::WritingBack);
         let io = self.io.clone().expect("a step with a transfer");
         let buffer = self.io_buffer().take().expect("the buffer is back between two requests");
-        let ways = &self.region.ways;
-        let direct = if io.direct { ways.direct.as_ref() } else { None };
-        let file = direct.unwrap_or(&ways.buffered).clone();
+        let files = &self.region.files;
+        let direct = if io.direct { files.direct.as_ref() } else { None };
+        let file = direct.unwrap_or(&files.buffered).clone();
         let part = io.part.start + io.done..io.part.end;
         let command = if write { Command::Write { buffer, part } } else { Command::Read { buffer, part } };
         Request { id, file, offset: io.at + io.done as u64, command }
@@ -208,6 +208,6 @@ impl Pending {
         let Task::Flush { len, .. } = self.task else { unreachable!("only a flush makes durable") };
         // A length that the request cannot hold: the whole file.
         let (offset, len) = u32::try_from(len).map_or((0, 0), |len| (self.file_offset(), len));
-        Request { id, file: self.region.ways.durable.clone(), offset, command: Command::Sync { len } }
+        Request { id, file: self.region.files.durable.clone(), offset, command: Command::Sync { len } }
     }
 }

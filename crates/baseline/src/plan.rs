@@ -29,7 +29,7 @@ pub(crate) struct Means {
     pub(crate) is_cached: bool,
 }
 
-/// The way of an access.
+/// What an access is carried out by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Plan {
     /// Copy to or from the mapping.
@@ -53,7 +53,7 @@ pub(crate) enum Plan {
     },
 }
 
-/// Chooses the way of an access. The kernel keeps direct writes and the page cache consistent.
+/// Chooses how an access is carried out. The kernel keeps direct writes and the page cache consistent.
 pub(crate) fn plan(need: Need, means: Means) -> Plan {
     let direct = match means.method {
         IoMethod::Pinned | IoMethod::Mapping => return Plan::Copy,

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::Advice;
 use terrace_hostmem::{HostRange, PAGE_BYTES};
-use terrace_memory::{AccessError, Presence};
+use terrace_memory::{AccessError, Translation, WholeRange};
 use terrace_pages::RegionStats;
 
 use crate::config::IoMethod;
-use crate::file::Ways;
+use crate::file::FileHandles;
 use crate::pending::{Pending, Task};
 use crate::regions::RegionId;
 use crate::stats::RegionCounters;
@@ -20,8 +20,8 @@ use crate::sys;
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) id: RegionId,
-    pub(crate) presence: Presence,
-    pub(crate) ways: Ways,
+    pub(crate) translation: WholeRange,
+    pub(crate) files: FileHandles,
     pub(crate) file_offset: u64,
     pub(crate) writable: bool,
     pub(crate) method: IoMethod,
@@ -37,14 +37,14 @@ impl Region {
     pub(crate) fn new(
         id: RegionId,
         map: HostRange,
-        ways: Ways,
+        files: FileHandles,
         (file_offset, writable): (u64, bool),
         method: IoMethod,
     ) -> Region {
         Region {
             id,
-            presence: Presence::new(map),
-            ways,
+            translation: WholeRange::absent(map),
+            files,
             file_offset,
             writable,
             method,
@@ -54,8 +54,13 @@ impl Region {
         }
     }
 
+    /// The addresses of its bytes.
+    pub(crate) fn range(&self) -> HostRange {
+        self.translation.range()
+    }
+
     pub(crate) fn direct_works(&self) -> bool {
-        self.ways.direct.is_some() && !self.direct_refused.load(Ordering::Relaxed)
+        self.files.direct.is_some() && !self.direct_refused.load(Ordering::Relaxed)
     }
 
     pub(crate) fn give_up_direct(&self) {
@@ -86,30 +91,28 @@ impl Region {
     /// # Errors
     /// When it cannot be read or locked.
     pub(crate) fn pin(&self) -> io::Result<()> {
-        sys::lock(self.presence.range())?;
-        (0..self.presence.unit_count()).for_each(|unit| self.presence.admit(unit));
+        sys::lock(self.range())?;
+        self.translation.make_present();
         Ok(())
     }
 
     /// Unlocks it, after its last access. Other processes have lost access to it before.
     pub(crate) fn unpin(&self) {
-        let present = (0..self.presence.unit_count()).filter(|&unit| self.presence.is_present(unit));
-        present.for_each(|unit| drop(self.presence.expel(unit)));
         // Fails if the program has unmapped it: nothing is locked then.
-        let _ = sys::unlock(self.presence.range());
-        let _ = sys::expect_nothing(self.presence.range());
+        let _ = sys::unlock(self.range());
+        let _ = sys::expect_nothing(self.range());
     }
 
     /// Removes pages from the process's page table and, once written back, from the page cache.
     pub(crate) fn drop_from_memory(&self, range: HostRange, written_back: io::Result<()>) {
         // Fails if the mapping is gone; then its pages are unmapped, too.
         let _ = sys::unmap_pages(range);
-        let offset = self.file_offset + (range.addr - self.presence.range().addr);
-        let file = self.ways.buffered.as_fd();
+        let offset = self.file_offset + (range.addr - self.range().addr);
+        let file = self.files.buffered.as_fd();
         if let Err(error) = written_back.and_then(|()| sys::write_back(file, offset, range.len)) {
             return self.note_loss(&error);
         }
-        if !self.ways.is_memory {
+        if !self.files.is_memory {
             // Advisory: pages in use stay.
             let len = std::num::NonZero::new(range.len.next_multiple_of(PAGE_BYTES));
             let _ = rustix::fs::fadvise(file, offset, len, Advice::DontNeed);
@@ -139,11 +142,7 @@ impl Region {
 
     /// Statistics so far.
     pub(crate) fn stats(&self) -> RegionStats {
-        let units = 0..self.presence.unit_count();
-        // What the NIC has accessed by itself since the last call.
-        let hits: u64 = units.map(|unit| u64::from(self.presence.take_counts(unit).hits)).sum();
-        self.counters.hits.fetch_add(hits, Ordering::Relaxed);
-        let range = self.presence.range();
+        let range = self.range();
         let resident_bytes = if self.method == IoMethod::Pinned { range.len } else { 0 };
         RegionStats { addr: range.addr, len_bytes: range.len, resident_bytes, ..self.counters.read() }
     }

@@ -9,7 +9,7 @@ use common::{Scratch, Served, cached_bytes, counting_waker, loop_device, tiering
 use terrace_baseline::device::OnlyThreads;
 use terrace_baseline::{BackingFile, Baseline, BaselineConfig, IoMethod, Source, TRANSFER_BYTES_MAX};
 use terrace_hostmem::{AtomicOp, HostRange};
-use terrace_memory::{AccessError, Pager, UnitPager};
+use terrace_memory::{AccessError, Pager};
 
 const MIB: u64 = 1 << 20;
 const DIRS: [&str; 2] = ["/tmp", "/dev/shm"];
@@ -131,8 +131,7 @@ fn the_waker_is_called_for_each_transfer_and_for_room() {
 #[test]
 fn a_pinned_region_stays_within_the_budget() {
     let served = Served::new("/tmp", "pinned", 3 * MIB, true, BaselineConfig::new(IoMethod::Pinned, 4 * MIB));
-    let presence = served.region.presence();
-    assert!((0..presence.unit_count()).all(|unit| presence.is_present(unit)));
+    assert!(served.region.translation().is_present(served.file.map()));
     assert_eq!(cached_bytes(served.file.map()), 3 * MIB);
     served.read(0, 4096).unwrap();
     assert_eq!(served.region.stats().hits, 1);
@@ -141,7 +140,7 @@ fn a_pinned_region_stays_within_the_budget() {
     assert!(refused.unwrap_err().to_string().contains("does not fit"));
     served.baseline.remove(&served.region);
     assert_eq!(served.baseline.stats().resident_bytes, 0);
-    assert!((0..presence.unit_count()).all(|unit| !presence.is_present(unit)));
+    assert!(served.read(0, 4096).is_err());
 }
 
 #[test]
@@ -174,7 +173,7 @@ fn a_block_device_is_accessed_past_the_page_cache() {
         return eprintln!("no right to make loop devices: not tried");
     };
     let baseline = Baseline::open(tiering(2 * MIB)).unwrap();
-    let file = BackingFile::open(&path, None, true).unwrap();
+    let file = BackingFile::open(&path, None).unwrap();
     let region = baseline.add(file.source().unwrap()).unwrap();
     let (waker, _) = counting_waker();
     let range = HostRange { addr: file.map().addr + 5000, len: 9000 };

@@ -32,7 +32,7 @@ fn content(version: u64) -> Vec<u8> {
 /// Writes until the process is killed, and prints each acknowledged write as a line `slot version`.
 fn write_until_killed(path: &Path, seed: u64, io: IoMethod, first_version: u64) {
     let baseline = Baseline::open(BaselineConfig::new(io, 2 << 20)).unwrap();
-    let file = BackingFile::open(path, Some(REGION_BYTES), true).unwrap();
+    let file = BackingFile::open(path, Some(REGION_BYTES)).unwrap();
     let region = baseline.add(file.source().unwrap()).unwrap();
     let (waker, _) = counting_waker();
     let mut random = StdRng::seed_from_u64(seed);

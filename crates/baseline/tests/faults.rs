@@ -4,7 +4,6 @@ mod common;
 
 use std::collections::VecDeque;
 use std::fs::OpenOptions;
-use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
 use rustix::fs::FallocateFlags;
 use terrace_baseline::device::{Best, Faults, Faulty, OnlyThreads};
-use terrace_baseline::{BackingFile, Baseline, BaselineConfig, BaselineError, IoMethod};
+use terrace_baseline::{Baseline, BaselineConfig, IoMethod};
 use terrace_hostmem::AtomicOp;
 use terrace_memory::{AccessError, Pager, Transfer};
 
@@ -217,29 +216,6 @@ fn a_disk_that_is_full_fails_writes_to_holes() {
     std::process::Command::new("umount").arg(&dir.0).status().unwrap();
     std::fs::remove_dir(&dir.0).unwrap();
     outcome.unwrap();
-}
-
-#[test]
-fn files_that_cannot_be_regions_are_refused_with_a_reason() {
-    let scratch = Scratch::new("/tmp", "refused");
-    let open = |size, exclusive| BackingFile::open(&scratch.0, size, exclusive);
-    let message = |result: Result<BackingFile, BaselineError>| result.unwrap_err().to_string();
-    assert!(message(open(None, true)).contains("does not exist"));
-    assert!(message(open(Some(1000), true)).contains("multiple of 4096"));
-    assert!(message(open(Some(0), true)).contains("at least one page"));
-    assert!(message(open(Some(1 << 62), true)).contains("cannot have"));
-    assert!(message(BackingFile::open("/tmp".as_ref(), Some(4096), true)).contains("cannot open"));
-    assert!(message(BackingFile::open("/dev/null".as_ref(), Some(4096), true)).contains("neither"));
-    assert!(message(BackingFile::open("/proc/version".as_ref(), None, true)).contains("version"));
-    assert!(message(BackingFile::open("/no/such/dir/x".as_ref(), Some(4096), true)).contains("cannot open"));
-    let first = open(Some(MIB), true).unwrap();
-    let mode = std::fs::metadata(&scratch.0).unwrap().permissions().mode();
-    assert_eq!(mode & 0o077, 0, "a new file is its owner's alone: {mode:o}");
-    assert!(message(open(Some(MIB), true)).contains("another server"));
-    drop(first);
-    assert_eq!(open(None, true).unwrap().map().len, MIB);
-    assert_eq!(open(Some(2 * MIB), true).unwrap().map().len, 2 * MIB, "grows");
-    assert_eq!(open(Some(MIB), false).unwrap().map().len, MIB, "its beginning");
 }
 
 #[test]

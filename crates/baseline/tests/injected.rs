@@ -94,7 +94,7 @@ fn what_cannot_be_read_is_not_pinned() {
     let config = BaselineConfig { faults: Some(faults), ..BaselineConfig::new(IoMethod::Pinned, MIB) };
     let baseline = Baseline::open(config).expect("opened");
     let scratch = Scratch::new("/tmp", "unread");
-    let file = BackingFile::open(&scratch.0, Some(MIB), true).expect("a file");
+    let file = BackingFile::open(&scratch.0, Some(MIB)).expect("a file");
     let error = baseline.add(file.source().expect("a source")).expect_err("it fails once");
     assert!(error.to_string().contains("lock a region"), "{error}");
     assert_eq!(baseline.stats().resident_bytes, 0);

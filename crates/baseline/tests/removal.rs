@@ -13,7 +13,7 @@ const MIB: u64 = 1 << 20;
 
 /// A region of a new file, and the file, which must outlive it.
 fn region_of(baseline: &Baseline, scratch: &Scratch, len: u64) -> (Arc<BaselineRegion>, BackingFile) {
-    let file = BackingFile::open(&scratch.0, Some(len), true).unwrap();
+    let file = BackingFile::open(&scratch.0, Some(len)).unwrap();
     (baseline.add(file.source().unwrap()).unwrap(), file)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The program may unmap, protect or truncate its memory while the NIC copies. [`fault`] has copies and atomics that
 //! report such memory instead of ending the process, and the signal handlers that this takes. [`HostRange`] names a
-//! range of addresses; [`PAGE_BYTES`] and [`UNIT_BYTES`] are the sizes that ranges are counted in. [`SharedBytes`]
+//! range of addresses; [`PAGE_BYTES`] is the size that ranges are counted in. [`SharedBytes`]
 //! are the source of a copy that another process may change meanwhile.
 //!
 //! This is a crate of its own because two crates copy that must not depend on each other's reasons: `terrace-shm`
@@ -21,5 +21,5 @@ mod sync;
 
 pub use atomic_op::AtomicOp;
 pub use prefetch::{prefetch, prefetch_to_write};
-pub use range::{HostRange, PAGE_BYTES, UNIT_BYTES, pages_of};
+pub use range::{HostRange, PAGE_BYTES, pages_of};
 pub use shared_bytes::{CopySource, SharedBytes, Unordered};

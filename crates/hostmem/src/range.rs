@@ -1,9 +1,7 @@
-//! Ranges of addresses, and the sizes that they are counted in.
+//! Ranges of addresses, and the size that they are counted in.
 
 /// The page of the version table and of the access protocol, in bytes; not necessarily the processor's.
 pub const PAGE_BYTES: u64 = 4096;
-/// The unit of residency, in bytes.
-pub const UNIT_BYTES: u64 = 1 << 20;
 
 /// A range of the program's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

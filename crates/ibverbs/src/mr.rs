@@ -116,7 +116,7 @@ impl MrObject {
         let wanted = access.unwrap_or(self.access.load(Relaxed));
         let decided_anew = range.is_some() || access.is_some();
         let new = if decided_anew { self.context.lease(HostRange { addr, len }, wanted)? } else { None };
-        let paging = decided_anew.then(|| new.as_ref().map(Lease::paging));
+        let paging = decided_anew.then(|| new.as_ref().and_then(Lease::paging));
         self.mr.rereg(domain.map(PdObject::pd), range, access, paging)?;
         self.access.store(wanted, Relaxed);
         if decided_anew {
@@ -168,7 +168,7 @@ unsafe fn register_range(
     let range = HostRange { addr: addr as u64, len: length as u64 };
     // SAFETY: the caller's.
     let lease = unsafe { borrow::<PdObject>(pd)? }.context().lease(range, access)?;
-    let paging = lease.as_ref().map(Lease::paging);
+    let paging = lease.as_ref().and_then(Lease::paging);
     let request = MrRequest { addr: range.addr, length: range.len, iova, access, paging };
     // SAFETY: the caller's.
     unsafe { register(pd, request, Range { addr, length, bytes: Bytes::Program(Mutex::new(lease)) }) }

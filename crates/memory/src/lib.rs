@@ -14,15 +14,15 @@
 //! | `access` | permissions, accessors, errors |
 //! | `registry` | registering, and the data path: check, read, write, atomic |
 //! | `window` | memory windows: bind, invalidate, free |
-//! | `paging` | regions whose bytes need not be in memory: page table and pager |
+//! | `paging` | regions whose bytes need not be in memory: their pagers |
 //! | `translation` | where the bytes of such regions are |
+//! | `whole_range` | the translation of a region that is absent or present as a whole |
 //! | `paged` | the data path of such regions |
 //! | `append` | records at the end of regions that grow |
 //! | `flush` | making bytes visible or durable; prefetching |
 //! | `entry` | the content of a slot and the checks on it |
 //! | `table` | the key table: from key to slot, and the free slots |
 //! | `pin` | the lock of a slot |
-//! | `residency` | the orders of loads and stores by which a unit comes and goes |
 //! | `sync` | what is replaced in models |
 //! | `publish` | what same-host peers read of the regions, and changes that wait for them |
 //! | `local` | memory that work requests name, found registered and kept so during a copy |
@@ -43,11 +43,11 @@ mod paging;
 mod pin;
 mod publish;
 mod registry;
-mod residency;
 mod socket;
 mod sync;
 mod table;
 mod translation;
+mod whole_range;
 mod window;
 mod zeros;
 
@@ -56,10 +56,11 @@ pub use entry::FlushHook;
 pub use flush::{Advice, FlushScope, make_dirty, sync_mapping};
 pub use local::{Local, LocalPiece};
 pub use paged::PagedKey;
-pub use paging::{AccessCounts, Pager, Pattern, Presence, RegionPolicy, Transfer, UnitPager, Waker};
+pub use paging::{Pager, Pattern, RegionPolicy, Transfer, Waker};
 pub use publish::RegionMemory;
 pub use registry::{Limits, NewPaging, NewRange, Region, RegionChange, RegionSpec, Registry};
 pub use socket::accept_without_checksum;
 pub use translation::{LocalCopies, PeerTables, SharedFile, Translation};
+pub use whole_range::WholeRange;
 pub use window::{BindError, WindowBind, WindowKind};
 pub use zeros::Zeros;

@@ -2,7 +2,7 @@
 //! with loom's types.
 
 pub(crate) use std::cell::UnsafeCell;
-pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub(crate) use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Spins before a sleep: about the time that a copy of some KiB takes.
 pub(crate) const SPINS: u32 = 100;

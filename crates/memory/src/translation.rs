@@ -1,5 +1,5 @@
-//! Where the bytes of a paged region are: by units or pages of the program's own memory that are present or absent, or
-//! by pages in frames elsewhere.
+//! Where the bytes of a paged region are: in pages of the program's own memory that are present or absent, or in frames
+//! elsewhere.
 
 use std::fmt::Debug;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -14,14 +14,6 @@ use crate::access::AccessError;
 /// What same-host peers need to access a paged region by themselves.
 #[derive(Clone, Copy, Debug)]
 pub enum PeerTables<'a> {
-    /// The bytes are those of the file behind the region, as far as units are present
-    /// ([`Paged::new`](terrace_shm::Paged::new)).
-    Units {
-        /// The residency bitmap, which they read.
-        bitmap: BorrowedFd<'a>,
-        /// The counters of hits, which they add to.
-        hits: BorrowedFd<'a>,
-    },
     /// The bytes are those of the file behind the region, as far as the page table shows pages mapped
     /// ([`Cached::new`](terrace_shm::Cached::new)).
     Cached {

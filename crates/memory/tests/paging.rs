@@ -9,9 +9,10 @@ use std::thread;
 
 use common::finally::Finally;
 use common::pager::{Cells, TestPager};
+use common::units::UNIT_BYTES;
 use common::*;
 use proptest::prelude::*;
-use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, UNIT_BYTES, fault};
+use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, fault};
 use terrace_memory::{
     Absence, Access, AccessError, AccessNeed, Accessor, FlushScope, Pattern, RegionPolicy, RegionSpec,
     RegisterError, Registry, Waker, WindowBind, WindowKind,
@@ -200,9 +201,7 @@ fn accesses_are_counted_hit_or_miss() {
     let _ = paged.registry.announce(peer(), paged.key, va, LEN as u64, AccessNeed::Read);
     let _ = paged.registry.announce(peer(), paged.key, va, 8, AccessNeed::Write);
     let _ = paged.add(FRINGE);
-    let counts = [0, 1, 2].map(|unit| paged.pager.presence().take_counts(unit));
-    assert_eq!(counts.map(|counts| counts.hits), [0, 1, 0]);
-    assert_eq!(counts.map(|counts| counts.misses), [2, 1, 1]);
+    assert_eq!([0, 1, 2].map(|unit| paged.pager.units().counts(unit)), [(0, 2), (1, 1), (0, 1)]);
 }
 
 #[test]
@@ -215,8 +214,7 @@ fn who_gets_the_pattern_is_counted_when_it_asks_again() {
         paged.registry.announce(who, paged.key, va + offset, 8, AccessNeed::Read).unwrap();
     }
     let _ = paged.registry.announce(who, paged.key, va, 8, AccessNeed::Write);
-    let counts = [0, 1].map(|unit| paged.pager.presence().take_counts(unit));
-    assert_eq!(counts.map(|counts| (counts.hits, counts.misses)), [(0, 1), (1, 0)]);
+    assert_eq!([0, 1].map(|unit| paged.pager.units().counts(unit)), [(0, 1), (1, 0)]);
 }
 
 #[test]

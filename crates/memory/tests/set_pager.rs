@@ -4,16 +4,17 @@ mod common;
 
 use std::sync::Arc;
 
+use common::units::UNIT_BYTES;
 use common::*;
-use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, UNIT_BYTES};
+use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
 use terrace_memory::{
-    Access, AccessError, Accessor, NewPaging, NewRange, Pager, Presence, RegionChange, RegionPolicy,
-    RegionSpec, RegisterError, Registry, Transfer, Translation, Waker,
+    Access, AccessError, Accessor, NewPaging, NewRange, Pager, RegionChange, RegionPolicy, RegionSpec,
+    RegisterError, Registry, Transfer, Translation, Waker, WholeRange,
 };
 
-/// A pager without present units, which refuses every access.
+/// A pager of absent memory, which refuses every access.
 #[derive(Debug)]
-struct Empty(Presence);
+struct Empty(WholeRange);
 
 impl Pager for Empty {
     fn translation(&self) -> &dyn Translation {
@@ -38,7 +39,7 @@ impl Pager for Empty {
 }
 
 fn empty(addr: u64, len: u64) -> Option<Arc<dyn Pager>> {
-    Some(Arc::new(Empty(Presence::new(HostRange { addr, len }))))
+    Some(Arc::new(Empty(WholeRange::absent(HostRange { addr, len }))))
 }
 
 fn paged_by(pager: Option<Arc<dyn Pager>>, policy: RegionPolicy) -> RegionChange {

@@ -10,9 +10,10 @@ use std::sync::atomic::AtomicU8;
 
 use common::cells::Bytes;
 use common::pager::TestPager;
+use common::units::UNIT_BYTES;
 use common::*;
 use terrace_fabric::sim::{SimConfig, SimNet};
-use terrace_hostmem::{HostRange, UNIT_BYTES};
+use terrace_hostmem::HostRange;
 use terrace_memory::AccessError;
 use terrace_nic::*;
 

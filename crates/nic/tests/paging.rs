@@ -10,10 +10,11 @@ use std::sync::{Arc, Barrier, Mutex};
 use common::cells::Bytes;
 use common::finally::Finally;
 use common::pager::TestPager;
+use common::units::UNIT_BYTES;
 use common::*;
 use terrace_fabric::sim::{SimConfig, SimNet};
-use terrace_hostmem::{AtomicOp, HostRange, UNIT_BYTES};
-use terrace_memory::{AccessError, Pager, Presence, Transfer, Translation, Waker};
+use terrace_hostmem::{AtomicOp, HostRange};
+use terrace_memory::{AccessError, Pager, Transfer, Translation, Waker, WholeRange};
 use terrace_nic::*;
 
 /// Bytes of the paged region: a border between two units lies in the middle.
@@ -447,7 +448,7 @@ fn a_callback_serves_misses_in_a_simulation() {
 /// still under way.
 #[derive(Debug)]
 struct Sly {
-    presence: Presence,
+    range: WholeRange,
     asked: AtomicUsize,
     first: Arc<AtomicBool>,
     wakers: Mutex<Wakers>,
@@ -494,7 +495,7 @@ impl Transfer for SlyTransfer {
 
 impl Pager for Sly {
     fn translation(&self) -> &dyn Translation {
-        &self.presence
+        &self.range
     }
 
     fn read(&self, _: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
@@ -522,7 +523,7 @@ fn a_wakeup_while_the_program_posts_is_not_lost() {
     let (net, clock, [a, b]) = simulated();
     let (qa, qb) = pair_on(&a, &b, QpType::Rc, &Tuning { mtu: 4096, ..Tuning::default() });
     let sly = Arc::new(Sly {
-        presence: Presence::new(HostRange { addr: b.memory.addr(), len: 1 << 20 }),
+        range: WholeRange::absent(HostRange { addr: b.memory.addr(), len: 1 << 20 }),
         asked: AtomicUsize::new(0),
         first: Arc::default(),
         wakers: Mutex::default(),
@@ -561,14 +562,14 @@ fn a_wakeup_while_the_program_posts_is_not_lost() {
 /// A pager that blocks the calling thread, like a thread that was preempted.
 #[derive(Debug)]
 struct Preempting {
-    presence: Presence,
+    range: WholeRange,
     entered: Barrier,
     resumed: Barrier,
 }
 
 impl Pager for Preempting {
     fn translation(&self) -> &dyn Translation {
-        &self.presence
+        &self.range
     }
 
     fn read(&self, _: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
@@ -597,7 +598,7 @@ fn no_timer_fires_while_no_thread_can_receive() {
     let (reading, _read) = pair_on(&a, &b, QpType::Rc, &Tuning::default());
     let (taking, sending) = pair_on(&a, &b, QpType::Rc, &Tuning { retry_cnt: 0, ..Tuning::default() });
     let pager = Arc::new(Preempting {
-        presence: Presence::new(HostRange { addr: b.memory.addr(), len: 1 << 20 }),
+        range: WholeRange::absent(HostRange { addr: b.memory.addr(), len: 1 << 20 }),
         entered: Barrier::new(2),
         resumed: Barrier::new(2),
     });

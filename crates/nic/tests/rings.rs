@@ -11,7 +11,7 @@ use same_host::joined;
 use terrace_nic::*;
 
 /// Packets sent by rings, and by the network.
-fn ways(node: &Node) -> (u64, u64) {
+fn route_counts(node: &Node) -> (u64, u64) {
     let snapshot = node.device.snapshot();
     (snapshot.same_host["packets_sent"], snapshot.port["tx_packets"])
 }
@@ -21,14 +21,14 @@ fn messages_need_no_network() {
     let (a, b, qa, qb) = joined();
     // A node looks for its same-host peer when it has packets to send.
     wait_until("both have found each other", || {
-        let before = (ways(&a).1, ways(&b).1);
+        let before = (route_counts(&a).1, route_counts(&b).1);
         qb.post_recv([b.recv(1, 4096, 64)]).expect("posted");
         qa.post_send([Ok(a.wr(1, SendOp::Send, 0, 8))]).expect("posted");
         assert_eq!(a.completion().status, WcStatus::Success);
         assert_eq!(b.completion().wr_id, 1);
-        (ways(&a).1, ways(&b).1) == before
+        (route_counts(&a).1, route_counts(&b).1) == before
     });
-    let before = [ways(&a), ways(&b)];
+    let before = [route_counts(&a), route_counts(&b)];
     for (round, len) in [1u32, 64, 4095, 4096, 4097, 300_000, 0].into_iter().enumerate() {
         let data = pattern(len as usize, round as u8);
         a.memory.fill(0, &data);
@@ -39,7 +39,7 @@ fn messages_need_no_network() {
         assert_eq!(a.completion().status, WcStatus::Success);
         assert_eq!(b.memory.bytes(400_000, len as usize), data);
     }
-    let after = [ways(&a), ways(&b)];
+    let after = [route_counts(&a), route_counts(&b)];
     assert!(after[0].0 > before[0].0 + 37 && after[1].0 > before[1].0, "{before:?} {after:?}");
     assert_eq!(after.map(|route| route.1), before.map(|route| route.1), "nothing by the network");
 }
@@ -49,11 +49,11 @@ fn messages_need_no_network() {
 fn runs_of_packets_do_what_packets_do() {
     let (a, b, qa, qb) = joined();
     wait_until("messages go through the ring", || {
-        let before = ways(&a).1;
+        let before = route_counts(&a).1;
         qb.post_recv([b.recv(1, 4096, 64)]).expect("posted");
         qa.post_send([Ok(a.wr(1, SendOp::Send, 0, 8))]).expect("posted");
         assert_eq!((a.completion().status, b.completion().wr_id), (WcStatus::Success, 1));
-        ways(&a).1 == before
+        route_counts(&a).1 == before
     });
     let before = (qa.counters(), qb.counters());
     let mut sent = 0;
@@ -105,10 +105,10 @@ fn responses_carry_the_acknowledgements_of_requests() {
         while receiver.completion().wr_id != 1 {}
     };
     wait_until("both take the ring", || {
-        let before = ends.each_ref().map(|end| ways(end).1);
+        let before = ends.each_ref().map(|end| route_counts(end).1);
         pass(0);
         pass(1);
-        ends.each_ref().map(|end| ways(end).1) == before
+        ends.each_ref().map(|end| route_counts(end).1) == before
     });
     let before = qps.map(|qp| qp.counters().tx_packets);
     for _ in 0..100 {
@@ -138,9 +138,9 @@ fn packets_in_a_ring_do_not_overtake_packets_on_the_network() {
         sent.set(sent.get() + 1);
         // With other load on the machine, the processes take longer to connect; the receives are limited.
         std::thread::sleep(std::time::Duration::from_micros(200) * sent.get());
-        ways(&a).0 == 2
+        route_counts(&a).0 == 2
     });
-    assert_eq!(ways(&a), (2, u64::from(sent.get()) - 2));
+    assert_eq!(route_counts(&a), (2, u64::from(sent.get()) - 2));
     let got: Vec<_> = b.completions(sent.get() as usize).iter().map(|wc| wc.imm).collect();
     assert_eq!(got, Vec::from_iter(0..sent.get()));
 }
@@ -207,7 +207,7 @@ fn a_message_wakes_a_sleeping_receiver() {
         assert_eq!(poll_for(&cq, 1)[0].wr_id, round);
         assert_eq!(a.completion().status, WcStatus::Success);
     }
-    assert!(ways(&a).0 >= 40);
+    assert!(route_counts(&a).0 >= 40);
 }
 
 /// No engine runs at `b`: the poll that finds the message must still raise the event for the armed channel.
@@ -224,7 +224,7 @@ fn a_poll_does_not_take_an_event_away() {
     connect(&qa, &b, qb.qpn(), &Tuning::default());
     connect(&qb, &a, qa.qpn(), &Tuning::default());
     // Until the processes have connected, messages go by the network.
-    for round in (0..).take_while(|_| ways(&a).0 < 100) {
+    for round in (0..).take_while(|_| route_counts(&a).0 < 100) {
         qb.post_recv([b.recv(round, 0, 64)]).expect("posted");
         let sleeps = round % 2 == 0;
         if sleeps {

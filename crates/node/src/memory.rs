@@ -92,7 +92,7 @@ impl Memory {
                 }
             }
             Kind::Baseline { baseline, files } => {
-                let file = terrace_baseline::BackingFile::open(&config.path, config.size, true)?;
+                let file = terrace_baseline::BackingFile::open(&config.path, config.size)?;
                 let region = baseline.add(file.source()?)?;
                 let range = file.map();
                 files.0.write().push(file);

@@ -12,13 +12,12 @@
 //! | `segment` | shared memory, mapped; addresses for mappings |
 //! | `handshake` | the orders of stores and loads by which processes synchronize |
 //! | `sync` | what is replaced in models |
-//! | `ring` | packets from one process to another |
+//! | `ring` | packets from one process to another: `tx` the producer's side, `rx` the consumer's, `record` what is between them |
 //! | `record` | seqlock records |
 //! | `rights` | what peers may do |
 //! | `permutation` | a keyed permutation of numbers |
 //! | `keys` | from a key to the number of its slot and record |
 //! | `shared_registry` | the records of regions and queue pairs, and how peers read them |
-//! | `residency` | the tables of paged regions that peers use |
 //! | `page_entry`, `page_table` | the tables of regions that are paged by 4 KiB pages |
 //! | `peer_hits` | hits that peers count themselves |
 //! | `reader_slots` | reader epochs, and the wait for them |
@@ -58,7 +57,6 @@ mod reader_line;
 mod reader_list;
 mod reader_slots;
 mod record;
-mod residency;
 mod rights;
 mod ring;
 mod segment;
@@ -81,10 +79,9 @@ pub use reader_slots::{
     GracePeriod, PeerReaders, ReaderSlot, ReaderSlots, ReaderTimeout, forget_readers, wait_for_own_readers,
 };
 pub use record::Version;
-pub use residency::{HitCounters, ResidencyBitmap, unit_bit, unit_count};
 pub use rights::Rights;
 pub use ring::{Origin, RUN_BYTES_MAX, RingFile, RxPacket, RxRing, TxRing, Writer};
 pub use segment::{FileSystem, file_system};
 pub use shared_registry::{PublishedQueuePair, PublishedRegion, SharedRegistry};
-pub use source::{BackedBy, Direction, Mapped, Paged, Source};
+pub use source::{BackedBy, Direction, Mapped, Source};
 pub use sync::PACKET_BYTES_MAX;

@@ -3,14 +3,13 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use terrace_hostmem::{HostRange, PAGE_BYTES, UNIT_BYTES, fault};
+use terrace_hostmem::{HostRange, PAGE_BYTES, fault};
 
 use crate::cached::Cached;
 use crate::framed::Framed;
 use crate::mapped_file::MappedFile;
 use crate::prefetch_hint::Likely;
 use crate::process;
-use crate::residency::{ResidencyView, unit_count};
 use crate::rights::Rights;
 use crate::segment::{Place, file_system};
 
@@ -30,10 +29,8 @@ pub struct BackedBy {
 pub enum Source {
     /// The file behind them is mapped here, too.
     Mapped(Mapped),
-    /// They are in memory at times. They are read and written through the page cache, and not mapped: a page that a
-    /// process has mapped could not leave memory.
-    Paged(Paged),
-    /// Their pages are in the page cache at times: as [`Source::Paged`], by pages.
+    /// Their pages are in the page cache at times. They are read and written through the page cache, and not mapped: a
+    /// page that a process has mapped could not leave memory.
     Cached(Cached),
     /// The region is a file, which is mapped here, too, and may end before the mapping does.
     File(MappedFile),
@@ -166,7 +163,7 @@ impl Source {
             Source::Framed(framed) => framed.give_up(),
             Source::Cached(cached) => cached.give_up(),
             Source::File(file) => file.give_up(),
-            Source::Paged(_) | Source::Process | Source::Packets => {}
+            Source::Process | Source::Packets => {}
         }
     }
 
@@ -180,7 +177,7 @@ impl Source {
             Source::Framed(framed) => {
                 framed.place_of_entry(host).map_or(Likely::Unknown, |at| Likely::Entry { va, at })
             }
-            Source::Paged(_) | Source::Cached(_) | Source::Process | Source::Packets => Likely::Unknown,
+            Source::Cached(_) | Source::Process | Source::Packets => Likely::Unknown,
         }
     }
 
@@ -190,7 +187,7 @@ impl Source {
             Source::Mapped(mapped) => mapped.place(host, 8),
             Source::File(file) => file.place(host, 8),
             Source::Framed(framed) => framed.place_of_atomic(host),
-            Source::Paged(_) | Source::Cached(_) | Source::Process | Source::Packets => Err(Missing),
+            Source::Cached(_) | Source::Process | Source::Packets => Err(Missing),
         }
     }
 }
@@ -203,44 +200,6 @@ fn file_len(file: BorrowedFd<'_>) -> io::Result<u64> {
         return Err(io::Error::last_os_error());
     }
     Ok(status.st_size.max(0) as u64)
-}
-
-/// A region of which only resident units are in memory.
-#[derive(Debug)]
-pub struct Paged {
-    backed: BackedBy,
-    residency: ResidencyView,
-}
-
-impl Paged {
-    /// Takes the file, and the descriptors of the region's residency bitmap and counters of hits. The file's range must
-    /// be the one that the tables cover.
-    ///
-    /// # Errors
-    /// `InvalidData` when the tables do not fit the range.
-    pub fn new(backed: BackedBy, bitmap: OwnedFd, hits: OwnedFd) -> io::Result<Paged> {
-        let residency = ResidencyView::open(bitmap, hits, unit_count(backed.range.len))?;
-        Ok(Paged { backed, residency })
-    }
-
-    #[inline(never)]
-    fn copy(&self, direction: Direction, host: u64, local: HostRange) -> Result<(), Missing> {
-        let range = self.backed.range;
-        let offset = host.wrapping_sub(range.addr);
-        if local.len == 0 {
-            return Ok(());
-        }
-        if offset > range.len || local.len > range.len - offset {
-            return Err(Missing);
-        }
-        let units = (offset / UNIT_BYTES) as usize..=((offset + local.len - 1) / UNIT_BYTES) as usize;
-        if !self.residency.are_resident(units.clone()) {
-            return Err(Missing);
-        }
-        self.backed.transfer(direction, self.backed.offset + offset, local)?;
-        self.residency.count_hit(units);
-        Ok(())
-    }
 }
 
 impl BackedBy {
@@ -282,7 +241,6 @@ impl Source {
     ) -> Result<(), Missing> {
         match self {
             Source::Mapped(mapped) => mapped.copy(direction, host, local),
-            Source::Paged(paged) => paged.copy(direction, host, local),
             Source::Cached(cached) => cached.copy(direction, host, local),
             Source::File(file) => file.copy(direction, host, local),
             Source::Framed(framed) => framed.copy(direction, host, local),

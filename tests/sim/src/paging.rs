@@ -4,11 +4,14 @@
 #[path = "../../../crates/memory/tests/common/pager.rs"]
 #[allow(dead_code)] // The simulation uses a part of the module.
 mod pager;
+#[path = "../../../crates/memory/tests/common/units.rs"]
+#[allow(dead_code)] // As above.
+mod units;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use terrace_hostmem::{HostRange, UNIT_BYTES};
+use terrace_hostmem::HostRange;
 use terrace_nic::{Clock, ManualClock, Paging, ProgressCallback, RegionPolicy};
 use terrace_sync::Mutex;
 
@@ -16,6 +19,7 @@ use crate::cells;
 use crate::rng::{SimRng, Stream, stream_seed};
 use pager::Cells;
 pub(crate) use pager::TestPager;
+use units::UNIT_BYTES;
 
 /// The parameters of a node's pagers.
 #[derive(Clone, Debug)]
@@ -81,7 +85,7 @@ impl Pagers {
         let mut times = SimRng::from_seed(self.seed ^ rng.word());
         let due = move || clock.now().0 + times.within(0..=access_ns_max);
         pager.set_habits(self.plan.slots, Box::new(due));
-        for unit in 0..pager.presence().unit_count() {
+        for unit in 0..pager.units().unit_count() {
             if rng.chance(self.plan.present) {
                 pager.admit(unit);
             }
@@ -109,7 +113,7 @@ impl Pagers {
             return false;
         }
         let pager = &all[rng.index(all.len())].pager;
-        let unit = rng.index(pager.presence().unit_count());
+        let unit = rng.index(pager.units().unit_count());
         if rng.chance(0.5) { pager.admit(unit) } else { pager.expel(unit) }
     }
 
@@ -129,7 +133,7 @@ impl ProgressCallback for Pagers {
             active |= ended > 0;
             if ended > 0 && policy == RegionPolicy::Fault {
                 // Maps the units for which peers got RNR NAKs.
-                for unit in 0..pager.presence().unit_count() {
+                for unit in 0..pager.units().unit_count() {
                     pager.admit(unit);
                 }
             }

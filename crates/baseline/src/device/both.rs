@@ -4,16 +4,16 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll;
+use terrace_pages::store::{Ring, Threads};
 
 use super::request::{Command, Completion, Device, Request};
-use super::threads::Threads;
-use super::uring::Uring;
+use super::threads;
 
 /// A ring and threads, as one device.
 #[derive(Debug)]
 pub struct Both {
-    ring: Uring,
-    threads: Threads,
+    ring: Ring<Request>,
+    threads: Threads<Request>,
     /// Readable when the ring's or the threads' descriptor is.
     either: OwnedFd,
     /// Writes and syncs for the threads.
@@ -28,7 +28,7 @@ impl Both {
     /// # Errors
     /// `EPERM` or `ENOSYS` where io_uring is forbidden or missing; when no descriptor or thread is available.
     pub fn open(depth: u32) -> io::Result<Both> {
-        let (ring, threads) = (Uring::open(depth)?, Threads::open()?);
+        let (ring, threads) = (Ring::open(depth)?, threads::open()?);
         let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (descriptor, number) in [(ring.descriptor(), 0), (threads.descriptor(), 1)] {
             epoll::add(&either, descriptor, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?;
@@ -45,14 +45,14 @@ impl Device for Both {
             self.change_count += self.changes.len();
             self.threads.submit(&mut self.changes);
         }
-        self.ring.submit(requests);
+        Device::submit(&mut self.ring, requests);
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
-        self.ring.reap(done);
+        Device::reap(&mut self.ring, done);
         if self.change_count > 0 {
             let before_count = done.len();
-            self.threads.reap(done);
+            Device::reap(&mut self.threads, done);
             self.change_count -= done.len() - before_count;
         }
     }

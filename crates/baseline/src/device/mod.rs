@@ -17,8 +17,6 @@ pub use both::Both;
 pub use faulty::{Faults, Faulty};
 pub(crate) use injected::Injected;
 pub use request::{Command, Completion, Device, DeviceFactory, Request};
-pub use threads::Threads;
-pub use uring::Uring;
 
 pub use crate::pool::Buffer;
 
@@ -45,6 +43,6 @@ pub struct OnlyThreads;
 
 impl DeviceFactory for OnlyThreads {
     fn open(&self, _depth: u32) -> io::Result<Box<dyn Device>> {
-        Ok(Box::new(Threads::open()?))
+        Ok(Box::new(threads::open()?))
     }
 }

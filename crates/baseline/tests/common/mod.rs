@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use terrace_baseline::{BackingFile, Baseline, BaselineConfig, BaselineRegion, IoMethod};
+use terrace_baseline::{BackingFile, Baseline, BaselineConfig, BaselineRegion, IoMethod, Source};
 use terrace_hostmem::{AtomicOp, HostRange};
 use terrace_memory::{AccessError, Pager, Transfer, Waker};
 
@@ -61,8 +61,8 @@ impl Served {
     ) -> Served {
         log();
         let baseline = Baseline::open(config).unwrap();
-        let file = BackingFile::open(path, bytes, exclusive).unwrap();
-        let region = baseline.add(file.source().unwrap()).unwrap();
+        let file = BackingFile::open(path, bytes).unwrap();
+        let region = baseline.add(Source { exclusive, ..file.source().unwrap() }).unwrap();
         let (waker, woken) = counting_waker();
         Served { baseline, region, file, scratch, waker, woken }
     }
@@ -183,7 +183,7 @@ pub fn sleep_until_readable(baseline: &Baseline, longest: Duration) {
     let _ = poll(&mut polled, Some(&longest));
 }
 
-/// A configuration of the method with the most ways.
+/// A configuration of the method with the most plans.
 pub fn tiering(dram_bytes: u64) -> BaselineConfig {
     BaselineConfig::new(IoMethod::Tiering, dram_bytes)
 }

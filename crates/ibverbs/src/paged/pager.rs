@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use terrace_hostmem::{AtomicOp, HostRange};
-use terrace_memory::{AccessError, Pager, Transfer, Translation, UnitPager, Waker, sync_mapping};
+use terrace_memory::{AccessError, Pager, Transfer, Translation, Waker, WholeRange, sync_mapping};
 use terrace_pages::cached::CachedRegion;
 use terrace_shm::GracePeriod;
 use terrace_sync::{Mutex, RwLock};
@@ -19,19 +19,26 @@ use terrace_sync::{Mutex, RwLock};
 const READERS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The pager of a mapping.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Inner {
     /// By pages in the page cache.
     Cached(Arc<CachedRegion>),
-    /// By units, for comparison.
-    Units(Arc<dyn UnitPager>),
+    /// A mode for comparison. The range is absent until the pager is disabled.
+    Baseline(Arc<dyn Pager>, WholeRange),
 }
 
 impl Inner {
     fn pager(&self) -> &dyn Pager {
         match self {
             Inner::Cached(region) => &**region,
-            Inner::Units(pager) => &**pager,
+            Inner::Baseline(pager, _) => &**pager,
+        }
+    }
+
+    fn translation(&self) -> &dyn Translation {
+        match self {
+            Inner::Cached(region) => region.translation(),
+            Inner::Baseline(_, range) => range,
         }
     }
 
@@ -39,7 +46,8 @@ impl Inner {
     fn withdraw(&self) -> GracePeriod {
         match self {
             Inner::Cached(region) => region.withdraw(),
-            Inner::Units(pager) => pager.presence().withdraw(),
+            // They have none.
+            Inner::Baseline(..) => GracePeriod::default(),
         }
     }
 
@@ -47,11 +55,7 @@ impl Inner {
     fn make_all_present(&self) {
         match self {
             Inner::Cached(region) => region.make_ordinary(),
-            Inner::Units(pager) => {
-                let presence = pager.presence();
-                let absent = (0..presence.unit_count()).filter(|&unit| !presence.is_present(unit));
-                absent.for_each(|unit| presence.admit(unit));
-            }
+            Inner::Baseline(_, range) => range.make_present(),
         }
     }
 }
@@ -137,7 +141,7 @@ impl MappingPager {
 
 impl Pager for MappingPager {
     fn translation(&self) -> &dyn Translation {
-        self.inner.pager().translation()
+        self.inner.translation()
     }
 
     fn read(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
@@ -190,22 +194,13 @@ impl Transfer for Synced {
 mod tests {
     use std::sync::atomic::AtomicU32;
 
-    use terrace_hostmem::UNIT_BYTES;
-    use terrace_memory::Presence;
-
     use super::*;
 
-    const RANGE: HostRange = HostRange { addr: 1 << 30, len: 3 * UNIT_BYTES };
+    const RANGE: HostRange = HostRange { addr: 1 << 30, len: 3 << 20 };
 
     /// Fails all requests, with an error that no other pager returns.
     #[derive(Debug)]
-    struct Refusing(Presence);
-
-    impl UnitPager for Refusing {
-        fn presence(&self) -> &Presence {
-            &self.0
-        }
-    }
+    struct Refusing(WholeRange);
 
     impl Pager for Refusing {
         fn translation(&self) -> &dyn Translation {
@@ -230,15 +225,14 @@ mod tests {
     }
 
     #[test]
-    fn requests_during_the_switch_are_woken_and_find_all_units_present() {
-        let inner = Arc::new(Refusing(Presence::new(RANGE)));
-        let pager = Arc::new(MappingPager::new(Inner::Units(inner.clone())));
+    fn requests_during_the_switch_are_woken_and_find_all_of_it_present() {
+        let inner = Arc::new(Refusing(WholeRange::absent(RANGE)));
+        let pager = Arc::new(MappingPager::new(Inner::Baseline(inner, WholeRange::absent(RANGE))));
         let woken = Arc::new(AtomicU32::new(0));
         let count = woken.clone();
         let waker: Waker = Arc::new(move || {
             count.fetch_add(1, Ordering::SeqCst);
         });
-        inner.presence().admit(1);
         assert_eq!(pager.read(RANGE, &waker).unwrap_err(), AccessError::Permission);
         pager.make_ordinary(|| {
             assert_eq!(pager.read(RANGE, &waker).unwrap_err(), AccessError::NotReady);

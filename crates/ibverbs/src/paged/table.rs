@@ -14,7 +14,7 @@ use terrace_baseline::{
 };
 use terrace_faults::Faults;
 use terrace_hostmem::HostRange;
-use terrace_memory::RegionPolicy;
+use terrace_memory::{RegionPolicy, WholeRange};
 use terrace_nic::{Paging, ProgressCallback};
 use terrace_pages::PagesError;
 use terrace_pages::cached::{CachedConfig, CachedFiles, CachedRegion, CachedSource};
@@ -132,15 +132,15 @@ impl Lease {
         })
     }
 
-    /// The paging of a registration.
-    pub fn paging(&self) -> Paging {
+    /// The paging of a registration; `None` if all of its memory is locked.
+    pub fn paging(&self) -> Option<Paging> {
         let mapping = self.mapping();
-        let pattern = np::signature_page();
         let policy = match &mapping.region {
+            Region::Cached(..) => RegionPolicy::Wait,
             Region::Baseline(_, _, Some(_)) => RegionPolicy::Fault,
-            Region::Cached(..) | Region::Baseline(..) => RegionPolicy::Wait,
+            Region::Baseline(_, _, None) => return None,
         };
-        Paging { pager: mapping.pager.clone(), pattern, policy }
+        Some(Paging { pager: mapping.pager.clone(), pattern: np::signature_page(), policy })
     }
 
     fn mapping(&self) -> &PagedMapping {
@@ -345,8 +345,12 @@ impl Table {
     fn add_mapping(&mut self, run: Run, region: Region, swapped: Option<Swapped>) -> Arc<PagedMapping> {
         let inner = match &region {
             Region::Cached(_, region) => Inner::Cached(region.clone()),
-            Region::Baseline(_, _, Some(faults)) => Inner::Units(faults.clone()),
-            Region::Baseline(_, region, None) => Inner::Units(region.clone()),
+            Region::Baseline(_, _, Some(faults)) => {
+                Inner::Baseline(faults.clone(), WholeRange::absent(run.range))
+            }
+            Region::Baseline(_, region, None) => {
+                Inner::Baseline(region.clone(), WholeRange::absent(run.range))
+            }
         };
         let pager = Arc::new(MappingPager::new(inner));
         let listed = ranges::add(run.range, run.file, swapped.is_some());

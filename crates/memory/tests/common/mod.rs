@@ -4,6 +4,7 @@
 pub mod finally;
 pub mod pager;
 pub mod slow_page;
+pub mod units;
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};

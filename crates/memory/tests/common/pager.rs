@@ -7,9 +7,11 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use terrace_hostmem::{AtomicOp, HostRange, UNIT_BYTES};
-use terrace_memory::{AccessError, Pager, Presence, Transfer, Translation, Waker};
+use terrace_hostmem::{AtomicOp, HostRange};
+use terrace_memory::{AccessError, Pager, Transfer, Translation, Waker};
 use terrace_sync::{Mutex, MutexGuard};
+
+use super::units::{UNIT_BYTES, Units};
 
 /// The byte that overwrites absent memory.
 const SPOILED: u8 = 0xdb;
@@ -31,7 +33,7 @@ pub trait Cells: Send + Sync {
 pub type Schedule = Box<dyn FnMut() -> u64 + Send>;
 
 pub struct TestPager {
-    presence: Presence,
+    units: Units,
     /// The memory that exists, a part of the pager's range.
     memory: HostRange,
     cells: Box<dyn Cells>,
@@ -74,7 +76,7 @@ enum What {
 
 impl fmt::Debug for TestPager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TestPager").field("presence", &self.presence).finish_non_exhaustive()
+        f.debug_struct("TestPager").field("units", &self.units).finish_non_exhaustive()
     }
 }
 
@@ -87,7 +89,7 @@ impl TestPager {
         cells.set(0, &vec![SPOILED; store.len()]);
         let range = HostRange { addr: memory.addr - ahead, len: memory.len + ahead };
         Arc::new(TestPager {
-            presence: Presence::new(range),
+            units: Units::new(range),
             memory,
             cells,
             state: Mutex::new(State {
@@ -115,27 +117,26 @@ impl TestPager {
     /// Maps a unit, unless changes of it are under way.
     pub fn admit(&self, unit: usize) -> bool {
         let state = self.lock();
-        let range = self.presence.unit_range(unit);
+        let range = self.units.unit_range(unit);
         let changed = |access: &Access| !matches!(access.what, What::Read) && overlap(access.range, range);
-        if self.presence.is_present(unit) || state.accesses.iter().any(changed) {
+        if self.units.is_unit_present(unit) || state.accesses.iter().any(changed) {
             return false;
         }
         if let Some((start, end)) = self.inside(range) {
             self.cells.set(start, &state.store[start..end]);
         }
-        self.presence.admit(unit);
+        self.units.admit(unit);
         true
     }
 
     /// Unmaps a unit.
     pub fn expel(&self, unit: usize) -> bool {
         let mut state = self.lock();
-        if !self.presence.is_present(unit) {
+        if !self.units.is_unit_present(unit) {
             return false;
         }
-        let mut readers = self.presence.expel(unit);
-        while !readers.is_over() {}
-        if let Some((start, end)) = self.inside(self.presence.unit_range(unit)) {
+        self.units.expel(unit);
+        if let Some((start, end)) = self.inside(self.units.unit_range(unit)) {
             self.cells.get(start, &mut state.store[start..end]);
             self.cells.set(start, &vec![SPOILED; end - start]);
         }
@@ -220,8 +221,8 @@ impl TestPager {
                 let value = u64::from_ne_bytes(before[..].try_into().expect("8 bytes"));
                 let after = op.apply(value);
                 // Other threads change present units at the same time.
-                let unit = self.presence.units_of(access.range).start;
-                if !self.presence.is_present(unit) {
+                let unit = self.units.units_of(access.range).start;
+                if !self.units.is_unit_present(unit) {
                     break self.set(state, addr, &after.to_ne_bytes(), due);
                 }
                 if !due(unit) || self.cells.exchange((addr - self.memory.addr) as usize, value, after) {
@@ -235,7 +236,7 @@ impl TestPager {
     fn get(&self, state: &State, addr: u64, out: &mut [u8]) {
         self.each_unit(addr, out.len(), |unit, offset, part| {
             let out = &mut out[part.clone()];
-            match self.presence.is_present(unit) {
+            match self.units.is_unit_present(unit) {
                 true => self.cells.get(offset, out),
                 false => out.copy_from_slice(&state.store[offset..offset + part.len()]),
             }
@@ -248,7 +249,7 @@ impl TestPager {
                 return;
             }
             let data = &data[part.clone()];
-            match self.presence.is_present(unit) {
+            match self.units.is_unit_present(unit) {
                 true => self.cells.set(offset, data),
                 false => state.store[offset..offset + part.len()].copy_from_slice(data),
             }
@@ -259,9 +260,9 @@ impl TestPager {
         let mut done = 0;
         while done < len {
             let here = addr + done as u64;
-            let to_next = UNIT_BYTES - (here - self.presence.range().addr) % UNIT_BYTES;
+            let to_next = UNIT_BYTES - (here - self.units.range().addr) % UNIT_BYTES;
             let part = done..len.min(done + to_next as usize);
-            let unit = ((here - self.presence.range().addr) / UNIT_BYTES) as usize;
+            let unit = ((here - self.units.range().addr) / UNIT_BYTES) as usize;
             act(unit, (here - self.memory.addr) as usize, part.clone());
             done = part.end;
         }
@@ -295,7 +296,7 @@ impl TestPager {
         range: HostRange,
         waker: &Waker,
     ) -> Result<Arc<dyn Transfer>, AccessError> {
-        assert!(self.presence.covers(range), "a pager may rely on that");
+        assert!(self.units.covers(range), "a pager may rely on that");
         if state.accesses.len() >= state.room {
             state.starving.push(waker.clone());
             return Err(AccessError::NotReady);
@@ -305,8 +306,8 @@ impl TestPager {
         let not_before = earlier.map(|access| access.due).max().unwrap_or(0);
         let due = (state.schedule)().max(not_before);
         let transfer = Arc::new(TestTransfer::default());
-        let present = |unit: &usize| self.presence.is_present(*unit);
-        let mut done: Vec<usize> = self.presence.units_of(range).filter(present).collect();
+        let present = |unit: &usize| self.units.is_unit_present(*unit);
+        let mut done: Vec<usize> = self.units.units_of(range).filter(present).collect();
         match &what {
             What::Write(data) => self.set(state, range.addr, data, |unit| done.contains(&unit)),
             What::Atomic(_) if !done.is_empty() => {
@@ -335,14 +336,14 @@ fn overlap(a: HostRange, b: HostRange) -> bool {
 }
 
 impl TestPager {
-    pub fn presence(&self) -> &Presence {
-        &self.presence
+    pub fn units(&self) -> &Units {
+        &self.units
     }
 }
 
 impl Pager for TestPager {
     fn translation(&self) -> &dyn Translation {
-        &self.presence
+        &self.units
     }
 
     fn read(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 /// The version of messages and segments together.
-pub(super) const LAYOUT: u32 = 14;
+pub(super) const LAYOUT: u32 = 15;
 /// Longest message in bytes.
 const MESSAGE_BYTES_MAX: usize = 512;
 /// Most descriptors with one message.
@@ -39,8 +39,6 @@ pub(super) enum Message {
 pub(super) enum RegionPath {
     /// By mapping the attached file: `len` bytes from `offset` on are those at `addr`.
     Mapped { offset: u64, addr: u64, len: u64 },
-    /// By the page cache of the attached file, as far as the two attached tables permit.
-    Paged { offset: u64, addr: u64, len: u64 },
     /// By the attached file, as far as the attached page table permits. The third file has `count` counters. Nobody makes a
     /// swap file shorter.
     Cached { offset: u64, count: u32, is_swap_file: bool, addr: u64, len: u64 },

@@ -6,6 +6,8 @@ pub mod cells;
 pub mod finally;
 #[path = "../../../memory/tests/common/pager.rs"]
 pub mod pager;
+#[path = "../../../memory/tests/common/units.rs"]
+pub mod units;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;

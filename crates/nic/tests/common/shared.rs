@@ -48,7 +48,7 @@ impl Files {
 
     pub fn region(&self, node: &Node, len: usize) -> SharedRegion {
         let path = tempfile::NamedTempFile::new_in("/dev/shm").expect("a name in memory");
-        let file = BackingFile::open(path.path(), Some(len as u64), false).expect("a file in memory");
+        let file = BackingFile::open(path.path(), Some(len as u64)).expect("a file in memory");
         let addr = self.add(file).addr;
         SharedRegion { addr, mr: register(node, addr, len as u64) }
     }

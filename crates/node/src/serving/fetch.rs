@@ -164,7 +164,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use terrace_hostmem::AtomicOp;
-    use terrace_memory::{Presence, Translation};
+    use terrace_memory::{Translation, WholeRange};
 
     use super::*;
 
@@ -202,7 +202,7 @@ mod tests {
     /// `bad` fails.
     #[derive(Debug)]
     struct ScriptedPager {
-        presence: Presence,
+        translation: WholeRange,
         /// Whether the transfers of later requests finish at once.
         is_immediate: AtomicBool,
         reads_left: AtomicUsize,
@@ -229,7 +229,7 @@ mod tests {
     impl ScriptedPager {
         fn new(is_immediate: bool) -> ScriptedPager {
             ScriptedPager {
-                presence: Presence::new(RANGE),
+                translation: WholeRange::absent(RANGE),
                 is_immediate: AtomicBool::new(is_immediate),
                 reads_left: AtomicUsize::new(usize::MAX),
                 bad: None,
@@ -248,11 +248,11 @@ mod tests {
 
     impl Pager for ScriptedPager {
         fn translation(&self) -> &dyn Translation {
-            &self.presence
+            &self.translation
         }
 
         fn read(&self, range: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
-            assert!(range.len <= CHUNK_BYTES_MAX && self.presence.covers(range));
+            assert!(range.len <= CHUNK_BYTES_MAX && self.translation.covers(range));
             let left = self.reads_left.load(Ordering::Relaxed);
             self.reads_left.store(left.checked_sub(1).ok_or(AccessError::NotReady)?, Ordering::Relaxed);
             let is_done = AtomicBool::new(self.is_immediate.load(Ordering::Relaxed));

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use terrace_hostmem::HostRange;
 use terrace_memory::{PeerTables, RegionMemory, SharedFile};
 use terrace_shm::{
-    BackedBy, Cached, FrameTables, Framed, Frames, Mapped, MappedFile, Paged, PeerMemory, PeerReaders,
-    ReaderSlots, RingFile, RxRing, Source, TxRing, Version,
+    BackedBy, Cached, FrameTables, Framed, Frames, Mapped, MappedFile, PeerMemory, PeerReaders, ReaderSlots,
+    RingFile, RxRing, Source, TxRing, Version,
 };
 
 use super::{Peer, PeerSocket, Sockets, Unsent};
@@ -302,10 +302,6 @@ impl PeerSocket {
                         let path = RegionPath::Mapped { offset, addr, len };
                         message::send(&self.socket, &answer(path), &[backed.file.as_fd()])?;
                     }
-                    (Some(_), Some(PeerTables::Units { bitmap, hits })) => {
-                        let path = RegionPath::Paged { offset, addr, len };
-                        message::send(&self.socket, &answer(path), &[backed.file.as_fd(), bitmap, hits])?;
-                    }
                     (Some(_), Some(PeerTables::Cached { entries, counters, count, is_swap_file })) => {
                         let path = RegionPath::Cached { offset, count, is_swap_file, addr, len };
                         message::send(
@@ -389,11 +385,6 @@ impl Peer {
                 let (entries, counters, hits) = (files.next()?, files.next()?, files.next()?);
                 let (range, frames) = (HostRange { addr, len }, Frames { file, offset, count });
                 Framed::new(range, frames, FrameTables { entries, counters, hits }).map(Source::Framed)
-            }
-            RegionPath::Paged { offset, addr, len } => {
-                let backed = backed(offset, addr, len)?;
-                let (bitmap, hits) = (files.next()?, files.next()?);
-                Paged::new(backed, bitmap, hits).map(Source::Paged)
             }
             RegionPath::Cached { offset, count, is_swap_file, addr, len } => {
                 let backed = backed(offset, addr, len)?;
