@@ -38,10 +38,10 @@ def free_port():
 
 
 @contextlib.contextmanager
-def memory_node(path):
+def memory_node(path, scheme):
     """A memory node of this machine."""
     address = f"127.0.0.1:{free_port()}"
-    command = [TERRACE, "memory-node", "--memory", "1G", "--listen", address, "--path", path]
+    command = [TERRACE, "memory-node", "--memory", "1G", "--listen", address, "--path", path, "--scheme", scheme]
     node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         if not node.stdout.readline().startswith("lending"):
@@ -55,15 +55,15 @@ def memory_node(path):
 class Far:
     """Memory beyond the share is on a memory node, or in a file."""
 
-    def __init__(self, path, prefetch="on"):
-        self.path, self.prefetch = path, prefetch
+    def __init__(self, path, prefetch="on", scheme="odrp"):
+        self.path, self.prefetch, self.scheme = path, prefetch, scheme
 
     @contextlib.contextmanager
     def limited(self, limit):
         with contextlib.ExitStack() as stack:
             where = f"file:{tempfile.gettempdir()}"
             if self.path != "file":
-                where = stack.enter_context(memory_node(self.path))
+                where = stack.enter_context(memory_node(self.path, self.scheme))
             command = [str(TERRACE), "run", "--remote-memory", where, "--local", str(limit), "--prefetch", self.prefetch]
             yield [*command, "--"]
 
@@ -121,7 +121,12 @@ def swap_on(path):
 
 SYSTEMS = {
     "far, within the host": Far("auto"),
+    "far, within the host, static": Far("auto", scheme="static"),
     "far, UDP": Far("udp"),
+    "far, UDP, static": Far("udp", scheme="static"),
+    "far, UDP, dynamic 1 MiB": Far("udp", scheme="dynamic-1m"),
+    "far, UDP, dynamic 4 KiB": Far("udp", scheme="dynamic-4k"),
+    "far, UDP, two-sided": Far("udp", scheme="two-sided"),
     "far, UDP, no prefetch": Far("udp", prefetch="off"),
     "far, file": Far("file"),
     "swap file": Swap(swap_file),
@@ -221,7 +226,7 @@ def measure(options, results):
             print(f"{name}: {whole}", flush=True)
             found.setdefault("bytes", whole["most_bytes"])
             found.setdefault("all local", {}).setdefault("100", []).append(whole)
-            systems = [system for system in SYSTEMS if options.system in system]
+            systems = [system for system in SYSTEMS if options.system.search(system)]
             for system, share in ((system, share) for system in systems for share in SHARES):
                 try:
                     with SYSTEMS[system].limited(found["bytes"] * share // 100) as prefix:
@@ -237,7 +242,7 @@ def measure(options, results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="programs whose names have this in them")
-    parser.add_argument("--system", default="", help="systems whose names have this in them")
+    parser.add_argument("--system", type=re.compile, default=re.compile(""), help="systems whose names match this expression")
     parser.add_argument("--add", action="store_true", help="add to the results that are in the directory")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--short", action="store_true", help="a quarter of the memory")

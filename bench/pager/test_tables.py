@@ -28,3 +28,15 @@ def test_faults_are_beside_a_read_of_the_same_path():
     results = {"programs": {"random touches": program(1.0, p50_us=30.0, p99_us=60.0)},
                "reads": {"UDP": {"p50_us": 22.0, "p99_us": 41.0}}}
     assert "| far, UDP | 30.0 | 60.0 | 22.0 | 41.0 | +8.0 |" in tables.tables(results)
+
+
+def test_memory_nodes_are_beside_the_static_one_of_their_transport():
+    def runs(seconds):
+        return {share: [{"seconds": seconds, "is_right": True}] for share in ("75", "50")}
+
+    found = {**program(3.0), "far, UDP": runs(3.0), "far, UDP, static": runs(2.5), "far, within the host": runs(2.0),
+             "far, UDP, no prefetch": runs(9.0), "far, UDP, two-sided": runs(5.0)}
+    text = tables.tables({"programs": {"quicksort": found}, "reads": {}}).partition("over that of")[2]
+    assert "| far, UDP | +20 % | +20 % |" in text and "| far, UDP, two-sided | +100 % | +100 % |" in text
+    assert "within the host" not in text and "prefetch" not in text
+    assert tables.static_table("quicksort", program(3.0)) == []

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use nix::sys::signal::{SigSet, Signal};
-use terrace_far_memory::{ConnectError, MemoryNode, NodeConfig, NodeError, PAGE_BYTES, node_status};
+use terrace_far_memory::{ConnectError, MemoryNode, NodeConfig, NodeError, PAGE_BYTES, Scheme, node_status};
 use terrace_nic::{PathChoice, PortConfig};
 use terrace_node::{Metrics, ServeError};
 use terrace_pages::size;
@@ -24,6 +24,9 @@ Examples:
 Lends its memory in pages of 4 KiB. Clients store, load and free pages (docs/remote-paging.md); the NIC
 allocates, maps and copies them. This process sets a client up, compares counters with budgets, and
 frees the pages of clients that have gone.
+
+All schemes but `odrp` are baselines to compare it with, those of the ODRP paper. Clients follow the
+scheme of their node.
 
 Pages do not outlive the node, and those of a client do not outlive the client.";
 
@@ -43,6 +46,9 @@ pub struct Options {
     /// Memory that one client may have at most [default: all]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     budget: Option<u64>,
+    /// How pages are allocated
+    #[arg(long, value_name = "SCHEME", default_value = "odrp", value_parser = values::scheme())]
+    scheme: Scheme,
     /// Serve metrics for Prometheus at this address and port
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
@@ -99,21 +105,30 @@ pub fn memory_node(options: &Options) -> Result<(), MemoryNodeError> {
     let config = NodeConfig::new(memory, listen);
     let port = PortConfig { mtu: options.mtu, path: options.path, ..config.port.clone() };
     let budget_pages = options.budget.map(|bytes| bytes / PAGE_BYTES as u64);
-    let node =
-        MemoryNode::open(&NodeConfig { clients_max: options.clients.into(), budget_pages, port, ..config })?;
-    let node = Arc::new(node);
+    let config = NodeConfig {
+        clients_max: options.clients.into(),
+        budget_pages,
+        scheme: options.scheme,
+        port,
+        ..config
+    };
+    let node = Arc::new(MemoryNode::open(&config)?);
     let observed = Arc::downgrade(&node);
     let exposition =
         move || observed.upgrade().map_or_else(String::new, |node| pool::exposition(&node.status()));
     let metrics = options.metrics.map(|address| Metrics::serve_text(address, exposition)).transpose()?;
-    announce(&node, memory);
+    announce(&node, memory, options.scheme);
     let _ = termination.wait();
     drop(metrics);
     Ok(())
 }
 
-fn announce(node: &MemoryNode, memory: u64) {
-    let mut lines = format!("lending {} MiB at {}\n", memory >> 20, node.listens_at());
+fn announce(node: &MemoryNode, memory: u64, scheme: Scheme) {
+    let baseline = match scheme {
+        Scheme::Odrp => String::new(),
+        other => format!(", by {other}, a baseline for comparison"),
+    };
+    let mut lines = format!("lending {} MiB at {}{baseline}\n", memory >> 20, node.listens_at());
     if io::stdout().is_terminal() {
         lines += "Ctrl-C ends the memory node, and the pages with it.\n";
     }

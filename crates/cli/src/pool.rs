@@ -1,14 +1,18 @@
 //! The pages of a memory node, and who has them, for `terrace stat` and `terrace memory-node --status`.
 
-use terrace_far_memory::{ClientPages, NodeStatus, PAGE_BYTES};
+use terrace_far_memory::{ClientPages, NodeStatus, PAGE_BYTES, Scheme};
 
 use crate::table;
 
 /// The pool in a line, and a line for each client.
 pub fn text(status: &NodeStatus) -> String {
     let mib = |pages: u64| (pages * PAGE_BYTES as u64) >> 20;
+    let baseline = match status.scheme {
+        Scheme::Odrp => String::new(),
+        other => format!(", by {other}, a baseline"),
+    };
     let mut text = format!(
-        "\nmemory node: {} of {} pages free ({} of {} MiB), {} repairs\n",
+        "\nmemory node: {} of {} pages free ({} of {} MiB), {} repairs{baseline}\n",
         status.free_pages,
         status.page_count,
         mib(status.free_pages),
@@ -107,7 +111,14 @@ mod tests {
             unmapped_stores: 80,
             invalidations: 3,
         };
-        NodeStatus { page_count: 1024, free_pages: 947, budget_pages: 512, repairs: 0, clients: vec![client] }
+        NodeStatus {
+            scheme: Scheme::Odrp,
+            page_count: 1024,
+            free_pages: 947,
+            budget_pages: 512,
+            repairs: 0,
+            clients: vec![client],
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use terrace_bench::plan::Mode;
+use terrace_far_memory::Scheme;
 use terrace_nic::{NicModel, PathChoice};
 use terrace_node::ServeMode;
 
@@ -24,6 +25,15 @@ const NICS: [(&str, &str); 2] = [
 const PREFETCH: [(&str, &str); 2] = [
     ("on", "Pages that a trend of faults leads to are loaded ahead"),
     ("off", "Pages are loaded when they are touched"),
+];
+
+/// How a memory node allocates pages.
+const SCHEMES: [(&str, &str); 5] = [
+    ("odrp", "The NIC allocates and copies pages, by chains of work requests"),
+    ("static", "Baseline: a client's whole space is reserved when it connects"),
+    ("dynamic-1m", "Baseline: this process allocates slabs of 1 MiB, on request"),
+    ("dynamic-4k", "Baseline: this process allocates pages, on request"),
+    ("two-sided", "Baseline: this process allocates and copies pages, on request"),
 ];
 
 /// The modes of servers, and of the figures that measure them.
@@ -47,6 +57,11 @@ pub fn path() -> impl TypedValueParser<Value = PathChoice> {
 /// `--prefetch`.
 pub fn prefetch() -> impl TypedValueParser<Value = Prefetch> {
     one_of(&PREFETCH)
+}
+
+/// `--scheme`.
+pub fn scheme() -> impl TypedValueParser<Value = Scheme> {
+    one_of(&SCHEMES)
 }
 
 /// `--nic`.

@@ -1,6 +1,6 @@
 //! Latency and rate of loads, stores and invalidations beside one-sided READs and WRITEs of 4 KiB to the same process, and the
-//! processor time of that process by thread. `rates [udp|local]`, with `udp` by default for the client; the node's chains
-//! access its own memory without packets in both cases.
+//! processor time of that process by thread. `rates [udp|local] [SCHEME]`, with `udp` and `odrp` by default; the node's
+//! chains access its own memory without packets in both cases. Thread `memory-rpc` is the node's processor under a baseline.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -10,7 +10,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use terrace_far_memory::{Client, ClientConfig, MemoryNode, NodeConfig, PAGE_BYTES, PageBuffer, Request};
+use terrace_far_memory::{
+    Client, ClientConfig, MemoryNode, NodeConfig, PAGE_BYTES, PageBuffer, Request, Scheme,
+};
 use terrace_nic::{Buffer, PathChoice, PortConfig, WcStatus};
 use terrace_node::{RegionConfig, ServeMode, Server, ServerConfig};
 
@@ -24,15 +26,19 @@ const DURATION: Duration = Duration::from_millis(1500);
 const TICKS_PER_SECOND: f64 = 100.0;
 
 fn main() -> Result<()> {
-    match std::env::args().nth(1).as_deref() {
-        Some("node") => serve(),
-        path => measure(path.unwrap_or("udp").parse()?),
+    let mut arguments = std::env::args().skip(1);
+    let first = arguments.next().unwrap_or("udp".into());
+    let scheme = arguments.next().as_deref().unwrap_or("odrp").parse()?;
+    match first.as_str() {
+        "node" => serve(scheme),
+        path => measure(path.parse()?, scheme),
     }
 }
 
 /// A memory node and a region in memory, until standard input ends.
-fn serve() -> Result<()> {
-    let node = MemoryNode::open(&NodeConfig::new(2 * PAGES * PAGE_BYTES as u64, (LOOPBACK, 0).into()))?;
+fn serve(scheme: Scheme) -> Result<()> {
+    let config = NodeConfig::new(2 * PAGES * PAGE_BYTES as u64, (LOOPBACK, 0).into());
+    let node = MemoryNode::open(&NodeConfig { scheme, ..config })?;
     let path = std::env::temp_dir().join(format!("terrace-rates-{}", std::process::id()));
     let size = PAGES * PAGE_BYTES as u64;
     let region = RegionConfig { name: "pages".into(), path: path.clone(), size: Some(size) };
@@ -181,9 +187,9 @@ fn row(name: &str, load: &mut dyn Load, node: &Child, depths: &[usize], count_ma
     Ok(())
 }
 
-fn measure(path: PathChoice) -> Result<()> {
+fn measure(path: PathChoice, scheme: Scheme) -> Result<()> {
     let mut process = Command::new(std::env::current_exe()?)
-        .arg("node")
+        .args(["node", scheme.name()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;

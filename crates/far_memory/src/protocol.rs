@@ -10,10 +10,12 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use terrace_access::proto::Endpoint;
 
+use crate::messages::SlabKey;
+use crate::scheme::Scheme;
 use crate::status::NodeStatus;
 
 /// Version of the protocol: both ends must have the same.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// Bytes of a request line at most.
 pub(crate) const REQUEST_BYTES_MAX: usize = 4096;
 /// Bytes of an answer line at most.
@@ -37,7 +39,7 @@ pub(crate) enum Function {
 }
 
 impl Function {
-    /// All of them, in the order of [`Connect::chains`].
+    /// All of them, in the order of [`Connect::ends`].
     pub const ALL: [Function; 4] =
         [Function::Load, Function::MappedStore, Function::UnmappedStore, Function::Invalidate];
 
@@ -182,8 +184,10 @@ pub(crate) struct Connect {
     /// The address of the client's device, which must be that of the TCP connection.
     pub address: IpAddr,
     pub mtu_bytes: u16,
-    /// The client's ends, in the order of [`Function::ALL`].
-    pub chains: [ChainEnd; 4],
+    /// The node's scheme, as the client has it from its status.
+    pub scheme: Scheme,
+    /// The client's ends: of chains in the order of [`Function::ALL`], else one.
+    pub ends: Vec<ChainEnd>,
 }
 
 /// The first line of a connection.
@@ -199,13 +203,26 @@ pub(crate) enum Request {
 pub(crate) struct Connected {
     pub address: IpAddr,
     pub mtu_bytes: u16,
-    pub chains: [ChainEnd; 4],
-    /// Address of the table's first entry.
-    pub table: u64,
+    pub ends: Vec<ChainEnd>,
     /// Pages that the client may have.
     pub budget_pages: u64,
-    /// What an unmapped store returns as the page's address if the pool is empty.
-    pub empty: u64,
+    pub grant: Grant,
+}
+
+/// How a client reaches its pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Grant {
+    Chains {
+        /// Address of the table's first entry.
+        table: u64,
+        /// What an unmapped store returns as the page's address if the pool is empty.
+        empty: u64,
+    },
+    /// The whole space is reserved.
+    Reserved(SlabKey),
+    /// It asks for slabs, or for pages.
+    Messages,
 }
 
 /// The node's answers. After `Connected`, a second line may come: `Ended`.

@@ -4,9 +4,13 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::scheme::Scheme;
+
 /// The pages of a memory node, and who has them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
+    /// How it allocates pages: `odrp`, or a baseline.
+    pub scheme: Scheme,
     /// Pages of the pool.
     pub page_count: u64,
     /// Pages that nobody has.
@@ -19,7 +23,8 @@ pub struct NodeStatus {
     pub clients: Vec<ClientPages>,
 }
 
-/// A client of a memory node. Operations are counted modulo 2^28.
+/// A client of a memory node. Operations are counted modulo 2^28. The node of a one-sided baseline does not see loads and
+/// stores: it counts the slabs that it has given as unmapped stores, and those that it has taken back as invalidations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientPages {
     /// The name that it gave itself.
@@ -28,7 +33,7 @@ pub struct ClientPages {
     pub address: IpAddr,
     /// Pages of its space.
     pub page_count: u64,
-    /// Pages of the pool that it has, by the NIC's counters.
+    /// Pages of the pool that it has, by the NIC's counters. Under a baseline, those that are reserved for it.
     pub pages: u64,
     /// Pages loaded.
     pub loads: u64,

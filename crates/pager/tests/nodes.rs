@@ -6,13 +6,17 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use common::{MIB, TestPager, compile, run};
-use terrace_far_memory::{ClientConfig, MemoryNode, NodeConfig};
+use terrace_far_memory::{ClientConfig, MemoryNode, NodeConfig, Scheme};
 use terrace_nic::PathChoice;
 use terrace_pager::FarStore;
 
 fn node(path: PathChoice) -> MemoryNode {
+    node_of(Scheme::Odrp, path)
+}
+
+fn node_of(scheme: Scheme, path: PathChoice) -> MemoryNode {
     let mut config = NodeConfig::new(128 * MIB, "127.0.0.1:0".parse().unwrap());
-    config.port.path = path;
+    (config.scheme, config.port.path) = (scheme, path);
     MemoryNode::open(&config).unwrap()
 }
 
@@ -25,10 +29,11 @@ fn pager_over(nodes: &[&MemoryNode], copies: usize, path: PathChoice) -> TestPag
 }
 
 #[test]
-fn a_program_uses_memory_of_a_node_within_the_host_and_by_udp() {
+fn a_program_uses_memory_of_a_node_by_each_scheme_within_the_host_and_by_udp() {
     let program = compile("touch");
-    for path in [PathChoice::Local, PathChoice::Udp] {
-        let node = node(path);
+    let by_udp = Scheme::ALL.map(|scheme| (scheme, PathChoice::Udp));
+    for (scheme, path) in by_udp.into_iter().chain([(Scheme::Odrp, PathChoice::Local)]) {
+        let node = node_of(scheme, path);
         let pager = pager_over(&[&node], 1, path);
         let most = run(pager.command(&program).arg("24"), "verified");
         let statistics = pager.finish();

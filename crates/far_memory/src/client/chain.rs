@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use terrace_access::proto::Endpoint;
 use terrace_nic::{
-    Buffer, Cq, Error, Path, Payload, Pd, QpCap, QueuePair, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList,
-    Wc, rc,
+    Buffer, Cq, Error, Path, Payload, Pd, QpCap, QueuePair, RecvWr, SendFlags, SendOp, SendWr, SgeList, Wc,
+    rc,
 };
 
+use super::transport::Call;
 use crate::protocol::{ARGS_BYTES_MAX, Args, ENTRY_BYTES, Function, Rounds};
 
 /// `ibv_access_flags`.
@@ -20,30 +21,11 @@ const SLOT_BYTES: usize = 64;
 const RETURNED: usize = SLOT_BYTES - 8;
 const _: () = assert!(ARGS_BYTES_MAX <= RETURNED);
 
-/// What a round is for.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Call {
-    /// The operation, by its key.
-    pub operation: usize,
-    /// Index in the node's table.
-    pub index: u64,
-    /// The page here: where a load goes, or what a store sends.
-    pub page: Option<Sge>,
-}
-
 /// A round that waits for its reply.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
     pub call: Call,
     pub since: Instant,
-}
-
-/// What a finished round has returned.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Finished {
-    pub call: Call,
-    /// The page's address, of an unmapped store.
-    pub returned: u64,
 }
 
 /// The client's end of a chain.
@@ -181,8 +163,9 @@ impl ChainClient {
         posted.map_err(|(_, error)| error)
     }
 
-    /// Takes a reply: the oldest round has ended. `None` if the reply is of another round, or no round has begun.
-    pub fn finish(&mut self, wc: &Wc, now: Instant) -> Option<Finished> {
+    /// Takes a reply: the oldest round has ended. Returns its call, and the page's address of an unmapped store. `None` if the
+    /// reply is of another round, or no round has begun.
+    pub fn finish(&mut self, wc: &Wc, now: Instant) -> Option<(Call, u64)> {
         let oldest = self.round.wrapping_sub(self.sent.len() as u32);
         if u32::from_be(wc.imm) != oldest {
             return None;
@@ -196,7 +179,7 @@ impl ChainClient {
         if let Some(next) = self.waiting.pop_front() {
             self.begin(next, now).ok()?;
         }
-        Some(Finished { call, returned: u64::from_be_bytes(returned) })
+        Some((call, u64::from_be_bytes(returned)))
     }
 
     /// Counts the time for which nobody looked as no time of the node's.

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use terrace_nic::{PathChoice, Payload, PortConfig, SendFlags, SendOp, SendWr};
 
-use super::chain::Call;
+use super::transport::Call;
 use super::*;
 use crate::protocol::{Args, Function, Rounds};
-use crate::{MemoryNode, NodeConfig};
+use crate::{MemoryNode, NodeConfig, Scheme};
 
 const POOL_PAGES: u64 = 64;
 /// Pages of the client that is not to notice.
@@ -61,7 +61,7 @@ impl Scene {
 
     fn forge_bytes(&self, function: Function, index: u64, forge: impl FnOnce(Args) -> Vec<u8>) {
         let mut operations = self.attacker.operations.lock();
-        let chain = operations.links[0].chain(function);
+        let chain = operations.links[0].transport.chain(function).expect("a chain");
         let call = Call { operation: 0, index, page: self.page.sge(0) };
         let bytes = forge(chain.args(&call));
         chain.send(call, &bytes, Instant::now()).expect("within the buffer");
@@ -158,7 +158,7 @@ fn one_sided_requests_are_refused() {
         for is_read in [true, false] {
             expelled_after(|scene| {
                 let mut operations = scene.attacker.operations.lock();
-                let chain = operations.links[0].chain(function);
+                let chain = operations.links[0].transport.chain(function).expect("a chain");
                 let (va, rkey) = (1 << 58, 1);
                 let op = if is_read { SendOp::Read { va, rkey } } else { SendOp::Write { va, rkey } };
                 let payload = Payload::Sge(scene.page.sge(0).expect("a page"));
@@ -264,7 +264,7 @@ fn a_short_store_leaves_no_bytes_of_others_in_the_page() {
             // Arguments without a page, to an entry that is not stored.
             let mut operations = scene.attacker.operations.lock();
             let link = &mut operations.links[0];
-            let chain = link.chain(Function::UnmappedStore);
+            let chain = link.transport.chain(Function::UnmappedStore).expect("a chain");
             let call = Call { operation: 0, index: 2 + index % 4, page: None };
             let args = chain.args(&call).emit();
             chain.send(call, &args, Instant::now()).expect("within the buffer");
@@ -292,5 +292,65 @@ fn messages_without_arguments_disturb_nobody() {
             std::thread::sleep(Duration::from_millis(5));
             scene.others_do_not_notice();
         }
+    }
+}
+
+/// What the nodes of baselines refuse: the attacker's calls are none that its client would make.
+#[test]
+fn a_client_of_a_baseline_that_breaks_the_rules_is_disconnected() {
+    let attacks = [
+        (Scheme::TwoSided, Function::Load, 1),
+        (Scheme::TwoSided, Function::Invalidate, 1),
+        (Scheme::TwoSided, Function::UnmappedStore, 128),
+        (Scheme::Dynamic1M, Function::UnmappedStore, 256),
+        (Scheme::Dynamic4K, Function::UnmappedStore, 128),
+        // Beyond the memory that was reserved for it.
+        (Scheme::Static, Function::Load, 128),
+        (Scheme::Static, Function::MappedStore, u64::MAX / PAGE_BYTES as u64),
+    ];
+    for (scheme, function, index) in attacks {
+        let mut config = NodeConfig::new(4 << 20, "127.0.0.1:0".parse().expect("an address"));
+        (config.scheme, config.port.path) = (scheme, PathChoice::Udp);
+        let node = MemoryNode::open(&config).expect("a memory node");
+        let (victim, attacker) = (client_of(&node, PathChoice::Udp), client_of(&node, PathChoice::Udp));
+        victim.store(0, &content(1)).expect("stored");
+        let buffer = attacker.buffer(1).expect("a buffer");
+        {
+            let mut operations = attacker.operations.lock();
+            let call = Call { operation: 0, index, page: buffer.sge(0) };
+            let transport = &mut operations.links[0].transport;
+            transport.begin(function, call, Instant::now()).expect("begun");
+            transport.post().expect("posted");
+        }
+        wait_until("the attacker is disconnected", || node.status().clients.len() == 1);
+        let mut page = [0; PAGE_BYTES];
+        victim.load(0, &mut page).expect("loaded");
+        assert!(page == content(1), "{scheme}");
+    }
+}
+
+#[test]
+fn a_client_reads_zeros_where_another_one_has_stored() {
+    for scheme in [Scheme::Static, Scheme::Dynamic1M] {
+        let mut config = NodeConfig::new(1 << 20, "127.0.0.1:0".parse().expect("an address"));
+        (config.scheme, config.port.path) = (scheme, PathChoice::Local);
+        let node = MemoryNode::open(&config).expect("a memory node");
+        let first = client_of(&node, PathChoice::Local);
+        (0..128).for_each(|page| first.store(page, &content(page)).expect("stored"));
+        drop(first);
+        wait_until("its memory is free", || node.status().free_pages == 256);
+        let second = client_of(&node, PathChoice::Local);
+        second.store(0, &content(0)).expect("stored");
+        let buffer = second.buffer(1).expect("a buffer");
+        buffer.write(0, &content(1)).expect("within the buffer");
+        let mut operations = second.operations.lock();
+        let transport = &mut operations.links[0].transport;
+        let call = Call { operation: 0, index: 5, page: buffer.sge(0) };
+        transport.begin(Function::Load, call, Instant::now()).expect("begun");
+        transport.post().expect("posted");
+        wait_until("the page is here", || second.cq.poll(1, &mut |_| ()).expect("polled") == 1);
+        let mut page = [1; PAGE_BYTES];
+        buffer.read(0, &mut page).expect("within the buffer");
+        assert!(page == [0; PAGE_BYTES], "{scheme}");
     }
 }

@@ -9,10 +9,11 @@ use socket2::{Domain, Socket, Type};
 use terrace_nic::{Cq, Device, Pd, rc};
 
 use super::ConnectError;
-use super::chain::ChainClient;
-use crate::protocol::{
-    ANSWER_BYTES_MAX, Answer, ChainEnd, Connect, Connected, Function, Request, Rounds, VERSION,
-};
+use super::baseline::Baseline;
+use super::chains::Chains;
+use super::transport::Transport;
+use crate::protocol::{ANSWER_BYTES_MAX, Answer, ChainEnd, Connect, Connected, Request, VERSION};
+use crate::scheme::Scheme;
 use crate::status::NodeStatus;
 use crate::tcp;
 
@@ -33,10 +34,8 @@ pub(super) struct Link {
     /// What has come of the node's next line.
     line: Vec<u8>,
     looked_at: Instant,
-    pub chains: Vec<ChainClient>,
+    pub transport: Box<dyn Transport>,
     pub budget_pages: u64,
-    /// What an unmapped store returns if the pool is empty.
-    pub empty: u64,
     /// Which entries of the table have a page.
     mapped: Vec<u64>,
     /// How many have, or are being given one.
@@ -60,47 +59,29 @@ pub(super) struct Asked<'a> {
 impl Link {
     /// Connects to a node.
     pub fn connect(address: SocketAddr, asked: &Asked<'_>) -> Result<Link, ConnectError> {
-        let own = own_address(asked.device, address)?;
-        let mut stream = dial(address, Some(own))?;
-        let mut chains = Vec::with_capacity(Function::ALL.len());
-        for function in Function::ALL {
-            chains.push(ChainClient::new(asked.pd, asked.cq, Rounds { function, depth: asked.depth })?);
-        }
-        let mtu_bytes = asked.device.port_attributes().active_mtu as u16;
-        let connect = Connect {
-            version: VERSION,
-            name: asked.name.into(),
-            page_count: asked.entries,
-            depth: asked.depth,
-            address: own,
-            mtu_bytes,
-            chains: std::array::from_fn(|place| ChainEnd::of(chains[place].endpoint())),
+        let scheme = node_status(address)?.scheme;
+        let mut transport: Box<dyn Transport> = match scheme {
+            Scheme::Odrp => Box::new(Chains::new(asked)?),
+            _ => Box::new(Baseline::new(scheme, asked)?),
         };
-        let mut line = Vec::new();
-        let answer = ask(&mut stream, address, &Request::Connect(Box::new(connect)), &mut line)?;
-        let connected = match answer {
-            Answer::Connected(connected) => *connected,
-            Answer::Refused(reason) => return Err(ConnectError::Refused(address, reason)),
-            Answer::Ended(_) | Answer::Status(_) => return Err(ConnectError::Protocol(address)),
-        };
-        let Connected { address: nic, mtu_bytes, chains: ends, table, budget_pages, empty } = connected;
-        for (chain, end) in chains.iter_mut().zip(ends) {
-            let path = rc::path_to(asked.device, nic, end.qpn)?.ok_or(ConnectError::Family(address))?;
-            chain.connect(path, end.endpoint(mtu_bytes), table)?;
+        match introduce(address, asked, scheme, transport.as_mut()) {
+            Ok((stream, line, budget_pages)) => Ok(Link {
+                address,
+                stream,
+                line,
+                looked_at: Instant::now(),
+                transport,
+                budget_pages,
+                mapped: vec![0; asked.entries.div_ceil(64) as usize],
+                mapped_pages: 0,
+                empty_until: None,
+                lost: None,
+            }),
+            Err(error) => {
+                transport.abandon();
+                Err(error)
+            }
         }
-        Ok(Link {
-            address,
-            stream,
-            line,
-            looked_at: Instant::now(),
-            chains,
-            budget_pages,
-            empty,
-            mapped: vec![0; asked.entries.div_ceil(64) as usize],
-            mapped_pages: 0,
-            empty_until: None,
-            lost: None,
-        })
     }
 
     /// Whether the node has a page for this entry.
@@ -134,13 +115,9 @@ impl Link {
         }
     }
 
-    pub fn chain(&mut self, function: Function) -> &mut ChainClient {
-        &mut self.chains[function.index()]
-    }
-
     /// Why the node has to be given up, if so: a reply is late, and the node has closed the connection or takes too long.
     pub fn failure(&mut self, now: Instant, timeout: Duration) -> Option<String> {
-        let oldest = self.chains.iter().filter_map(ChainClient::oldest).min()?;
+        let oldest = self.transport.oldest()?;
         let late = now.saturating_duration_since(oldest);
         if late > timeout {
             return Some(format!("it has not answered for {} ms", late.as_millis()));
@@ -159,6 +136,46 @@ impl Link {
             Err(error) => Some(error.to_string()),
         }
     }
+}
+
+/// Has a node admit a client, and connects the client's ends. Returns the TCP connection, what has come of the node's next
+/// line, and the budget in pages.
+fn introduce(
+    address: SocketAddr,
+    asked: &Asked<'_>,
+    scheme: Scheme,
+    transport: &mut dyn Transport,
+) -> Result<(TcpStream, Vec<u8>, u64), ConnectError> {
+    let own = own_address(asked.device, address)?;
+    let mut stream = dial(address, Some(own))?;
+    let connect = Connect {
+        version: VERSION,
+        name: asked.name.into(),
+        page_count: asked.entries,
+        depth: asked.depth,
+        address: own,
+        mtu_bytes: asked.device.port_attributes().active_mtu as u16,
+        scheme,
+        ends: transport.endpoints().into_iter().map(ChainEnd::of).collect(),
+    };
+    let mut line = Vec::new();
+    let answer = ask(&mut stream, address, &Request::Connect(Box::new(connect)), &mut line)?;
+    let connected = match answer {
+        Answer::Connected(connected) => *connected,
+        Answer::Refused(reason) => return Err(ConnectError::Refused(address, reason)),
+        Answer::Ended(_) | Answer::Status(_) => return Err(ConnectError::Protocol(address)),
+    };
+    let Connected { address: nic, mtu_bytes, ends, budget_pages, grant } = connected;
+    if ends.len() != scheme.connection_count() {
+        return Err(ConnectError::Protocol(address));
+    }
+    let mut peers = Vec::with_capacity(ends.len());
+    for end in ends {
+        let path = rc::path_to(asked.device, nic, end.qpn)?.ok_or(ConnectError::Family(address))?;
+        peers.push((path, end.endpoint(mtu_bytes)));
+    }
+    transport.connect(&peers, grant)?;
+    Ok((stream, line, budget_pages))
 }
 
 /// The address of the device that reaches a node.

@@ -15,17 +15,23 @@
 //! |---|---|
 //! | `space` | which nodes have a page |
 //! | `link` | a node's connection |
-//! | `chain` | the client's end of a chain |
+//! | `transport` | how functions of a node are called |
+//! | `chains`, `chain` | by chains, one for each function |
+//! | `baseline`, `slabs` | as a baseline does: by messages and one-sided accesses; the memory that was given |
 //! | `copies` | which copies of a page there are, and where new ones can be |
 //! | `operations` | operations in flight, and what becomes of them when a node is lost |
 
+mod baseline;
 mod chain;
+mod chains;
 mod copies;
 #[cfg(test)]
 mod hostile_tests;
 mod link;
 mod operations;
+mod slabs;
 mod space;
+mod transport;
 
 use std::any::Any;
 use std::io;

@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use slab::Slab;
-use terrace_nic::{Cq, Error, Sge, Wc, WcOpcode, WcStatus};
+use terrace_nic::{Cq, Error, Sge, Wc, WcStatus};
 use terrace_sync::Mutex;
 
-use super::chain::{Call, Finished};
 use super::link::Link;
 use super::space::{Place, Space};
+use super::transport::{Call, Finished};
 use super::{Completion, PageBuffer};
+use crate::messages::Outcome;
 use crate::page_store::PageError;
 use crate::protocol::Function;
 
@@ -207,7 +208,7 @@ impl Operations {
         in_flight.pending += 1;
         let page = in_flight.operation.buffer.as_ref().map(|(_, sge)| *sge);
         let call = Call { operation: key, index: place.index, page };
-        if let Err(error) = self.links[place.node].chain(function).begin(call, now) {
+        if let Err(error) = self.links[place.node].transport.begin(function, call, now) {
             // The client's own memory is gone: only while it closes.
             tracing::debug!(%error, "a message cannot be made");
             self.in_flight[key].pending -= 1;
@@ -260,8 +261,7 @@ impl Operations {
             if self.links[node].lost.is_some() {
                 continue;
             }
-            let posted = self.links[node].chains.iter_mut().try_for_each(|chain| chain.post());
-            if let Err(error) = posted {
+            if let Err(error) = self.links[node].transport.post() {
                 self.lose(node, &error.to_string(), now);
             }
         }
@@ -281,6 +281,8 @@ impl Operations {
         };
         self.taken = taken;
         for node in 0..self.links.len() {
+            // Some end without a completion.
+            self.end_calls(node, now);
             let link = &mut self.links[node];
             if link.lost.is_none()
                 && let Some(reason) = link.failure(now, self.timeout)
@@ -297,37 +299,34 @@ impl Operations {
         let pause = now.saturating_duration_since(self.advanced_at).saturating_sub(PAUSE_MAX);
         self.advanced_at = now;
         if !pause.is_zero() {
-            let chains = self.links.iter_mut().flat_map(|link| &mut link.chains);
-            chains.for_each(|chain| chain.delay(pause, now));
+            self.links.iter_mut().for_each(|link| link.transport.delay(pause, now));
         }
     }
 
     fn handle(&mut self, wc: &Wc, now: Instant) {
-        let mut ends = self.links.iter_mut().enumerate().filter(|(_, link)| link.lost.is_none());
-        let found = ends.find_map(|(node, link)| {
-            let chain = link.chains.iter_mut().find(|chain| chain.qpn() == wc.qpn)?;
-            Some((node, chain))
-        });
-        let Some((node, chain)) = found else { return };
+        let has_qp = |link: &Link| link.lost.is_none() && link.transport.has_qp(wc.qpn);
+        let Some(node) = self.links.iter().position(has_qp) else { return };
         if wc.status != WcStatus::Success {
             return self.lose(node, &format!("the connection has failed: {:?}", wc.status), now);
         }
-        if wc.opcode != WcOpcode::RecvRdmaWithImm {
-            return;
+        if let Err(reason) = self.links[node].transport.handle(wc, now) {
+            return self.lose(node, reason, now);
         }
-        let function = chain.function();
-        match chain.finish(wc, now) {
-            Some(finished) => self.end_call(node, function, finished, now),
-            None => self.lose(node, "its reply is of another request", now),
+        self.end_calls(node, now);
+    }
+
+    /// Ends the calls of a node that have finished.
+    fn end_calls(&mut self, node: usize, now: Instant) {
+        while let Some(finished) = self.links[node].transport.take_finished() {
+            self.end_call(node, finished, now);
         }
     }
 
-    fn end_call(&mut self, node: usize, function: Function, finished: Finished, now: Instant) {
-        let Finished { call: Call { operation: key, index, .. }, returned } = finished;
+    fn end_call(&mut self, node: usize, finished: Finished, now: Instant) {
+        let Finished { function, call: Call { operation: key, index, .. }, outcome } = finished;
         let link = &mut self.links[node];
-        let is_empty = function == Function::UnmappedStore && returned == link.empty;
         match function {
-            Function::UnmappedStore if is_empty => {
+            Function::UnmappedStore if outcome != Outcome::Done => {
                 link.mapped_pages -= 1;
                 link.note_pool(true, now);
             }
@@ -342,11 +341,11 @@ impl Operations {
             }
             Function::Load | Function::MappedStore => {}
         }
-        let in_flight = &mut self.in_flight[key];
-        in_flight.pending -= 1;
-        match is_empty {
-            true => self.note_error(key, PageError::PoolEmpty),
-            false => in_flight.succeeded += 1,
+        self.in_flight[key].pending -= 1;
+        match outcome {
+            Outcome::Done => self.in_flight[key].succeeded += 1,
+            Outcome::PoolEmpty => self.note_error(key, PageError::PoolEmpty),
+            Outcome::BudgetExhausted => self.note_error(key, PageError::BudgetExhausted),
         }
         self.finish_if_done(key, now);
     }
@@ -359,7 +358,7 @@ impl Operations {
         }
         tracing::warn!(node = %link.address, reason, "a memory node is lost");
         link.lost = Some(reason.into());
-        let calls: Vec<Call> = link.chains.iter_mut().flat_map(|chain| chain.abandon()).collect();
+        let calls = link.transport.abandon();
         for Call { operation: key, .. } in calls {
             let in_flight = &mut self.in_flight[key];
             in_flight.pending -= 1;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::state::{State, Task};
+use super::service::Service;
 use crate::protocol::{Answer, Connect, Connected, DEPTH_MAX, REQUEST_BYTES_MAX, Request, VERSION};
 use crate::tcp;
 
@@ -36,7 +36,7 @@ pub(crate) struct ControlThread {
 }
 
 impl ControlThread {
-    pub fn start(listener: TcpListener, state: Arc<State>) -> io::Result<ControlThread> {
+    pub fn start(listener: TcpListener, state: Arc<dyn Service>) -> io::Result<ControlThread> {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -93,7 +93,7 @@ enum Phase {
 
 struct Control {
     listener: TcpListener,
-    state: Arc<State>,
+    state: Arc<dyn Service>,
     stop: Arc<rustix::fd::OwnedFd>,
     connections: Vec<Connection>,
     /// The number of the last client that asked.
@@ -119,14 +119,14 @@ impl Control {
             drop(watched);
             self.accept();
             for connection in &mut self.connections {
-                connection.advance(&self.state, &mut self.last_id);
+                connection.advance(&*self.state, &mut self.last_id);
             }
             for expelled in self.state.monitor() {
                 let serves = |connection: &&mut Connection| matches!(connection.phase, Phase::Serving { id } if id == expelled.id);
                 if let Some(connection) = self.connections.iter_mut().find(serves) {
                     tracing::warn!(client = %connection.peer, reason = expelled.reason, "a client is disconnected");
                     connection.answer(&Answer::Ended(expelled.reason));
-                    connection.end(&self.state);
+                    connection.end(&*self.state);
                 }
             }
             self.connections.retain(|connection| !connection.has_ended());
@@ -174,7 +174,7 @@ impl Connection {
         self.unsent.is_empty() || since.elapsed() > HANDSHAKE_TIMEOUT
     }
 
-    fn advance(&mut self, state: &State, last_id: &mut u64) {
+    fn advance(&mut self, state: &dyn Service, last_id: &mut u64) {
         self.send_unsent();
         match &mut self.phase {
             Phase::Asked { bytes, since } => {
@@ -213,7 +213,7 @@ impl Connection {
         }
     }
 
-    fn handle_request(&mut self, state: &State, line: &[u8], last_id: &mut u64) {
+    fn handle_request(&mut self, state: &dyn Service, line: &[u8], last_id: &mut u64) {
         match serde_json::from_slice(line) {
             Ok(Request::Status) => {
                 self.answer(&Answer::Status(state.status()));
@@ -224,7 +224,7 @@ impl Connection {
                     let (sender, answer) = channel();
                     *last_id += 1;
                     self.phase = Phase::Admitted { id: *last_id, answer, since: Instant::now() };
-                    state.request(Task::Admit(*last_id, connect, sender));
+                    state.admit(*last_id, connect, sender);
                 }
                 Err(reason) => self.refuse(state, reason),
             },
@@ -232,13 +232,17 @@ impl Connection {
         }
     }
 
-    fn check(&self, state: &State, connect: &Connect) -> Result<(), String> {
-        let space_max = state.pool().page_count().saturating_mul(SPACE_FACTOR);
+    fn check(&self, state: &dyn Service, connect: &Connect) -> Result<(), String> {
+        let status = state.status();
+        let space_max = status.page_count.saturating_mul(SPACE_FACTOR);
         if connect.version != VERSION {
             return Err(format!("the memory node speaks version {VERSION} of the protocol"));
         }
         if !(1..=space_max).contains(&connect.page_count) {
             return Err(format!("a space has 1 to {space_max} pages"));
+        }
+        if connect.scheme != status.scheme || connect.ends.len() != status.scheme.connection_count() {
+            return Err(format!("the memory node has scheme {}", status.scheme));
         }
         if !connect.depth.is_power_of_two() || connect.depth > DEPTH_MAX {
             return Err(format!("the depth is a power of two up to {DEPTH_MAX}"));
@@ -257,7 +261,7 @@ impl Connection {
         Ok(())
     }
 
-    fn refuse(&mut self, state: &State, reason: String) {
+    fn refuse(&mut self, state: &dyn Service, reason: String) {
         tracing::info!(client = %self.peer, reason, "a client is refused");
         self.answer(&Answer::Refused(reason));
         self.end(state);
@@ -285,9 +289,9 @@ impl Connection {
         }
     }
 
-    fn end(&mut self, state: &State) {
+    fn end(&mut self, state: &dyn Service) {
         if let Phase::Admitted { id, .. } | Phase::Serving { id } = self.phase {
-            state.request(Task::Remove(id));
+            state.remove(id);
         }
         self.phase = Phase::Closed { since: Instant::now() };
     }

@@ -6,16 +6,19 @@
 //! | `tenant` | a client: its translation table and its chains |
 //! | `chain`, `program` | a chain's queue pairs and queues; the entries in them |
 //! | `state` | what the engine does besides executing chains |
-//! | `control` | the control thread: connections of clients, budgets |
+//! | `service`, `control` | what admits clients; the control thread: connections of clients, budgets |
+//! | `baseline` | nodes whose processors allocate, for comparison |
 //! | `access` | `ibv_access_flags` of regions and queue pairs |
 //! | `owned` | objects of the device that end with their owner |
 
 mod access;
+mod baseline;
 mod chain;
 mod control;
 mod owned;
 mod pool;
 mod program;
+mod service;
 mod state;
 mod tenant;
 
@@ -26,9 +29,12 @@ use std::sync::Arc;
 use terrace_nic::{Device, Error, OpenError, PortConfig};
 
 use crate::page_store::PAGE_BYTES;
+use crate::scheme::Scheme;
 use crate::status::NodeStatus;
+use baseline::{Baseline, Worker};
 use control::ControlThread;
 use pool::{POOL_PAGES_MAX, Pool};
+use service::Service;
 use state::State;
 
 /// The configuration of a memory node.
@@ -42,12 +48,14 @@ pub struct NodeConfig {
     pub clients_max: usize,
     /// Pages that a client may have; `None` for all.
     pub budget_pages: Option<u64>,
+    /// How pages are allocated.
+    pub scheme: Scheme,
     /// The configuration of the port.
     pub port: PortConfig,
 }
 
 impl NodeConfig {
-    /// A node with this memory, for up to 64 clients without budgets.
+    /// A node with this memory, for up to 64 clients without budgets, by ODRP.
     pub fn new(memory_bytes: u64, listen: SocketAddr) -> NodeConfig {
         let address = (!listen.ip().is_unspecified()).then_some(listen.ip());
         NodeConfig {
@@ -55,6 +63,7 @@ impl NodeConfig {
             listen,
             clients_max: 64,
             budget_pages: None,
+            scheme: Scheme::Odrp,
             port: PortConfig { address, ..PortConfig::default() },
         }
     }
@@ -80,8 +89,10 @@ pub enum NodeError {
 /// A memory node. It lends its pages until it is dropped.
 pub struct MemoryNode {
     device: Arc<Device>,
-    state: Arc<State>,
+    service: Arc<dyn Service>,
     control: Option<ControlThread>,
+    /// It answers messages, if clients send any.
+    worker: Option<Worker>,
 }
 
 impl MemoryNode {
@@ -111,14 +122,28 @@ impl MemoryNode {
         page_count: u64,
         listener: std::net::TcpListener,
     ) -> Result<MemoryNode, NodeError> {
-        let pd = device.alloc_pd()?;
-        let pool = Pool::new(&pd, page_count)?;
         let budget_pages = config.budget_pages.unwrap_or(page_count).min(page_count);
-        let state = Arc::new(State::new(device, pool, config.clients_max, budget_pages));
-        device.attach(state.clone());
-        let control = ControlThread::start(listener, state.clone());
-        let control = Some(control.map_err(|error| NodeError::Listen(config.listen, error))?);
-        Ok(MemoryNode { device: device.clone(), state, control })
+        let listen_error = |error| NodeError::Listen(config.listen, error);
+        let mut worker = None;
+        let service: Arc<dyn Service> = match config.scheme {
+            Scheme::Odrp => {
+                let pool = Pool::new(&device.alloc_pd()?, page_count)?;
+                let state = Arc::new(State::new(device, pool, config.clients_max, budget_pages));
+                device.attach(state.clone());
+                state
+            }
+            scheme => {
+                let node = Baseline::new(device, scheme, page_count, budget_pages, config.clients_max)?;
+                let node = Arc::new(node);
+                device.attach(node.clone());
+                if scheme != Scheme::Static {
+                    worker = Some(Worker::start(node.clone()).map_err(listen_error)?);
+                }
+                node
+            }
+        };
+        let control = Some(ControlThread::start(listener, service.clone()).map_err(listen_error)?);
+        Ok(MemoryNode { device: device.clone(), service, control, worker })
     }
 
     /// The device.
@@ -133,7 +158,7 @@ impl MemoryNode {
 
     /// Pages, and who has them.
     pub fn status(&self) -> NodeStatus {
-        self.state.status()
+        self.service.status()
     }
 }
 
@@ -141,6 +166,7 @@ impl Drop for MemoryNode {
     fn drop(&mut self) {
         // The control thread first: it may wait for the engine.
         drop(self.control.take());
+        drop(self.worker.take());
         self.device.close();
     }
 }

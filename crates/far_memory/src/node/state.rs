@@ -12,24 +12,20 @@ use terrace_nic::{Device, Error, ProgressCallback};
 use terrace_sync::{Backlog, Mutex};
 
 use super::pool::{Marks, Pool};
+use super::service::{Expelled, Service};
 use super::tenant::{Executed, Tenant};
 use crate::protocol::{Connect, Connected, Function};
+use crate::scheme::Scheme;
 use crate::status::{ClientPages, NodeStatus};
 
 /// What the control thread asks for.
-pub(crate) enum Task {
+enum Task {
     /// Admit a client under this number, and say what it is to know or why not.
     Admit(u64, Box<Connect>, Sender<Result<Connected, String>>),
     /// Remove a client.
     Remove(u64),
     /// Repair the free-page queue, and count pages.
     Repair,
-}
-
-/// A client that the engine has found to break the rules.
-pub(crate) struct Expelled {
-    pub id: u64,
-    pub reason: String,
 }
 
 struct Inner {
@@ -86,62 +82,15 @@ impl State {
         }
     }
 
-    pub fn pool(&self) -> &Pool {
-        &self.pool
-    }
-
     /// Has the engine do something soon.
-    pub fn request(&self, task: Task) {
+    fn request(&self, task: Task) {
         self.tasks.add(task);
         if let Some(device) = self.device.upgrade() {
             device.request_callbacks();
         }
     }
 
-    /// Compares counters with budgets and looks for failures, and has the engine act if there is something to do. Returns
-    /// the clients to disconnect.
-    pub fn monitor(&self) -> Vec<Expelled> {
-        let mut inner = self.inner.lock();
-        let mut expelled = std::mem::take(&mut inner.expelled);
-        let failed = inner.tenants.iter().filter_map(|Held { tenant, .. }| {
-            tenant.failure().map(|reason| Expelled { id: tenant.id, reason: reason.into() })
-        });
-        expelled.extend(failed);
-        let is_over = inner.tenants.iter().any(|held| held.pages() > self.budget_pages);
-        drop(inner);
-        if is_over || self.pool.free().is_ok_and(|free| free.is_overrun) {
-            self.request(Task::Repair);
-        }
-        expelled
-    }
-
-    /// What there is, and who has it.
-    pub fn status(&self) -> NodeStatus {
-        let inner = self.inner.lock();
-        let clients = inner.tenants.iter().map(|held| {
-            let executed = held.tenant.executed();
-            let rounds = |function: Function| executed.since(&Executed::default(), function);
-            ClientPages {
-                name: held.tenant.name.clone(),
-                address: held.tenant.address,
-                page_count: held.tenant.page_count,
-                pages: held.pages(),
-                loads: rounds(Function::Load),
-                mapped_stores: rounds(Function::MappedStore),
-                unmapped_stores: rounds(Function::UnmappedStore),
-                invalidations: rounds(Function::Invalidate),
-            }
-        });
-        NodeStatus {
-            page_count: self.pool.page_count(),
-            free_pages: self.pool.free().map_or(0, |free| free.count),
-            budget_pages: self.budget_pages,
-            repairs: inner.repairs,
-            clients: clients.collect(),
-        }
-    }
-
-    fn admit(&self, inner: &mut Inner, id: u64, connect: &Connect) -> Result<Connected, String> {
+    fn make_tenant(&self, inner: &mut Inner, id: u64, connect: &Connect) -> Result<Connected, String> {
         let device = self.device.upgrade().ok_or("the memory node is ending")?;
         if inner.tenants.len() >= self.clients_max {
             return Err(format!("the memory node has {} clients already", self.clients_max));
@@ -155,7 +104,7 @@ impl State {
     fn handle(&self, inner: &mut Inner, task: Task) {
         match task {
             Task::Admit(id, connect, answer) => {
-                let admitted = self.admit(inner, id, &connect);
+                let admitted = self.make_tenant(inner, id, &connect);
                 // If nobody waits any more, the task that removes the client comes next.
                 let _ = answer.send(admitted);
             }
@@ -194,6 +143,58 @@ impl State {
         }
         self.pool.rebuild(&marks)?;
         Ok(true)
+    }
+}
+
+impl Service for State {
+    fn admit(&self, id: u64, connect: Box<Connect>, answer: Sender<Result<Connected, String>>) {
+        self.request(Task::Admit(id, connect, answer));
+    }
+
+    fn remove(&self, id: u64) {
+        self.request(Task::Remove(id));
+    }
+
+    /// Compares counters with budgets and looks for failures, and has the engine act if there is something to do.
+    fn monitor(&self) -> Vec<Expelled> {
+        let mut inner = self.inner.lock();
+        let mut expelled = std::mem::take(&mut inner.expelled);
+        let failed = inner.tenants.iter().filter_map(|Held { tenant, .. }| {
+            tenant.failure().map(|reason| Expelled { id: tenant.id, reason: reason.into() })
+        });
+        expelled.extend(failed);
+        let is_over = inner.tenants.iter().any(|held| held.pages() > self.budget_pages);
+        drop(inner);
+        if is_over || self.pool.free().is_ok_and(|free| free.is_overrun) {
+            self.request(Task::Repair);
+        }
+        expelled
+    }
+
+    fn status(&self) -> NodeStatus {
+        let inner = self.inner.lock();
+        let clients = inner.tenants.iter().map(|held| {
+            let executed = held.tenant.executed();
+            let rounds = |function: Function| executed.since(&Executed::default(), function);
+            ClientPages {
+                name: held.tenant.name.clone(),
+                address: held.tenant.address,
+                page_count: held.tenant.page_count,
+                pages: held.pages(),
+                loads: rounds(Function::Load),
+                mapped_stores: rounds(Function::MappedStore),
+                unmapped_stores: rounds(Function::UnmappedStore),
+                invalidations: rounds(Function::Invalidate),
+            }
+        });
+        NodeStatus {
+            scheme: Scheme::Odrp,
+            page_count: self.pool.page_count(),
+            free_pages: self.pool.free().map_or(0, |free| free.count),
+            budget_pages: self.budget_pages,
+            repairs: inner.repairs,
+            clients: clients.collect(),
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use super::access;
 use super::chain::{Chain, Shared};
 use super::owned::Owned;
 use super::pool::{Marks, Pool, PoolKeys};
-use crate::protocol::{ChainEnd, Connect, Connected, ENTRY_BYTES, Function, Rounds};
+use crate::protocol::{ChainEnd, Connect, Connected, ENTRY_BYTES, Function, Grant, Rounds};
 
 /// Address of a table's first entry, for work requests.
 const TABLE_BASE: u64 = 1 << 58;
@@ -90,16 +90,15 @@ impl Tenant {
         let connected = Connected {
             address: device.gids().first().ok_or(Error::Invalid("the device has no address"))?.addr,
             mtu_bytes,
-            chains: std::array::from_fn(|place| ChainEnd::of(tenant.chains[place].endpoint())),
-            table: TABLE_BASE,
+            ends: tenant.chains.iter().map(|chain| ChainEnd::of(chain.endpoint())).collect(),
             budget_pages,
-            empty: pool.empty(),
+            grant: Grant::Chains { table: TABLE_BASE, empty: pool.empty() },
         };
         Ok((tenant, connected))
     }
 
     fn make_chains(&mut self, device: &Arc<Device>, pool: &Pool, connect: &Connect) -> Result<(), Error> {
-        for (function, end) in Function::ALL.into_iter().zip(connect.chains) {
+        for (function, end) in Function::ALL.into_iter().zip(&connect.ends) {
             let path = rc::path_to(device, connect.address, end.qpn)?
                 .ok_or(Error::Invalid("the client's address is of another family"))?;
             let shared = Shared {

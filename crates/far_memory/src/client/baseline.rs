@@ -1,0 +1,295 @@
+//! The client's end of a baseline: READs and WRITEs of memory that the node has given, and messages to its processor.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use terrace_access::proto::Endpoint;
+use terrace_nic::{
+    Buffer, Error, Path, Payload, QpCap, QueuePair, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Wc,
+    WcOpcode, rc,
+};
+
+use super::link::Asked;
+use super::slabs::{Slabs, Taken};
+use super::transport::{Call, Finished, Transport};
+use crate::messages::{MESSAGE_BYTES, Message, Operation, Outcome, REPLY_BYTES, Reply, SlabKey};
+use crate::protocol::{Function, Grant};
+use crate::scheme::Scheme;
+
+/// `ibv_access_flags` of the headers' memory.
+const LOCAL_WRITE: u32 = 1;
+/// Bytes of memory for each message: its header, and that of its reply.
+const SLOT_BYTES: usize = 64;
+const _: () = assert!(MESSAGE_BYTES + REPLY_BYTES <= SLOT_BYTES);
+
+/// What a message is for.
+#[derive(Clone, Copy, Debug)]
+enum Purpose {
+    /// The node's processor carries a call out.
+    Call { function: Function, call: Call },
+    /// Stores wait for a slab.
+    Reserve { slab: u64 },
+    /// An invalidation has given the last page of a slab back.
+    Release { slab: u64, call: Call },
+}
+
+impl Purpose {
+    fn operation(self) -> (Operation, u64) {
+        match self {
+            Purpose::Call { function, call } => {
+                let operation = match function {
+                    Function::Load => Operation::Load,
+                    Function::MappedStore | Function::UnmappedStore => Operation::Store,
+                    Function::Invalidate => Operation::Invalidate,
+                };
+                (operation, call.index)
+            }
+            Purpose::Reserve { slab } => (Operation::Reserve, slab),
+            Purpose::Release { slab, .. } => (Operation::Release, slab),
+        }
+    }
+
+    fn call(self) -> Option<Call> {
+        match self {
+            Purpose::Call { call, .. } | Purpose::Release { call, .. } => Some(call),
+            Purpose::Reserve { .. } => None,
+        }
+    }
+}
+
+/// A READ or WRITE in flight.
+#[derive(Clone, Copy, Debug)]
+struct Access {
+    function: Function,
+    call: Call,
+    since: Instant,
+}
+
+/// A connection to the node of a baseline.
+pub(super) struct Baseline {
+    scheme: Scheme,
+    qp: Arc<QueuePair>,
+    endpoint: Endpoint,
+    /// Messages in flight at most, and accesses.
+    depth: usize,
+    headers: Buffer,
+    /// The number of the next message.
+    number: u32,
+    messages: VecDeque<(Purpose, Instant)>,
+    waiting_messages: VecDeque<Purpose>,
+    /// They complete in their order.
+    accesses: VecDeque<Access>,
+    waiting_accesses: VecDeque<(Function, Call)>,
+    slabs: Slabs,
+    /// Requests to be posted.
+    batch: Vec<SendWr>,
+    finished: VecDeque<Finished>,
+}
+
+impl Baseline {
+    pub fn new(scheme: Scheme, asked: &Asked<'_>) -> Result<Baseline, Error> {
+        let cap = QpCap {
+            // Messages and accesses, and as many again whose acknowledgements are on their way.
+            max_send_wr: 4 * asked.depth,
+            max_recv_wr: asked.depth,
+            max_send_sge: 2,
+            max_recv_sge: 2,
+            max_inline_data: 0,
+        };
+        let headers = Buffer::new(asked.pd, asked.depth as usize * SLOT_BYTES, LOCAL_WRITE)?;
+        let (qp, endpoint) = rc::new_pair(asked.pd, asked.cq, cap)?;
+        let baseline = Baseline {
+            scheme,
+            qp,
+            endpoint,
+            depth: asked.depth as usize,
+            headers,
+            number: 0,
+            messages: VecDeque::new(),
+            waiting_messages: VecDeque::new(),
+            accesses: VecDeque::new(),
+            waiting_accesses: VecDeque::new(),
+            slabs: Slabs::new(scheme.slab_pages()),
+            batch: Vec::new(),
+            finished: VecDeque::new(),
+        };
+        rc::initialize(&baseline.qp, 0)?;
+        Ok(baseline)
+    }
+
+    fn slot_at(&self, number: u32) -> usize {
+        number as usize % self.depth * SLOT_BYTES
+    }
+
+    /// Prepares a message, and posts the receive of its reply: replies come in the order of messages.
+    fn ask(&mut self, purpose: Purpose, now: Instant) -> Result<(), Error> {
+        if self.messages.len() >= self.depth {
+            self.waiting_messages.push_back(purpose);
+            return Ok(());
+        }
+        let (operation, index) = purpose.operation();
+        let (at, page) = (self.slot_at(self.number), purpose.call().and_then(|call| call.page));
+        self.headers.write(at, &Message { operation, number: self.number, index }.emit())?;
+        let mut receive = SgeList::from_slice(&[self.headers.sge(at + MESSAGE_BYTES, REPLY_BYTES as u32)]);
+        receive.extend(page.filter(|_| operation == Operation::Load));
+        let mut sges = SgeList::from_slice(&[self.headers.sge(at, MESSAGE_BYTES as u32)]);
+        sges.extend(page.filter(|_| operation == Operation::Store));
+        self.qp.post_recv([Ok(RecvWr { wr_id: 0, sges: receive })]).map_err(|(_, error)| error)?;
+        self.batch.push(request(SendOp::Send, Payload::Sges(sges), SendFlags::empty()));
+        self.messages.push_back((purpose, now));
+        self.number = self.number.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Takes the reply to the oldest message.
+    fn take_reply(&mut self, now: Instant) -> Result<(), &'static str> {
+        const WRONG: &str = "its reply is of another request";
+        let oldest = self.number.wrapping_sub(self.messages.len() as u32);
+        let (purpose, _) = self.messages.pop_front().ok_or(WRONG)?;
+        let mut bytes = [0; REPLY_BYTES];
+        self.headers.read(self.slot_at(oldest) + MESSAGE_BYTES, &mut bytes).map_err(|_| WRONG)?;
+        let reply = Reply::parse(&bytes).filter(|reply| reply.number == oldest).ok_or(WRONG)?;
+        match purpose {
+            Purpose::Call { function, call } => self.finish(function, call, reply.outcome),
+            Purpose::Release { call, .. } => self.finish(Function::Invalidate, call, reply.outcome),
+            Purpose::Reserve { slab } => self.end_reservation(slab, &reply, now)?,
+        }
+        match self.waiting_messages.pop_front() {
+            Some(next) => self.ask(next, now).map_err(|_| "no message can be made"),
+            None => Ok(()),
+        }
+    }
+
+    fn end_reservation(&mut self, slab: u64, reply: &Reply, now: Instant) -> Result<(), &'static str> {
+        let key = (reply.outcome == Outcome::Done).then_some(reply.key);
+        for call in self.slabs.reserved(slab, key) {
+            match reply.outcome {
+                Outcome::Done => self
+                    .access(Function::UnmappedStore, call, now)
+                    .map_err(|_| "its memory cannot be accessed")?,
+                refusal => self.finish(Function::UnmappedStore, call, refusal),
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepares a READ or WRITE.
+    fn access(&mut self, function: Function, call: Call, now: Instant) -> Result<(), Error> {
+        if self.accesses.len() >= self.depth {
+            self.waiting_accesses.push_back((function, call));
+            return Ok(());
+        }
+        let place = self.slabs.locate(call.index).ok_or(Error::Invalid("the page has no slab"))?;
+        let page: Sge = call.page.ok_or(Error::Invalid("the call has no page"))?;
+        let SlabKey { addr: va, rkey } = place;
+        let op =
+            if function == Function::Load { SendOp::Read { va, rkey } } else { SendOp::Write { va, rkey } };
+        self.batch.push(request(op, Payload::Sge(page), SendFlags::SIGNALED));
+        self.accesses.push_back(Access { function, call, since: now });
+        Ok(())
+    }
+
+    fn end_access(&mut self, now: Instant) -> Result<(), &'static str> {
+        // Only signaled requests complete.
+        let Some(Access { function, call, .. }) = self.accesses.pop_front() else { return Ok(()) };
+        self.finish(function, call, Outcome::Done);
+        match self.waiting_accesses.pop_front() {
+            Some((function, call)) => {
+                self.access(function, call, now).map_err(|_| "its memory cannot be accessed")
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn finish(&mut self, function: Function, call: Call, outcome: Outcome) {
+        self.finished.push_back(Finished { function, call, outcome });
+    }
+}
+
+impl Transport for Baseline {
+    fn endpoints(&self) -> Vec<Endpoint> {
+        vec![self.endpoint]
+    }
+
+    fn connect(&mut self, peers: &[(Path, Endpoint)], grant: Grant) -> Result<(), Error> {
+        match (self.scheme, grant) {
+            (Scheme::Static, Grant::Reserved(key)) => self.slabs.hold(0, key),
+            (Scheme::Dynamic1M | Scheme::Dynamic4K | Scheme::TwoSided, Grant::Messages) => {}
+            _ => return Err(Error::Invalid("the node grants what is none of its scheme")),
+        }
+        let mut peers = peers.iter();
+        peers.try_for_each(|(path, peer)| rc::connect(&self.qp, self.endpoint, *path, *peer, rc::RNR_RETRIES))
+    }
+
+    fn begin(&mut self, function: Function, call: Call, now: Instant) -> Result<(), Error> {
+        if self.scheme == Scheme::TwoSided {
+            return self.ask(Purpose::Call { function, call }, now);
+        }
+        match function {
+            Function::Load | Function::MappedStore => self.access(function, call, now),
+            Function::UnmappedStore => match self.slabs.take(call) {
+                Taken::Held => self.access(function, call, now),
+                Taken::Reserve { slab } => self.ask(Purpose::Reserve { slab }, now),
+                Taken::Waits => Ok(()),
+            },
+            Function::Invalidate => match self.slabs.give(call.index) {
+                Some(slab) => self.ask(Purpose::Release { slab, call }, now),
+                None => {
+                    self.finish(function, call, Outcome::Done);
+                    Ok(())
+                }
+            },
+        }
+    }
+
+    fn post(&mut self) -> Result<(), Error> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        self.qp.post_send(self.batch.drain(..).map(Ok)).map_err(|(_, error)| error)
+    }
+
+    fn has_qp(&self, qpn: u32) -> bool {
+        self.qp.qpn() == qpn
+    }
+
+    fn handle(&mut self, wc: &Wc, now: Instant) -> Result<(), &'static str> {
+        match wc.opcode {
+            WcOpcode::Recv => self.take_reply(now),
+            _ => self.end_access(now),
+        }
+    }
+
+    fn take_finished(&mut self) -> Option<Finished> {
+        self.finished.pop_front()
+    }
+
+    fn delay(&mut self, time: Duration, now: Instant) {
+        let messages = self.messages.iter_mut().map(|(_, since)| since);
+        for since in messages.chain(self.accesses.iter_mut().map(|access| &mut access.since)) {
+            *since = (*since + time).min(now);
+        }
+    }
+
+    fn oldest(&self) -> Option<Instant> {
+        let message = self.messages.front().map(|(_, since)| *since);
+        message.into_iter().chain(self.accesses.front().map(|access| access.since)).min()
+    }
+
+    fn abandon(&mut self) -> Vec<Call> {
+        self.batch.clear();
+        // It fails only if it was destroyed before.
+        let _ = self.qp.destroy();
+        let messages = self.messages.drain(..).map(|(purpose, _)| purpose);
+        let asked = messages.chain(self.waiting_messages.drain(..)).filter_map(Purpose::call);
+        let accesses = self.accesses.drain(..).map(|access| access.call);
+        let waiting = self.waiting_accesses.drain(..).map(|(_, call)| call);
+        let finished = self.finished.drain(..).map(|finished| finished.call);
+        asked.chain(self.slabs.abandon()).chain(accesses).chain(waiting).chain(finished).collect()
+    }
+}
+
+fn request(op: SendOp, payload: Payload, flags: SendFlags) -> SendWr {
+    SendWr { wr_id: 0, op, payload, flags, target: None }
+}
