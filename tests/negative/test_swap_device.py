@@ -146,6 +146,30 @@ class Pages(SwapDevice):
         self.assertEqual(disk.request(READ, 100, 5), (0, b"hello"))
         self.assertNotIn("EIO", self.end(device))
 
+    def nodes_of(self, device):
+        """What SIGUSR1 prints of each of two nodes."""
+        device.send_signal(signal.SIGUSR1)
+        return [device.stdout.readline() for _ in range(3)][1:]
+
+    def test_a_stopped_node_that_goes_on_is_used_again(self):
+        (first, first_listen), (second, second_listen) = self.node(), self.node()
+        device = self.device(first_listen, second_listen, options=("--mirror", "2"))
+        disk = self.enterContext(contextlib.closing(Disk(self.socket)))
+        content = os.urandom(64 * PAGE)
+        self.assertEqual(disk.request(WRITE, 0, len(content), content)[0], 0)
+        first.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, first.pid, os.WSTOPPED)
+        self.assertEqual(disk.request(WRITE, 100, 5, content[100:105])[0], 0)
+        self.assertIn("; lost: ", self.nodes_of(device)[0])
+        first.send_signal(signal.SIGCONT)
+        deadline = time.monotonic() + LIMIT_S
+        while "64 pages, 0 missing; lost 1 times, joined again 1 times, 64 pages copied\n" not in self.nodes_of(device)[0]:
+            self.assertLess(time.monotonic(), deadline, self.nodes_of(device))
+            time.sleep(0.05)
+        second.kill()
+        self.assertEqual(disk.request(READ, 0, len(content)), (0, content))
+        self.assertEqual(self.end(device).count("all pages that are left have two copies again"), 1)
+
     def test_a_full_node_is_enospc(self):
         _, listen = self.node("1M")
         device = self.device(listen)

@@ -20,6 +20,7 @@ mod library;
 mod log;
 mod memory_node;
 mod mount;
+mod node_states;
 mod pager;
 mod pool;
 mod program;

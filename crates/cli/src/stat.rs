@@ -1,11 +1,11 @@
 //! `terrace stat`: the counters of the NICs of running processes, as reported by the processes.
 
-use crate::{clients, far_pages, json, pool, regions, table};
+use crate::{clients, far_pages, json, node_states, pool, regions, table};
 use clap::Args;
 use serde::Deserialize;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
-use terrace_far_memory::NodeStatus;
+use terrace_far_memory::{NODES_REPORT, NodeState, NodeStatus};
 use terrace_nic::stat::{Counts, DeviceSnapshot, QpSnapshot, fetch, processes};
 use terrace_node::ClientStats;
 use terrace_pager::PagerStatus;
@@ -232,6 +232,10 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
         let counts = far_pages::counts(&now);
         text += &section("pager", &counts, before.map(|before| far_pages::counts(&before)).as_ref(), seconds);
     }
+    let nodes = memory_nodes(device);
+    if !nodes.is_empty() {
+        text += &node_states::text(&nodes);
+    }
     if !device.queue_pairs.is_empty() {
         text += "\n";
         text += &queue_pair_table(&device.queue_pairs);
@@ -258,6 +262,12 @@ fn clients(device: &DeviceSnapshot) -> Vec<ClientStats> {
 /// The state of a pager of programs whose memory is on memory nodes.
 fn pager(device: &DeviceSnapshot) -> Option<PagerStatus> {
     device.reports.get(terrace_pager::REPORT).and_then(|report| PagerStatus::deserialize(report).ok())
+}
+
+/// The memory nodes that the process uses.
+fn memory_nodes(device: &DeviceSnapshot) -> Vec<NodeState> {
+    let report = device.reports.get(NODES_REPORT);
+    report.and_then(|report| Vec::deserialize(report).ok()).unwrap_or_default()
 }
 
 /// The pages of a memory node, and who has them.

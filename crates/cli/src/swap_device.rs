@@ -15,7 +15,7 @@ use terrace_nic::{PathChoice, PortConfig};
 use terrace_pages::size;
 
 use crate::log::LogOption;
-use crate::values;
+use crate::{node_states, values};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -34,8 +34,9 @@ discarded (TRIM, WRITE_ZEROES). What was never written reads as zeros.
 The pages end with this process: run swapoff, or end the guest, before it. SIGTERM and SIGINT let
 requests in flight end, which takes at most ten seconds. SIGUSR1 prints what the device has done.
 
-A request whose memory node is lost fails with EIO, unless --mirror 2 keeps a copy elsewhere. A write
-fails with ENOSPC when the nodes have no free page.
+A request whose memory node is lost fails with EIO, unless --mirror 2 keeps a copy elsewhere. A node
+that is started again is used again then, and pages are copied to it. A write fails with ENOSPC when
+the nodes have no free page.
 
 All memory of this process is locked, because a kernel that swapped it out could not swap it in.
 docs/swap-device.md has the limits of swapping over a network.";
@@ -216,10 +217,7 @@ fn print_status(server: &Server, client: &Client) {
         totals.invalidated_pages,
         client.stored_pages()
     );
-    for node in client.nodes() {
-        let lost = node.lost.map_or_else(String::new, |reason| format!(", lost: {reason}"));
-        lines += &format!("  {}: {} pages{lost}\n", node.address, node.pages);
-    }
+    lines += &node_states::lines(&client.nodes());
     print(&lines);
 }
 

@@ -25,7 +25,7 @@ mod status;
 mod tcp;
 
 pub use client::{
-    Client, ClientConfig, Completion, ConnectError, NodeState, PageBuffer, Request, node_status,
+    Client, ClientConfig, Completion, ConnectError, NODES_REPORT, NodeState, PageBuffer, Request, node_status,
 };
 pub use node::{MemoryNode, NodeConfig, NodeError};
 pub use page_store::{PAGE_BYTES, Page, PageError, PageStore};

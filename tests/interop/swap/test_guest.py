@@ -1,7 +1,7 @@
 """A guest kernel under memory pressure swaps to memory nodes: a virtio disk, over NBD, over `terrace swap-device`.
 
 A program in the guest uses more memory than the guest has, and verifies it. With two copies of each page, a memory node
-is killed and started again meanwhile. The guest is emulated (TCG), so it is small.
+is killed and started again meanwhile, and then the other one. The guest is emulated (TCG), so it is small.
 """
 
 import os
@@ -144,15 +144,27 @@ def test_a_guest_swaps_to_a_memory_node(request, start, start_node, tmp_path):
     assert device.end() == 0
 
 
-def test_a_guest_goes_on_without_one_of_two_memory_nodes(request, start, start_node, tmp_path):
-    (first, first_listen), (_, second_listen) = start_node(7474), start_node(7475)
+def wait_for_output(command, text):
+    deadline = time.monotonic() + LIMIT_S
+    while text not in command.output():
+        assert command.process.poll() is None and time.monotonic() < deadline, f"no {text!r}: {command.output()}"
+        time.sleep(0.05)
+
+
+def test_a_guest_goes_on_when_each_of_two_memory_nodes_has_been_killed(request, start, start_node, tmp_path):
+    """The first one is started again, and has a copy of each page when the second one is killed."""
+    (first, first_listen), (second, second_listen) = start_node(7474), start_node(7475)
     device, socket = swap_device(start, tmp_path, [first_listen, second_listen], "--mirror", "2")
-    guest = Guest(tmp_path, socket, passes=3)
+    guest = Guest(tmp_path, socket, passes=4)
     request.addfinalizer(guest.end)
     guest.wait_for("pass 1: verified")
     first.end(signal.SIGKILL)
     guest.wait_for("pass 2: written")
     start_node(7474)
+    wait_for_output(device, "have two copies again")
+    assert "pass 4: verified" not in guest.console(), "the program has ended before the second node"
+    second.end(signal.SIGKILL)
     check_end(guest)
-    assert device.output().count("a memory node is lost") == 1, device.output()
+    output = device.output()
+    assert output.count("a memory node is lost") == 2 and output.count("a memory node is used again") == 1, output
     assert device.end() == 0

@@ -10,9 +10,8 @@ use terrace_nic::{
     WcOpcode, rc,
 };
 
-use super::link::Asked;
 use super::slabs::{Slabs, Taken};
-use super::transport::{Call, Finished, Transport};
+use super::transport::{Asked, Call, Finished, Transport};
 use crate::messages::{MESSAGE_BYTES, Message, Operation, Outcome, REPLY_BYTES, Reply, SlabKey};
 use crate::protocol::{Function, Grant};
 use crate::scheme::Scheme;

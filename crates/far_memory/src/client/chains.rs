@@ -7,8 +7,7 @@ use terrace_access::proto::Endpoint;
 use terrace_nic::{Error, Path, Wc, WcOpcode};
 
 use super::chain::ChainClient;
-use super::link::Asked;
-use super::transport::{Call, Finished, Transport};
+use super::transport::{Asked, Call, Finished, Transport};
 use crate::messages::Outcome;
 use crate::protocol::{Function, Grant, Rounds};
 

@@ -1,17 +1,16 @@
 //! A client's connection to one memory node.
 
 use std::io::{ErrorKind, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::sync::Arc;
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
-use terrace_nic::{Cq, Device, Pd, rc};
+use terrace_nic::{Device, rc};
 
-use super::ConnectError;
 use super::baseline::Baseline;
 use super::chains::Chains;
-use super::transport::Transport;
+use super::connect_error::ConnectError;
+use super::transport::{Asked, Call, Transport};
 use crate::protocol::{ANSWER_BYTES_MAX, Answer, ChainEnd, Connect, Connected, Request, VERSION};
 use crate::scheme::Scheme;
 use crate::status::NodeStatus;
@@ -44,16 +43,16 @@ pub(super) struct Link {
     empty_until: Option<(Instant, Duration)>,
     /// Why the node is lost.
     pub lost: Option<String>,
+    pub counts: LinkCounts,
 }
 
-/// What a client asks of each node.
-pub(super) struct Asked<'a> {
-    pub device: &'a Arc<Device>,
-    pub pd: &'a Arc<Pd>,
-    pub cq: &'a Arc<Cq>,
-    pub name: &'a str,
-    pub entries: u64,
-    pub depth: u32,
+/// What has happened to a node of a client.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LinkCounts {
+    pub losses: u64,
+    pub rejoins: u64,
+    /// Pages that were copied to it after it has joined again.
+    pub copied_pages: u64,
 }
 
 impl Link {
@@ -76,6 +75,7 @@ impl Link {
                 mapped_pages: 0,
                 empty_until: None,
                 lost: None,
+                counts: LinkCounts::default(),
             }),
             Err(error) => {
                 transport.abandon();
@@ -126,6 +126,11 @@ impl Link {
             return None;
         }
         self.looked_at = now;
+        self.ended()
+    }
+
+    /// Why the node has closed the connection, if so.
+    pub fn ended(&mut self) -> Option<String> {
         match tcp::read_line(&mut self.stream, &mut self.line, ANSWER_BYTES_MAX) {
             Ok(None) => None,
             Ok(Some(line)) => Some(match serde_json::from_slice(&line) {
@@ -135,6 +140,15 @@ impl Link {
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => Some("it has ended".into()),
             Err(error) => Some(error.to_string()),
         }
+    }
+
+    /// Notes that the node is lost, and returns the calls in flight. A node that goes on all the same frees the client's pages.
+    pub fn give_up(&mut self, reason: &str) -> Vec<Call> {
+        (self.lost, self.mapped_pages) = (Some(reason.into()), 0);
+        self.counts.losses += 1;
+        // It fails if the node has closed the connection.
+        let _ = self.stream.shutdown(Shutdown::Both);
+        self.transport.abandon()
     }
 }
 

@@ -14,44 +14,57 @@
 //! | module | contains |
 //! |---|---|
 //! | `space` | which nodes have a page |
-//! | `link` | a node's connection |
+//! | `link`, `connect_error` | a node's connection, and why there is none |
+//! | `page_buffer` | registered memory of pages, and the ends of operations |
 //! | `transport` | how functions of a node are called |
 //! | `chains`, `chain` | by chains, one for each function |
 //! | `baseline`, `slabs` | as a baseline does: by messages and one-sided accesses; the memory that was given |
 //! | `copies` | which copies of a page there are, and where new ones can be |
 //! | `operations` | operations in flight, and what becomes of them when a node is lost |
+//! | `rejoin`, `refill` | nodes that were lost are used again; the copies of pages that they lack |
+//! | `report` | what `terrace stat` shows |
 
 mod baseline;
 mod chain;
 mod chains;
+mod connect_error;
 mod copies;
 #[cfg(test)]
 mod hostile_tests;
 mod link;
 mod operations;
+mod page_buffer;
+mod refill;
+mod rejoin;
+mod report;
 mod slabs;
 mod space;
 mod transport;
 
 use std::any::Any;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use terrace_nic::{Buffer, Cq, CqInit, Device, Error, OpenError, Pd, PortConfig, Sge};
+use terrace_nic::{Buffer, Cq, CqInit, Device, Error, Pd, PortConfig};
 use terrace_sync::Mutex;
 
 use crate::page_store::{PAGE_BYTES, Page, PageError, PageStore};
 use crate::protocol::DEPTH_MAX;
-use link::{Asked, Link};
+use link::Link;
 use operations::{Kind, Operation, Operations, Sink, Waiter};
+use page_buffer::{BUFFER_ACCESS, new_buffer};
+use refill::{COPIES, Refill};
+use rejoin::{RejoinThread, Rejoining};
+use report::Report;
 use space::Space;
+use transport::Asked;
 
+pub use connect_error::ConnectError;
 pub use link::node_status;
+pub use page_buffer::{Completion, PageBuffer};
+pub use report::{NODES_REPORT, NodeState};
 
-/// `ibv_access_flags` of buffers: nodes WRITE loaded pages.
-const BUFFER_ACCESS: u32 = 1 | 1 << 1;
 /// Pages of the buffer that blocking calls share.
 const SHARED_PAGES: usize = 64;
 /// How long a waiting thread polls before it lets others run.
@@ -92,77 +105,6 @@ impl ClientConfig {
     }
 }
 
-/// Why a client cannot connect.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// No port could be opened.
-    #[error(transparent)]
-    Port(OpenError),
-    /// The NIC refuses.
-    #[error("the NIC refuses: {0}")]
-    Nic(#[from] Error),
-    /// No nodes, no pages, or more copies than nodes.
-    #[error("a space has at least one node and one page, and at most as many copies as nodes: 1 or 2")]
-    Config,
-    /// The client has no address of the node's family.
-    #[error("no local address of the same family as {0}: choose another local address")]
-    Family(SocketAddr),
-    /// The node does not answer.
-    #[error("no memory node answers at {0} ({1}): is `terrace memory-node` running there?")]
-    Unreachable(SocketAddr, #[source] io::Error),
-    /// The node refuses the client.
-    #[error("the memory node at {0} refuses: {1}")]
-    Refused(SocketAddr, String),
-    /// The node's answer is none of the protocol.
-    #[error("the answer of {0} is none of a memory node: is it of another version?")]
-    Protocol(SocketAddr),
-}
-
-/// The end of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Completion {
-    /// The tag that the operation was given.
-    pub tag: u64,
-    /// Its page.
-    pub page: u64,
-    /// How it ended.
-    pub result: Result<(), PageError>,
-}
-
-/// Registered memory of whole pages, for operations of the client that made it.
-pub struct PageBuffer {
-    buffer: Buffer,
-}
-
-impl PageBuffer {
-    /// Pages of the buffer.
-    pub fn page_count(&self) -> usize {
-        self.buffer.len() / PAGE_BYTES
-    }
-
-    /// Copies a page out.
-    ///
-    /// # Errors
-    /// `Buffer` if there is no such page.
-    pub fn read(&self, index: usize, into: &mut Page) -> Result<(), PageError> {
-        let at = index.checked_mul(PAGE_BYTES).ok_or(PageError::Buffer)?;
-        self.buffer.read(at, into).map_err(|_| PageError::Buffer)
-    }
-
-    /// Copies a page in.
-    ///
-    /// # Errors
-    /// `Buffer` if there is no such page.
-    pub fn write(&self, index: usize, from: &Page) -> Result<(), PageError> {
-        let at = index.checked_mul(PAGE_BYTES).ok_or(PageError::Buffer)?;
-        self.buffer.write(at, from).map_err(|_| PageError::Buffer)
-    }
-
-    fn sge(&self, index: usize) -> Option<Sge> {
-        (index < self.page_count()).then(|| self.buffer.sge(index * PAGE_BYTES, PAGE_BYTES as u32))
-    }
-}
-
 /// What to do, for [`Client::submit`].
 #[derive(Clone)]
 pub enum Request {
@@ -193,27 +135,18 @@ pub enum Request {
     },
 }
 
-/// A node of a client.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeState {
-    /// Where it listens.
-    pub address: SocketAddr,
-    /// Pages that the client has there.
-    pub pages: u64,
-    /// Why it was given up, if so.
-    pub lost: Option<String>,
-}
-
 /// Pages on memory nodes.
 pub struct Client {
     device: Arc<Device>,
     pd: Arc<Pd>,
     cq: Arc<Cq>,
-    operations: Mutex<Operations>,
+    operations: Arc<Mutex<Operations>>,
     page_count: u64,
     /// The buffer of blocking calls, and the pages of it that are free.
     shared: Arc<PageBuffer>,
     free: Mutex<Vec<usize>>,
+    /// Uses lost nodes again, if there are two copies of each page.
+    rejoin: Option<RejoinThread>,
 }
 
 impl Client {
@@ -244,17 +177,34 @@ impl Client {
         let asked = Asked { device, pd: &pd, cq: &cq, name: &config.name, entries: space.entries(), depth };
         let links = config.nodes.iter().map(|node| Link::connect(*node, &asked));
         let links = links.collect::<Result<Vec<_>, ConnectError>>()?;
-        let operations =
+        let mut operations =
             Operations::new(space, links, config.timeout, config.depth.max(1) as usize * config.nodes.len());
+        if config.copies > 1 {
+            operations.refill = Some(Refill::new(Arc::new(new_buffer(&pd, COPIES)?)));
+        }
+        let operations = Arc::new(Mutex::new(operations));
+        device.attach(Arc::new(Report::new(&operations)));
+        let rejoin = (config.copies > 1).then(|| {
+            RejoinThread::start(Rejoining {
+                device: device.clone(),
+                pd: pd.clone(),
+                cq: cq.clone(),
+                name: config.name.clone(),
+                entries: space.entries(),
+                depth,
+                operations: operations.clone(),
+            })
+        });
         let shared = Arc::new(new_buffer(&pd, SHARED_PAGES)?);
         Ok(Client {
             device: device.clone(),
             pd,
             cq,
-            operations: Mutex::new(operations),
+            operations,
             page_count: config.page_count,
             shared,
             free: Mutex::new((0..SHARED_PAGES).collect()),
+            rejoin: rejoin.transpose().map_err(ConnectError::Thread)?,
         })
     }
 
@@ -316,13 +266,7 @@ impl Client {
 
     /// The nodes, in the order of the configuration.
     pub fn nodes(&self) -> Vec<NodeState> {
-        let operations = self.operations.lock();
-        let state = |link: &Link| NodeState {
-            address: link.address,
-            pages: link.mapped_pages,
-            lost: link.lost.clone(),
-        };
-        operations.links.iter().map(state).collect()
+        report::states(&self.operations.lock())
     }
 
     /// Pages that are stored.
@@ -422,13 +366,11 @@ impl PageStore for Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
+        drop(self.rejoin.take());
+        // The thread that has the lock may not have seen that.
+        drop(self.operations.lock());
         self.device.close();
     }
-}
-
-fn new_buffer(pd: &Arc<Pd>, page_count: usize) -> Result<PageBuffer, Error> {
-    let len = page_count.checked_mul(PAGE_BYTES).ok_or(Error::Invalid("more pages than addresses"))?;
-    Ok(PageBuffer { buffer: Buffer::new(pd, len, BUFFER_ACCESS)? })
 }
 
 fn operation_of(request: Request) -> Result<Operation, PageError> {

@@ -10,9 +10,10 @@ use terrace_nic::{Cq, Error, Sge, Wc, WcStatus};
 use terrace_sync::Mutex;
 
 use super::link::Link;
+use super::page_buffer::{Completion, PageBuffer};
+use super::refill::Refill;
 use super::space::{Place, Space};
 use super::transport::{Call, Finished};
-use super::{Completion, PageBuffer};
 use crate::messages::Outcome;
 use crate::page_store::PageError;
 use crate::protocol::Function;
@@ -28,6 +29,8 @@ pub(super) enum Kind {
     Load,
     Store,
     Invalidate,
+    /// Makes the copies that are missing.
+    Copy,
 }
 
 /// Whom the end of an operation is reported to.
@@ -37,6 +40,8 @@ pub(super) enum Sink {
     Waiter(Arc<Waiter>),
     /// Nobody: the client's own.
     Nobody,
+    /// The refill, whose page of its buffer this is. It counts for no limit.
+    Copy(usize),
 }
 
 /// A thread that waits for one operation.
@@ -82,11 +87,15 @@ pub(super) struct Operations {
     depth: usize,
     in_flight: Slab<InFlight>,
     /// Pages with an operation in flight, and the later ones that wait for it.
-    pages: HashMap<u64, VecDeque<Operation>>,
+    pub pages: HashMap<u64, VecDeque<Operation>>,
     /// Operations in flight or waiting.
     count: usize,
     /// Which pages are stored.
     stored: Vec<u64>,
+    /// Stored pages that have a place on each node.
+    pub wanted_pages: Vec<u64>,
+    /// Of a client with two copies of each page.
+    pub refill: Option<Refill>,
     completed: Vec<Completion>,
     taken: Vec<Wc>,
     advanced_at: Instant,
@@ -95,6 +104,8 @@ pub(super) struct Operations {
 impl Operations {
     pub fn new(space: Space, links: Vec<Link>, timeout: Duration, depth: usize) -> Operations {
         Operations {
+            wanted_pages: vec![0; links.len()],
+            refill: None,
             space,
             links,
             timeout,
@@ -113,9 +124,20 @@ impl Operations {
         page < self.space.page_count && self.stored[(page / 64) as usize] & 1 << (page % 64) != 0
     }
 
+    /// The bits of 64 pages from a multiple of 64, this one among them.
+    pub fn stored_word(&self, page: u64) -> u64 {
+        self.stored[(page / 64) as usize]
+    }
+
     fn set_stored(&mut self, page: u64, is_stored: bool) {
-        let (word, bit) = (&mut self.stored[(page / 64) as usize], 1 << (page % 64));
-        *word = if is_stored { *word | bit } else { *word & !bit };
+        if self.is_stored(page) == is_stored {
+            return;
+        }
+        self.stored[(page / 64) as usize] ^= 1 << (page % 64);
+        for place in self.space.places(page) {
+            let wanted = &mut self.wanted_pages[place.node];
+            *wanted = if is_stored { *wanted + 1 } else { *wanted - 1 };
+        }
     }
 
     /// Pages that are stored.
@@ -144,14 +166,19 @@ impl Operations {
             return Err(PageError::Full);
         }
         self.count += 1;
-        match self.pages.get_mut(&page) {
+        self.enqueue(operation, now);
+        Ok(())
+    }
+
+    /// Starts an operation, or has it wait for those of its page.
+    pub fn enqueue(&mut self, operation: Operation, now: Instant) {
+        match self.pages.get_mut(&operation.page) {
             Some(waiting) => waiting.push_back(operation),
             None => {
-                self.pages.insert(page, VecDeque::new());
+                self.pages.insert(operation.page, VecDeque::new());
                 self.start(operation, now);
             }
         }
-        Ok(())
     }
 
     fn start(&mut self, operation: Operation, now: Instant) {
@@ -160,6 +187,7 @@ impl Operations {
         match kind {
             Kind::Load if !self.is_stored(page) => self.note_error(key, PageError::NotStored(page)),
             Kind::Load => self.start_load(key, now),
+            Kind::Copy => self.start_copy(key, page, now),
             Kind::Store | Kind::Invalidate => {
                 let places: Vec<Place> = self.space.places(page).collect();
                 let is_left = |place: &&Place| self.links[place.node].lost.is_none();
@@ -175,7 +203,7 @@ impl Operations {
     }
 
     /// Loads from the first copy that is left.
-    fn start_load(&mut self, key: usize, now: Instant) {
+    pub fn start_load(&mut self, key: usize, now: Instant) {
         let page = self.in_flight[key].operation.page;
         match self.space.places(page).find(|place| self.has_copy(place)) {
             Some(place) => self.call(key, Function::Load, place, now),
@@ -203,7 +231,7 @@ impl Operations {
         }
     }
 
-    fn call(&mut self, key: usize, function: Function, place: Place, now: Instant) {
+    pub fn call(&mut self, key: usize, function: Function, place: Place, now: Instant) {
         let in_flight = &mut self.in_flight[key];
         in_flight.pending += 1;
         let page = in_flight.operation.buffer.as_ref().map(|(_, sge)| *sge);
@@ -230,6 +258,13 @@ impl Operations {
         let result = match error {
             // A copy that is left is enough.
             Some(PageError::NodeLost(_)) if succeeded > 0 => Ok(()),
+            // So it is where a node that has joined again has no room for the other.
+            Some(PageError::PoolEmpty | PageError::BudgetExhausted)
+                if succeeded > 0 && self.is_stored(page) =>
+            {
+                self.refill.iter_mut().for_each(|refill| refill.note_missing(now));
+                Ok(())
+            }
             Some(error) => Err(error),
             None => Ok(()),
         };
@@ -238,11 +273,12 @@ impl Operations {
             (Kind::Invalidate, _) => self.set_stored(page, false),
             _ => {}
         }
-        self.count -= 1;
+        self.count -= usize::from(!matches!(operation.sink, Sink::Copy(_)));
         match operation.sink {
             Sink::Tag(tag) => self.completed.push(Completion { tag, page, result }),
             Sink::Waiter(waiter) => waiter.put(result),
             Sink::Nobody => {}
+            Sink::Copy(index) => self.end_copy(page, index, now),
         }
         if operation.kind == Kind::Store && result.is_err() && self.has_stray_copy(page) {
             self.count += 1;
@@ -341,13 +377,32 @@ impl Operations {
             }
             Function::Load | Function::MappedStore => {}
         }
-        self.in_flight[key].pending -= 1;
+        let in_flight = &mut self.in_flight[key];
+        in_flight.pending -= 1;
+        let (kind, page) = (in_flight.operation.kind, in_flight.operation.page);
         match outcome {
-            Outcome::Done => self.in_flight[key].succeeded += 1,
+            Outcome::Done => in_flight.succeeded += 1,
             Outcome::PoolEmpty => self.note_error(key, PageError::PoolEmpty),
             Outcome::BudgetExhausted => self.note_error(key, PageError::BudgetExhausted),
         }
+        match (kind, function) {
+            (Kind::Copy, Function::Load) => self.store_copy(key, page, now),
+            (Kind::Copy, _) if outcome == Outcome::Done => self.count_copy(node),
+            _ => {}
+        }
         self.finish_if_done(key, now);
+    }
+
+    /// Gives nodes up whose processes have ended, although no reply is late.
+    pub fn look_for_ends(&mut self, now: Instant) {
+        for node in 0..self.links.len() {
+            if self.links[node].lost.is_none()
+                && let Some(reason) = self.links[node].ended()
+            {
+                self.lose(node, &reason, now);
+            }
+        }
+        self.post(now);
     }
 
     /// Gives a node up. Operations that it alone could have served fail, others go on with the copies that are left.
@@ -357,8 +412,7 @@ impl Operations {
             return;
         }
         tracing::warn!(node = %link.address, reason, "a memory node is lost");
-        link.lost = Some(reason.into());
-        let calls = link.transport.abandon();
+        let calls = link.give_up(reason);
         for Call { operation: key, .. } in calls {
             let in_flight = &mut self.in_flight[key];
             in_flight.pending -= 1;
@@ -367,7 +421,7 @@ impl Operations {
                 Kind::Load => self.start_load(key, now),
                 // An invalidation has nothing left to do there.
                 Kind::Invalidate => {}
-                Kind::Store => self.note_error(key, PageError::NodeLost(page)),
+                Kind::Store | Kind::Copy => self.note_error(key, PageError::NodeLost(page)),
             }
             self.finish_if_done(key, now);
         }

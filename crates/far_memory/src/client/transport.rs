@@ -1,14 +1,25 @@
 //! How a client has functions carried out by a node: by chains, or as a baseline does.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use terrace_access::proto::Endpoint;
-use terrace_nic::{Error, Path, Sge, Wc};
+use terrace_nic::{Cq, Device, Error, Path, Pd, Sge, Wc};
 
 #[cfg(test)]
 use super::chain::ChainClient;
 use crate::messages::Outcome;
 use crate::protocol::{Function, Grant};
+
+/// What a client asks of each node.
+pub(super) struct Asked<'a> {
+    pub device: &'a Arc<Device>,
+    pub pd: &'a Arc<Pd>,
+    pub cq: &'a Arc<Cq>,
+    pub name: &'a str,
+    pub entries: u64,
+    pub depth: u32,
+}
 
 /// What a function is called for.
 #[derive(Clone, Copy, Debug)]
