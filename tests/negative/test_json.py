@@ -11,7 +11,7 @@ from support import ROOT, TERRACE, NegativeTest, fresh_address, procs
 
 # Objects whose fields are counters, and reports whose fields the page leaves to the text output.
 OPEN = {"devices." + name for name in ("port", "dropped", "same_host", "objects", "injected", "queue_pairs.counts", "clients", "np",
-                                     "memory_node", "memory_nodes", "pager")}
+                                     "memory_node", "memory_nodes", "pager", "swap_device")}
 
 
 def listed(section):
@@ -61,7 +61,7 @@ class Documents(NegativeTest):
         node = self.serve(folder)
         found = fields(self.document("stat", left.pid)) | fields(self.document("stat", node.process.pid))
         # Without clients, a fault plan, NP-RDMA, a pool of pages and a pager.
-        absent = {f"devices.{name}" for name in ("clients", "injected", "np", "memory_node", "memory_nodes", "pager")}
+        absent = {f"devices.{name}" for name in ("clients", "injected", "np", "memory_node", "memory_nodes", "pager", "swap_device")}
         self.assertEqual(found, listed("terrace stat") - absent)
         self.assertLessEqual({left.pid, node.process.pid}, {device["pid"] for device in self.document("stat")["devices"]})
 

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 import unittest
+import urllib.request
 
 from support import TERRACE, USAGE, assert_refused, fresh_address
 
@@ -169,6 +170,20 @@ class Pages(SwapDevice):
         second.kill()
         self.assertEqual(disk.request(READ, 0, len(content)), (0, content))
         self.assertEqual(self.end(device).count("all pages that are left have two copies again"), 1)
+
+    def test_stat_and_metrics_show_its_counters_and_nodes(self):
+        (_, listen), metrics = self.node(), f"{fresh_address()}:{PORT}"
+        device = self.device(listen, options=("--metrics", metrics))
+        disk = self.enterContext(contextlib.closing(Disk(self.socket)))
+        self.assertEqual(disk.request(WRITE, 0, 3 * PAGE, b"a" * 3 * PAGE)[0], 0)
+        stat = subprocess.run([TERRACE, "stat", str(device.pid), "--json"], check=True, capture_output=True, text=True, timeout=LIMIT_S)
+        found = json.loads(stat.stdout)["devices"][0]
+        self.assertEqual((found["swap_device"]["stored_pages"], found["swap_device"]["failed_requests"]), (3, 0))
+        self.assertEqual([(node["address"], node["pages"], node["lost"]) for node in found["memory_nodes"]], [(listen, 3, None)])
+        with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=LIMIT_S) as answer:
+            lines = answer.read().decode().splitlines()
+        self.assertIn("terrace_swap_stored_pages_total 3", lines)
+        self.assertIn(f'terrace_swap_node_pages{{node="{listen}"}} 3', lines)
 
     def test_a_full_node_is_enospc(self):
         _, listen = self.node("1M")

@@ -30,6 +30,7 @@ mod run;
 mod serve;
 mod stat;
 mod swap_device;
+mod swap_pages;
 mod table;
 mod top;
 mod values;

@@ -1,11 +1,12 @@
 //! `terrace stat`: the counters of the NICs of running processes, as reported by the processes.
 
-use crate::{clients, far_pages, json, node_states, pool, regions, table};
+use crate::{clients, far_pages, json, node_states, pool, regions, swap_pages, table};
 use clap::Args;
 use serde::Deserialize;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 use terrace_far_memory::{NODES_REPORT, NodeState, NodeStatus};
+use terrace_nbd::Totals;
 use terrace_nic::stat::{Counts, DeviceSnapshot, QpSnapshot, fetch, processes};
 use terrace_node::ClientStats;
 use terrace_pager::PagerStatus;
@@ -232,6 +233,10 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
         let counts = far_pages::counts(&now);
         text += &section("pager", &counts, before.map(|before| far_pages::counts(&before)).as_ref(), seconds);
     }
+    if let Some(now) = swap_device(device) {
+        let before = before.and_then(swap_device).map(|before| swap_pages::counts(&before));
+        text += &section("swap device", &swap_pages::counts(&now), before.as_ref(), seconds);
+    }
     let nodes = memory_nodes(device);
     if !nodes.is_empty() {
         text += &node_states::text(&nodes);
@@ -262,6 +267,11 @@ fn clients(device: &DeviceSnapshot) -> Vec<ClientStats> {
 /// The state of a pager of programs whose memory is on memory nodes.
 fn pager(device: &DeviceSnapshot) -> Option<PagerStatus> {
     device.reports.get(terrace_pager::REPORT).and_then(|report| PagerStatus::deserialize(report).ok())
+}
+
+/// The counters of a swap device.
+fn swap_device(device: &DeviceSnapshot) -> Option<Totals> {
+    device.reports.get(terrace_nbd::REPORT).and_then(|report| Totals::deserialize(report).ok())
 }
 
 /// The memory nodes that the process uses.

@@ -12,10 +12,11 @@ use rustix::process::{Resource, configure_io_flusher_behavior, getrlimit};
 use terrace_far_memory::{Client, ClientConfig, ConnectError, PAGE_BYTES};
 use terrace_nbd::{ClientQueue, Server, ServerError};
 use terrace_nic::{PathChoice, PortConfig};
+use terrace_node::{Metrics, ServeError};
 use terrace_pages::size;
 
 use crate::log::LogOption;
-use crate::{node_states, values};
+use crate::{node_states, swap_pages, values};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -60,6 +61,9 @@ pub struct Options {
     /// Path of the unix socket
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
+    /// Serve metrics for Prometheus at this address and port
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
     /// Local address [default: chosen as for `terrace run`]
     #[arg(long, value_name = "ADDRESS", env = "TERRACE_ADDR", hide_env_values = true)]
     addr: Option<IpAddr>,
@@ -103,6 +107,9 @@ pub enum SwapDeviceError {
     /// The device cannot be served.
     #[error(transparent)]
     Server(#[from] ServerError),
+    /// Metrics cannot be served.
+    #[error(transparent)]
+    Metrics(#[from] ServeError),
     /// The process may not lock its memory.
     #[error(
         "cannot lock this process's memory ({error}), and a kernel that swaps it out stops: run as root, grant CAP_IPC_LOCK, or raise the limit (`ulimit -l`, now {limit})"
@@ -137,11 +144,14 @@ pub fn swap_device(options: &Options) -> Result<(), SwapDeviceError> {
     }
     let client = Arc::new(Client::connect(&config)?);
     let server = Server::start(&options.socket, ClientQueue::new(client.clone())?)?;
+    client.device().attach(server.counters().clone());
+    let metrics = options.metrics.map(|address| serve_metrics(address, &server, &client)).transpose()?;
     lock_memory()?;
     announce(options, &config);
     while let Ok(Signal::SIGUSR1) = signals.wait() {
         print_status(&server, &client);
     }
+    drop(metrics);
     server.stop();
     Ok(())
 }
@@ -204,9 +214,17 @@ fn announce(options: &Options, config: &ClientConfig) {
     print(&lines);
 }
 
+fn serve_metrics(address: SocketAddr, server: &Server, client: &Arc<Client>) -> Result<Metrics, ServeError> {
+    let (counters, observed) = (server.counters().clone(), Arc::downgrade(client));
+    Metrics::serve_text(address, move || {
+        let client = observed.upgrade();
+        client.map_or_else(String::new, |client| swap_pages::exposition(&counters.totals(), &client))
+    })
+}
+
 /// Prints what the device has done and what its memory nodes have.
 fn print_status(server: &Server, client: &Client) {
-    let totals = server.totals();
+    let totals = server.counters().totals();
     let mut lines = format!(
         "swap device: {} connections, {} requests ({} failed), pages: {} loaded, {} stored, {} freed, {} in use\n",
         totals.connections,

@@ -2,6 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use serde::{Deserialize, Serialize};
+use terrace_nic::ProgressCallback;
+
+/// The name of the report in a device's statistics.
+pub const REPORT: &str = "swap_device";
+
 /// Counters of a device. Any thread may read them.
 #[derive(Debug, Default)]
 pub struct Counters {
@@ -14,7 +20,7 @@ pub struct Counters {
 }
 
 /// The values of [`Counters`] at one time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
     /// Connections that are open.
     pub connections: u64,
@@ -45,6 +51,17 @@ impl Counters {
             invalidated_pages: self.invalidated_pages.load(Relaxed),
             failed_requests: self.failed_requests.load(Relaxed),
         }
+    }
+}
+
+/// The device through which pages go shows the counters.
+impl ProgressCallback for Counters {
+    fn advance(&self) -> bool {
+        false
+    }
+
+    fn report(&self) -> Option<(String, serde_json::Value)> {
+        Some((REPORT.into(), serde_json::to_value(self.totals()).ok()?))
     }
 }
 

@@ -35,7 +35,7 @@ mod server;
 mod slots;
 
 pub use client_queue::ClientQueue;
-pub use counters::{Counters, Totals};
+pub use counters::{Counters, REPORT, Totals};
 pub use device::{CONNECTIONS_MAX, Device, REQUEST_BYTES_MAX};
 pub use protocol::ProtocolError;
 pub use queue::{Ended, Operation, PageQueue};

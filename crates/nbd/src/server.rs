@@ -19,7 +19,7 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 
-use crate::counters::{Counters, Totals};
+use crate::counters::Counters;
 use crate::device::{CONNECTIONS_MAX, Device};
 use crate::queue::PageQueue;
 use client::Client;
@@ -75,9 +75,9 @@ impl Server {
         Ok(Server { path: path.to_path_buf(), stop, counters, thread: Some(thread) })
     }
 
-    /// What the device has done.
-    pub fn totals(&self) -> Totals {
-        self.counters.totals()
+    /// The device's counters.
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
     }
 
     /// Takes no more requests, answers those that were taken, and closes. This takes at most 10 seconds.

@@ -243,7 +243,7 @@ fn more_clients_than_connections_are_refused_until_one_ends() {
     sockets.pop();
     let server = served.server.as_ref().expect("a server");
     let started = Instant::now();
-    while server.totals().connections >= CONNECTIONS_MAX as u64 {
+    while server.counters().totals().connections >= CONNECTIONS_MAX as u64 {
         assert!(started.elapsed() < Duration::from_secs(20));
         std::thread::sleep(Duration::from_millis(1));
     }
