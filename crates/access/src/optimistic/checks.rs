@@ -17,6 +17,11 @@ use crate::signature::PAGE_BYTES;
 /// Versions between two wanted ones that are read along with them, instead of by a READ of their own.
 const GAP_MAX: u64 = 16;
 
+/// While this many checks are under way, WRITEs wait for the end of one of them, even if somebody waits for the WRITEs: then
+/// one check suffices for all that have come meanwhile. Without a limit each signaled WRITE would have a READ of its own, and
+/// no two of them would share a packet's costs.
+const CHECKS_MAX: usize = 4;
+
 /// The purpose of a READ of versions.
 #[derive(Clone, Debug)]
 pub(super) enum Reader {
@@ -142,10 +147,11 @@ impl Initiator {
     /// long. The queue pair is in order, so the READ is executed behind all of these WRITEs, and one suffices for WRITEs to
     /// the same pages.
     pub(super) fn check_writes(&mut self, now: Time) {
-        let is_due = self.checks.is_requested
+        let is_due = self.checks.is_requested && self.checks.under_way.len() < CHECKS_MAX
             || self.checks.due_count >= self.config.unchecked_count_max
             || self.check_deadline().is_some_and(|deadline| deadline <= now);
-        self.checks.is_requested = false;
+        // A request that has to wait is not forgotten: the end of a check is progress.
+        self.checks.is_requested &= !is_due && self.checks.due_count > 0;
         if !is_due || self.checks.due_count == 0 {
             return;
         }

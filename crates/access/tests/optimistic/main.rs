@@ -173,6 +173,30 @@ fn a_page_that_came_or_went_is_repeated_and_so_is_what_was_written_over_it() {
 }
 
 #[test]
+fn while_four_checks_are_under_way_writes_share_the_next() {
+    let mut harness = Harness::opened();
+    let write = |harness: &mut Harness, number| harness.write(number, 63 * PAGE + 64 * number, 64, 0, true);
+    let checked = [0, 1, 2, 3].map(|number| {
+        write(&mut harness, number);
+        (harness.post(), harness.post())
+    });
+    (4..6).for_each(|number| write(&mut harness, number));
+    let writes = [harness.post(), harness.post()];
+    harness.idle();
+    let mut shared = None;
+    for (number, (write, check)) in checked.iter().enumerate() {
+        harness.succeed(write);
+        harness.bring_versions(check, 1);
+        assert_eq!(harness.completed(), number as u64);
+        shared = shared.or_else(|| Some(harness.post()));
+        harness.idle();
+    }
+    writes.iter().for_each(|write| harness.succeed(write));
+    harness.bring_versions(&shared.expect("the end of a check begins the next"), 1);
+    assert_eq!((harness.completed(), harness.completed()), (4, 5));
+}
+
+#[test]
 fn a_write_with_a_newer_version_than_an_unfinished_one_waits() {
     let mut harness = Harness::opened();
     harness.write(1, 62 * PAGE, 64, 0, true);
