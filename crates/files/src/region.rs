@@ -1,5 +1,7 @@
 //! What the NIC sees of a file.
 
+use std::io;
+use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
@@ -76,6 +78,15 @@ impl FileRegion {
     /// The length of the file now, in bytes.
     pub fn file_len(&self) -> u64 {
         self.file.current_len()
+    }
+
+    /// The first range with data from an offset on, which may have zeros in it; empty and at the end of the file if only a hole is
+    /// left.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn next_data(&self, offset: u64) -> io::Result<Range<u64>> {
+        self.file.handle().map_err(io::Error::other)?.next_data(offset)
     }
 
     /// Waits until no deferred access runs. The caller has taken the region from the NIC, so that none begins.

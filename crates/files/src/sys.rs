@@ -1,6 +1,7 @@
 //! System calls.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom, Stat};
@@ -94,6 +95,28 @@ impl Handle {
             Ok(data) => data >= end,
             Err(error) => error == Errno::NXIO && self.len().is_ok_and(|len| len >= end),
         }
+    }
+
+    /// The first range with data from `start` on, which may have zeros in it; empty and at the end of the file if only a hole is
+    /// left. All that is left counts as data if the question would move the program's file position.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn next_data(&self, start: u64) -> io::Result<Range<u64>> {
+        let len = self.len()?;
+        if start >= len {
+            return Ok(len..len);
+        }
+        if !self.traits.is_own {
+            return Ok(start..len);
+        }
+        let data = match rustix::fs::seek(&self.file, SeekFrom::Data(start)) {
+            Ok(data) => data,
+            Err(Errno::NXIO) => return Ok(len..len),
+            Err(error) => return Err(error.into()),
+        };
+        let hole = rustix::fs::seek(&self.file, SeekFrom::Hole(data))?;
+        Ok(data..hole)
     }
 
     /// Reads a whole range, and waits for the disk.

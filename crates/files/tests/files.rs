@@ -263,6 +263,25 @@ impl Drop for Mount {
 }
 
 #[test]
+fn data_are_found_behind_holes() {
+    let files = files();
+    for directory in DIRECTORIES {
+        let file = TestFile::new(directory, 0);
+        file.file.set_len(4 << 20).expect("a hole");
+        let region = region(&files, &file.file);
+        assert_eq!(region.next_data(0).expect("an answer"), 4 << 20..4 << 20, "only a hole");
+        write(&region, (1 << 20) + 5, b"data").expect("written");
+        let found = region.next_data(0).expect("an answer");
+        assert!(found.start <= (1 << 20) + 5 && found.start > 0 && found.end >= (1 << 20) + 9, "{found:?}");
+        assert!(found.end < 2 << 20, "{found:?}");
+        assert_eq!(region.next_data((1 << 20) + 7).expect("an answer"), (1 << 20) + 7..found.end);
+        for offset in [found.end, 3 << 20, 4 << 20, u64::MAX] {
+            assert_eq!(region.next_data(offset).expect("an answer"), 4 << 20..4 << 20);
+        }
+    }
+}
+
+#[test]
 fn a_full_file_system_is_an_error_that_loses_nothing() {
     for mount in [Mount::of_memory(4), Mount::of_disk(16)] {
         let Some(mount) = mount else {
