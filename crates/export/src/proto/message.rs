@@ -91,6 +91,8 @@ wire_messages! {
         /// Writes bytes into an open file, beyond its end too, and notes the time: `Attributes`. One request does for short files
         /// what takes two and a one-sided access otherwise.
         30 Write { open: u64, offset: u64, data: Text, },
+        /// The first range of an open file with data from an offset on: `Data`.
+        31 FindData { open: u64, offset: u64, },
     }
 }
 
@@ -114,6 +116,8 @@ wire_messages! {
         0x86 FileSystem { file_system: FileSystem, },
         /// The server's end of a queue pair.
         0x87 Paired { endpoint: Endpoint, },
+        /// A range of a file that has data, and may have zeros in it. Empty if only a hole is left.
+        0x88 Data { start: u64, end: u64, },
     }
 }
 
@@ -161,7 +165,8 @@ impl Request {
             | Request::Renew {}
             | Request::Write { .. }
             | Request::Pair { .. }
-            | Request::GetOpenAttributes { .. } => [None, None],
+            | Request::GetOpenAttributes { .. }
+            | Request::FindData { .. } => [None, None],
         }
     }
 }

@@ -25,7 +25,7 @@ mod message;
 pub mod setup;
 mod types;
 
-pub use codec::{DecodeError, Text, Wire};
+pub use codec::{DecodeError, Reader, Text, Wire};
 pub use message::{Answer, Body, Event, HEADER_BYTES, MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Request};
 pub use setup::{Link, QueuePairs, SETUP_BYTES_MAX, SetupAnswer, SetupRequest};
 pub use types::{
@@ -34,4 +34,4 @@ pub use types::{
 };
 
 /// The version of the protocol, in every message.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;

@@ -139,6 +139,9 @@ bitflags! {
         const APPEND = 1 << 2;
         /// The file is emptied, which needs `WRITE`.
         const TRUNCATE = 1 << 3;
+        /// Same-host clients do not map the file, so every access passes through the server's NIC. None takes effect after the
+        /// end of the key, whichever process was stopped or killed in the middle of it.
+        const UNMAPPED = 1 << 4;
     }
 }
 

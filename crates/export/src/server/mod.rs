@@ -7,11 +7,10 @@
 //! | `state`, `workers` | what the threads share; who may still access what; the threads |
 //! | `requests` | what is done with a request |
 //! | `tree`, `identity` | system calls beneath the directory, as the client's user |
-//! | `opens`, `append_only`, `revoker` | files as regions, their keys; the end of keys |
+//! | `opens`, `unmapped`, `revoker` | files as regions, their keys; the end of keys |
 //! | `locks` | locks, and who may have them again |
 //! | `watches` | changes of files |
 
-mod append_only;
 mod connection;
 mod identity;
 mod listener;
@@ -22,6 +21,7 @@ mod requests;
 mod revoker;
 mod state;
 mod tree;
+mod unmapped;
 mod watches;
 mod workers;
 

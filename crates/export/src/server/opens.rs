@@ -11,8 +11,8 @@ use terrace_memory::{Pager, RegionPolicy};
 use terrace_nic::{Error, Mr, MrRequest, Paging, Pd};
 use terrace_sync::Mutex;
 
-use super::append_only::AppendOnly;
 use super::tree;
+use super::unmapped::Unmapped;
 use crate::ends::Domain;
 use crate::proto::{Attributes, FileId, FileKey, OpenAccess};
 
@@ -142,9 +142,11 @@ fn register(pd: &Arc<Pd>, region: &Arc<FileRegion>, access: OpenAccess) -> io::R
     if access.changes() {
         flags |= LOCAL_WRITE | REMOTE_WRITE;
     }
-    let pager: Arc<dyn Pager> = match access.contains(OpenAccess::WRITE) || !access.changes() {
-        true => region.clone(),
-        false => Arc::new(AppendOnly(region.clone())),
+    // A same-host peer that maps a file for writing could write anywhere.
+    let is_append_only = access.changes() && !access.contains(OpenAccess::WRITE);
+    let pager: Arc<dyn Pager> = match is_append_only || access.contains(OpenAccess::UNMAPPED) {
+        true => Arc::new(Unmapped { region: region.clone(), is_append_only }),
+        false => region.clone(),
     };
     let range = pager.translation().range();
     // No peer of an export knows of signature pages.

@@ -143,6 +143,10 @@ impl Serving<'_> {
                 let open = self.opened(open)?;
                 Ok(Answer::Attributes { attributes: tree::attributes(open.node.as_fd())? })
             }
+            Request::FindData { open, offset } => {
+                let data = self.opened(open)?.region.next_data(offset)?;
+                Ok(Answer::Data { start: data.start, end: data.end })
+            }
             Request::Sync { id } => {
                 let file = self.file(id)?;
                 self.act(|| tree::sync(file.as_fd()))?;
