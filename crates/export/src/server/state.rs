@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::Serialize;
 use terrace_files::Files;
@@ -26,9 +26,6 @@ use crate::rules::{Identity, Rules};
 
 /// The most completions that are handled at once.
 const COMPLETIONS_PER_PASS: usize = 64;
-
-/// The time after the end of a connection in which its client's accesses end, or its locks are released all the same.
-const ENDING_TIME: Duration = Duration::from_secs(5);
 
 /// The statistics of an export, for `terrace stat`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -78,7 +75,6 @@ pub struct State {
 /// A connection that has ended.
 struct Ending {
     connection: Arc<Connection>,
-    since: Instant,
     /// Its queue pairs are destroyed, and its keys are revoked or wait for that.
     is_closed: bool,
 }
@@ -145,7 +141,7 @@ impl State {
         if connection.begin_end() {
             tracing::debug!(client = %connection.peer, why, "a client's connection has ended");
             // First, so that its client finds its locks in one of the two.
-            let ending = Ending { connection: connection.clone(), since: Instant::now(), is_closed: false };
+            let ending = Ending { connection: connection.clone(), is_closed: false };
             self.ending.lock().push(ending);
             self.connections.write().remove(&connection.qpn);
             self.ended.lock().push(connection.qpn);
@@ -188,19 +184,19 @@ impl State {
         })
     }
 
-    /// Releases the locks of connections that have ended, as far as their clients' accesses of the files have ended: those of
-    /// clients of this host end with their keys. A client that is stopped in the middle of one delays that by
-    /// [`ENDING_TIME`] at most.
+    /// Releases the locks of connections that have ended, as far as their clients' accesses of the files have ended: none by
+    /// their keys is under way, and no request of theirs is carried out. What a client does under a lock therefore never takes
+    /// effect under another client's. A same-host client that is stopped in the middle of an access of a mapped file keeps its
+    /// lock until it goes on or ends, as a stopped local program does.
     pub fn release_ended_locks(&self) {
-        self.ending.lock().retain(|Ending { connection, since, is_closed }| {
-            let is_overdue = since.elapsed() > ENDING_TIME;
-            if !is_overdue && (!is_closed || connection.has_running()) {
+        self.ending.lock().retain(|Ending { connection, is_closed }| {
+            if !is_closed || connection.has_running() {
                 return true;
             }
             release_locks(&self.lock_history, connection, |id| {
-                is_overdue || !self.revoker.has_keys(&connection.domain, id)
+                !self.revoker.has_keys(&connection.domain, id)
             });
-            !is_closed || !connection.locks.lock().is_empty()
+            !connection.locks.lock().is_empty()
         });
     }
 

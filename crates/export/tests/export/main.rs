@@ -3,5 +3,6 @@
 mod basics;
 mod model;
 mod permissions;
+mod process;
 mod processes;
 mod support;

@@ -1,79 +1,40 @@
 //! Servers and clients that are killed, stopped and started again.
 
-use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::process::Process;
 use crate::support::{READ_WRITE, connect, errno, server_config, wait_until};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use terrace_export::{
     Change, ChangeSet, ExportError, LockKind, OpenAccess, RemoteFile, Server, ServerConfig,
 };
 use terrace_nic::PathChoice;
 
-/// What a child process of this test does: `serve`, `lock`, `hold` or `read`.
+/// What a child process of this test does: `serve`, `lock`, `hold`, `copy` or `read`.
 const ROLE: &str = "EXPORT_TEST_ROLE";
 const DIRECTORY: &str = "EXPORT_TEST_DIRECTORY";
 const ADDRESS: &str = "EXPORT_TEST_ADDRESS";
 const TRANSPORT: &str = "EXPORT_TEST_PATH";
 const LEASE: Duration = Duration::from_secs(2);
+/// Bytes that `copy` writes at a time.
+const COPY_BYTES: usize = 4 << 20;
 const WOULD_BLOCK: i32 = Errno::WOULDBLOCK.raw_os_error();
 
-/// A child process, which is killed at the end.
-struct Process {
-    child: Child,
-    output: BufReader<ChildStdout>,
-}
-
-impl Process {
-    fn start(role: &str, directory: &Path, address: SocketAddr, path: PathChoice) -> Process {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "processes::child", "--nocapture"])
-            .env(ROLE, role)
-            .env(DIRECTORY, directory)
-            .env(ADDRESS, address.to_string())
-            .env(TRANSPORT, path.to_string())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Process { child, output }
-    }
-
-    /// Waits for a line that begins so, and returns the rest.
-    fn expect(&mut self, start: &str) -> String {
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the child has ended");
-            // The harness of the tests prints, too, without a newline.
-            if let Some((_, rest)) = line.split_once(start) {
-                return rest.trim().into();
-            }
-        }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-        if signal == Signal::STOP {
-            // Until then it may still answer.
-            let path = format!("/proc/{}/stat", self.child.id());
-            wait_until("the process is stopped", || std::fs::read_to_string(&path).unwrap().contains(") T "));
-        }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn start(role: &str, directory: &Path, address: SocketAddr, path: PathChoice) -> Process {
+    let variables = [
+        (ROLE, role.into()),
+        (DIRECTORY, directory.as_os_str().to_owned()),
+        (ADDRESS, address.to_string().into()),
+        (TRANSPORT, path.to_string().into()),
+    ];
+    Process::start("processes::child", &variables)
 }
 
 fn serve(directory: &Path, address: SocketAddr, path: PathChoice) -> (Process, SocketAddr) {
-    let mut server = Process::start("serve", directory, address, path);
+    let mut server = start("serve", directory, address, path);
     let address = server.expect("serving at ").parse().unwrap();
     (server, address)
 }
@@ -105,6 +66,12 @@ fn child() {
         match role.as_str() {
             "lock" => {
                 println!("locked");
+                std::thread::park();
+            }
+            "copy" => {
+                println!("copying");
+                while file.write_at(0, &vec![b'c'; COPY_BYTES]).is_ok() {}
+                println!("outcome failed");
                 std::thread::park();
             }
             "hold" => {
@@ -206,7 +173,7 @@ fn locks_end_with_their_client(path: PathChoice) {
     let found = client.lookup_path("file".as_ref()).unwrap();
     let file = client.open(found.id, READ_WRITE).unwrap();
     for signal in [Signal::KILL, Signal::STOP] {
-        let mut holder = Process::start("lock", directory.path(), address, path);
+        let mut holder = start("lock", directory.path(), address, path);
         holder.expect("locked");
         assert_eq!(errno(file.lock(1, LockKind::Shared, Duration::ZERO)), WOULD_BLOCK);
         holder.signal(signal);
@@ -247,7 +214,7 @@ fn the_lock_of_a_client_that_was_stopped_for_longer_than_its_lease_is_lost() {
     let client = connect(address, path);
     let found = client.lookup_path("file".as_ref()).unwrap();
     let file = client.open(found.id, READ_WRITE).unwrap();
-    let mut holder = Process::start("hold", directory.path(), address, path);
+    let mut holder = start("hold", directory.path(), address, path);
     holder.expect("locked");
     holder.signal(Signal::STOP);
     file.lock(1, LockKind::Exclusive, Duration::from_secs(15)).unwrap();
@@ -257,12 +224,39 @@ fn the_lock_of_a_client_that_was_stopped_for_longer_than_its_lease_is_lost() {
     assert_eq!(holder.expect("outcome "), "lost");
 }
 
+/// A client that maps the file is stopped, most likely in the middle of a copy to the mapping.
+#[test]
+fn what_a_client_does_under_a_lock_does_not_take_effect_under_anothers() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = directory.path().join("file");
+    std::fs::write(&name, vec![0; COPY_BYTES]).unwrap();
+    let path = PathChoice::Local;
+    let (_server, address) = serve(directory.path(), any(), path);
+    let client = connect(address, path);
+    let found = client.lookup_path("file".as_ref()).unwrap();
+    let file = client.open(found.id, READ_WRITE).unwrap();
+    let mut copier = start("copy", directory.path(), address, path);
+    copier.expect("copying");
+    std::thread::sleep(Duration::from_millis(20));
+    copier.signal(Signal::STOP);
+    let locked = file.lock(1, LockKind::Exclusive, LEASE + Duration::from_secs(7));
+    if locked.is_err() {
+        // It keeps the lock while it is in the middle of a copy.
+        copier.signal(Signal::CONT);
+        file.lock(1, LockKind::Exclusive, Duration::from_secs(5)).unwrap();
+    }
+    file.write_at(0, &vec![b'l'; COPY_BYTES]).unwrap();
+    copier.signal(Signal::CONT);
+    assert_eq!(copier.expect("outcome "), "failed");
+    assert!(std::fs::read(&name).unwrap() == vec![b'l'; COPY_BYTES]);
+}
+
 #[test]
 fn a_client_that_is_stopped_in_an_access_delays_no_other_client() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("file"), vec![1; 1 << 20]).unwrap();
     let (_server, address) = serve(directory.path(), any(), PathChoice::Local);
-    let mut reader = Process::start("read", directory.path(), address, PathChoice::Local);
+    let mut reader = start("read", directory.path(), address, PathChoice::Local);
     reader.expect("reading");
     std::thread::sleep(Duration::from_millis(100));
     reader.signal(Signal::STOP);
