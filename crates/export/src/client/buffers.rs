@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use terrace_nic::{APPEND_LEN_MAX, Buffer, Error, Pd, Sge};
-use terrace_sync::{Condvar, Mutex};
+use terrace_sync::{Condvar, Mutex, MutexGuard};
 
 use crate::error::ExportError;
 
@@ -73,20 +73,20 @@ impl Buffers {
         }
     }
 
-    /// Calls `act` with the memory for a record longer than a slot: the record, and 8 bytes behind it. `act` sets its second
-    /// argument while the NIC may access the memory.
+    /// The memory for a record, and for 8 bytes behind it: a slot, or for longer ones memory of which there is one piece.
     ///
     /// # Errors
-    /// `Lost` if an earlier access was abandoned: the NIC may still repeat it.
-    pub fn with_record<T, E: From<ExportError>>(
-        &self,
-        act: impl FnOnce(&Buffer, &mut bool) -> Result<T, E>,
-    ) -> Result<T, E> {
-        let mut is_in_flight = self.is_record_lost.lock();
-        if *is_in_flight {
-            return Err(ExportError::Lost.into());
+    /// `Lost` after the deadline, or if an earlier access of the memory for long records was abandoned: the NIC may still
+    /// repeat it.
+    pub fn take_record(&self, len: usize, deadline: Instant) -> Result<RecordMemory<'_>, ExportError> {
+        if len <= SLOT_BYTES {
+            return Ok(RecordMemory::Slot(self.take(deadline)?));
         }
-        act(&self.records, &mut is_in_flight)
+        let is_in_flight = self.is_record_lost.lock();
+        if *is_in_flight {
+            return Err(ExportError::Lost);
+        }
+        Ok(RecordMemory::Long { buffer: &self.records, is_in_flight })
     }
 
     /// The number of free slots.
@@ -131,6 +131,48 @@ impl Slot<'_> {
         let mut bytes = [0; 8];
         self.buffers.memory.read(self.at() + SLOT_BYTES, &mut bytes)?;
         Ok(u64::from_ne_bytes(bytes))
+    }
+}
+
+/// The memory of a record.
+pub enum RecordMemory<'a> {
+    Slot(Slot<'a>),
+    Long { buffer: &'a Buffer, is_in_flight: MutexGuard<'a, bool> },
+}
+
+impl RecordMemory<'_> {
+    /// Says whether a work request that names the memory is in flight.
+    pub fn set_in_flight(&mut self, now: bool) {
+        match self {
+            RecordMemory::Slot(slot) => slot.set_in_flight(now),
+            RecordMemory::Long { is_in_flight, .. } => **is_in_flight = now,
+        }
+    }
+
+    /// Copies a record in. Returns the elements of a work request for it and for its offset.
+    pub fn write(&self, record: &[u8]) -> Result<[Sge; 2], Error> {
+        match self {
+            RecordMemory::Slot(slot) => {
+                slot.write(record)?;
+                Ok([slot.sge(record.len()), slot.offset_sge()])
+            }
+            RecordMemory::Long { buffer, .. } => {
+                buffer.write(0, record)?;
+                Ok([buffer.sge(0, record.len() as u32), buffer.sge(RECORD_BYTES_MAX, 8)])
+            }
+        }
+    }
+
+    /// The offset that the NIC has written.
+    pub fn offset(&self) -> Result<u64, Error> {
+        match self {
+            RecordMemory::Slot(slot) => slot.offset(),
+            RecordMemory::Long { buffer, .. } => {
+                let mut bytes = [0; 8];
+                buffer.read(RECORD_BYTES_MAX, &mut bytes)?;
+                Ok(u64::from_ne_bytes(bytes))
+            }
+        }
     }
 }
 

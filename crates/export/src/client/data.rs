@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use terrace_nic::{Error, QueuePair, SendOp, Sge, WcStatus};
 
-use super::buffers::{RECORD_BYTES_MAX, SLOT_BYTES, Slot};
+use super::buffers::{RecordMemory, SLOT_BYTES, Slot};
 use super::session::{Opening, Session};
 use crate::error::ExportError;
 use crate::proto::Link;
@@ -94,54 +94,87 @@ impl Bytes<'_> {
     }
 }
 
-/// READs or WRITEs all bytes from an offset on. The caller has checked that the file is that long.
-pub fn access(
-    opening: &Opening,
+/// A READ or WRITE of all bytes from an offset on, under way.
+pub struct Access<'a> {
+    opening: &'a Opening,
     offset: u64,
-    mut bytes: Bytes<'_>,
-    deadline: Instant,
-) -> Result<(), Failure> {
-    let (session, rkey) = (&opening.session, opening.rkey);
-    let (qp, generation) = session.pair(Link::Data)?;
-    let mut begun = 0;
-    // While nothing is in flight, a same-host peer's file is copied from and to a mapping.
-    while begun < bytes.len() {
-        let part = begun..bytes.len().min(begun + DIRECT_BYTES_MAX);
-        let end = part.end;
-        match bytes.access_now(&qp, rkey, offset + begun as u64, part) {
-            Ok(true) => begun = end,
-            // The NIC refuses a queue pair that another thread has destroyed meanwhile. A work request says why.
-            Ok(false) | Err(_) => break,
+    bytes: Bytes<'a>,
+    generation: u64,
+    /// Bytes that are copied or in flight.
+    begun: usize,
+    pieces: VecDeque<Piece<'a>>,
+    failed: Option<WcStatus>,
+}
+
+impl<'a> Access<'a> {
+    /// Begins an access: copies what needs no packets, and posts as much of the rest as there is room for. The caller has
+    /// checked that the file is that long.
+    pub fn begin(
+        opening: &'a Opening,
+        offset: u64,
+        bytes: Bytes<'a>,
+        deadline: Instant,
+    ) -> Result<Access<'a>, Failure> {
+        let (qp, generation) = opening.session.pair(Link::Data)?;
+        let pieces = VecDeque::new();
+        let mut access = Access { opening, offset, bytes, generation, begun: 0, pieces, failed: None };
+        access.copy(&qp);
+        access.post(deadline)?;
+        Ok(access)
+    }
+
+    /// While nothing is in flight, a same-host peer's file is copied from and to a mapping.
+    fn copy(&mut self, qp: &QueuePair) {
+        while self.begun < self.bytes.len() {
+            let part = self.begun..self.bytes.len().min(self.begun + DIRECT_BYTES_MAX);
+            let end = part.end;
+            match self.bytes.access_now(qp, self.opening.rkey, self.offset + self.begun as u64, part) {
+                Ok(true) => self.begun = end,
+                // The NIC refuses a queue pair that another thread has destroyed meanwhile. A work request says why.
+                Ok(false) | Err(_) => break,
+            }
         }
     }
-    let mut pieces: VecDeque<Piece<'_>> = VecDeque::new();
-    let mut failed = None;
-    loop {
-        while failed.is_none() && begun < bytes.len() && pieces.len() < PIECES_MAX {
-            let Some(mut slot) = slot(session, pieces.is_empty(), deadline)? else { break };
-            let part = begun..bytes.len().min(begun + SLOT_BYTES);
-            bytes.fill(&slot, part.clone())?;
-            let op = bytes.operation(offset + begun as u64, rkey);
+
+    fn post(&mut self, deadline: Instant) -> Result<(), Failure> {
+        let session = &self.opening.session;
+        while self.failed.is_none() && self.begun < self.bytes.len() && self.pieces.len() < PIECES_MAX {
+            let Some(mut slot) = slot(session, self.pieces.is_empty(), deadline)? else { break };
+            let part = self.begun..self.bytes.len().min(self.begun + SLOT_BYTES);
+            self.bytes.fill(&slot, part.clone())?;
+            let op = self.bytes.operation(self.offset + self.begun as u64, self.opening.rkey);
             match session.begin(Link::Data, op, &[slot.sge(part.len())]) {
                 Ok(number) => {
-                    begun = part.end;
+                    self.begun = part.end;
                     slot.set_in_flight(true);
-                    pieces.push_back(Piece { number, part, slot });
+                    self.pieces.push_back(Piece { number, part, slot });
                 }
-                Err(ExportError::Full) if pieces.is_empty() => wait_for_room(session, deadline)?,
+                Err(ExportError::Full) if self.pieces.is_empty() => wait_for_room(session, deadline)?,
                 Err(ExportError::Full) => break,
                 Err(error) => return Err(error.into()),
             }
         }
-        let Some(mut piece) = pieces.pop_front() else { break };
-        let status = session.finish(piece.number, deadline)?;
-        piece.slot.set_in_flight(false);
-        match status {
-            WcStatus::Success => bytes.take(&piece.slot, piece.part)?,
-            status => failed = failed.or(Some(status)),
-        }
+        Ok(())
     }
-    refused(failed, Link::Data, generation)
+
+    /// Waits until all of it is done.
+    pub fn finish(mut self, deadline: Instant) -> Result<(), Failure> {
+        while let Some(mut piece) = self.pieces.pop_front() {
+            let status = self.opening.session.finish(piece.number, deadline)?;
+            piece.slot.set_in_flight(false);
+            match status {
+                WcStatus::Success => self.bytes.take(&piece.slot, piece.part)?,
+                status => self.failed = self.failed.or(Some(status)),
+            }
+            self.post(deadline)?;
+        }
+        refused(self.failed, Link::Data, self.generation)
+    }
+}
+
+/// READs or WRITEs all bytes from an offset on. The caller has checked that the file is that long.
+pub fn access(opening: &Opening, offset: u64, bytes: Bytes<'_>, deadline: Instant) -> Result<(), Failure> {
+    Access::begin(opening, offset, bytes, deadline)?.finish(deadline)
 }
 
 /// A slot. Only a call that has none waits for one.
@@ -168,52 +201,67 @@ fn refused(status: Option<WcStatus>, link: Link, generation: u64) -> Result<(), 
     }
 }
 
-/// Appends a record of up to [`RECORD_BYTES_MAX`], and returns its offset.
-pub fn append(opening: &Opening, record: &[u8], commit: bool, deadline: Instant) -> Result<u64, Failure> {
-    let session = &opening.session;
-    if record.len() <= SLOT_BYTES {
-        let mut slot = session.buffers.take(deadline)?;
-        slot.write(record)?;
-        let sges = [slot.sge(record.len()), slot.offset_sge()];
-        append_from(opening, &sges, commit, deadline, |is_in_flight| slot.set_in_flight(is_in_flight))?;
-        return Ok(slot.offset()?);
-    }
-    session.buffers.with_record(|buffer, is_in_flight| {
-        buffer.write(0, record)?;
-        let sges = [buffer.sge(0, record.len() as u32), buffer.sge(RECORD_BYTES_MAX, 8)];
-        append_from(opening, &sges, commit, deadline, |now| *is_in_flight = now)?;
-        let mut offset = [0; 8];
-        buffer.read(RECORD_BYTES_MAX, &mut offset)?;
-        Ok(u64::from_ne_bytes(offset))
-    })
+/// An append under way.
+pub struct Append<'a> {
+    opening: &'a Opening,
+    generation: u64,
+    number: u64,
+    memory: RecordMemory<'a>,
 }
 
-/// Appends the record of `sges`. `set_in_flight` is told from when to when the NIC may access that memory.
-fn append_from(
-    opening: &Opening,
+impl<'a> Append<'a> {
+    /// Begins to append a record of up to [`RECORD_BYTES_MAX`](super::RECORD_BYTES_MAX).
+    pub fn begin(
+        opening: &'a Opening,
+        record: &[u8],
+        commit: bool,
+        deadline: Instant,
+    ) -> Result<Append<'a>, Failure> {
+        let session = &opening.session;
+        let mut memory = session.buffers.take_record(record.len(), deadline)?;
+        let sges = memory.write(record)?;
+        let op = SendOp::Append { rkey: opening.rkey, commit };
+        let (number, generation) = begin(session, Link::Append, op, &sges, deadline)?;
+        memory.set_in_flight(true);
+        Ok(Append { opening, generation, number, memory })
+    }
+
+    /// Waits until it is done, and returns the record's offset.
+    pub fn finish(mut self, deadline: Instant) -> Result<u64, Failure> {
+        let status = self.opening.session.finish(self.number, deadline).map_err(unanswered)?;
+        self.memory.set_in_flight(false);
+        refused(unless_done(status), Link::Append, self.generation).map_err(|failure| match failure {
+            Failure::Error(error) => unanswered(error).into(),
+            refused => refused,
+        })?;
+        Ok(self.memory.offset()?)
+    }
+}
+
+/// Appends a record of up to [`RECORD_BYTES_MAX`](super::RECORD_BYTES_MAX), and returns its offset.
+pub fn append(opening: &Opening, record: &[u8], commit: bool, deadline: Instant) -> Result<u64, Failure> {
+    Append::begin(opening, record, commit, deadline)?.finish(deadline)
+}
+
+/// Begins an access, as soon as there is room. Returns its number and the generation of its queue pair.
+fn begin(
+    session: &Session,
+    link: Link,
+    op: SendOp,
     sges: &[Sge],
-    commit: bool,
     deadline: Instant,
-    mut set_in_flight: impl FnMut(bool),
-) -> Result<(), Failure> {
-    let session = &opening.session;
-    let (_, generation) = session.pair(Link::Append)?;
-    let op = SendOp::Append { rkey: opening.rkey, commit };
-    let number = loop {
-        match session.begin(Link::Append, op, sges) {
-            Ok(number) => break number,
+) -> Result<(u64, u64), ExportError> {
+    let (_, generation) = session.pair(link)?;
+    loop {
+        match session.begin(link, op, sges) {
             Err(ExportError::Full) => wait_for_room(session, deadline)?,
-            Err(error) => return Err(error.into()),
+            begun => return Ok((begun?, generation)),
         }
-    };
-    set_in_flight(true);
-    let status = session.finish(number, deadline).map_err(unanswered)?;
-    set_in_flight(false);
-    let status = Some(status).filter(|status| *status != WcStatus::Success);
-    refused(status, Link::Append, generation).map_err(|failure| match failure {
-        Failure::Error(error) => unanswered(error).into(),
-        refused => refused,
-    })
+    }
+}
+
+fn unless_done(status: WcStatus) -> Option<WcStatus> {
+    Some(status).filter(|status| *status != WcStatus::Success)
 }
 
 /// A record whose acknowledgement is missing may be in the file.
@@ -224,24 +272,35 @@ fn unanswered(error: ExportError) -> ExportError {
     }
 }
 
+/// A commit under way.
+pub struct Commit<'a> {
+    opening: &'a Opening,
+    generation: u64,
+    number: u64,
+}
+
+impl<'a> Commit<'a> {
+    /// Begins to make all of a file persistent that was acknowledged.
+    pub fn begin(opening: &'a Opening, deadline: Instant) -> Result<Commit<'a>, Failure> {
+        let op = SendOp::Flush {
+            va: 0,
+            rkey: opening.rkey,
+            length: 0,
+            placement: PERSISTENT,
+            selectivity: WHOLE_REGION,
+        };
+        let (number, generation) = begin(&opening.session, Link::Data, op, &[], deadline)?;
+        Ok(Commit { opening, generation, number })
+    }
+
+    /// Waits until it is done.
+    pub fn finish(self, deadline: Instant) -> Result<(), Failure> {
+        let status = self.opening.session.finish(self.number, deadline)?;
+        refused(unless_done(status), Link::Data, self.generation)
+    }
+}
+
 /// Makes all of a file persistent that was acknowledged.
 pub fn commit(opening: &Opening, deadline: Instant) -> Result<(), Failure> {
-    let session = &opening.session;
-    let (_, generation) = session.pair(Link::Data)?;
-    let op = SendOp::Flush {
-        va: 0,
-        rkey: opening.rkey,
-        length: 0,
-        placement: PERSISTENT,
-        selectivity: WHOLE_REGION,
-    };
-    let number = loop {
-        match session.begin(Link::Data, op, &[]) {
-            Ok(number) => break number,
-            Err(ExportError::Full) => wait_for_room(session, deadline)?,
-            Err(error) => return Err(error.into()),
-        }
-    };
-    let status = session.finish(number, deadline)?;
-    refused(Some(status).filter(|status| *status != WcStatus::Success), Link::Data, generation)
+    Commit::begin(opening, deadline)?.finish(deadline)
 }

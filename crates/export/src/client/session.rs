@@ -76,6 +76,12 @@ enum AnswerState {
     Here(Answer),
 }
 
+/// A request whose answer is to be waited for.
+pub struct SentRequest {
+    id: u64,
+    since: Instant,
+}
+
 /// What a session begins with.
 pub struct NewSession {
     pub device: Arc<Device>,
@@ -223,7 +229,8 @@ impl Session {
     }
 
     /// Sends a request, as soon as there are fewer in flight than the server permits.
-    fn send(&self, request: Request, deadline: Instant) -> Result<u64, ExportError> {
+    pub fn send(&self, request: Request, deadline: Instant) -> Result<SentRequest, ExportError> {
+        let since = Instant::now();
         let max = self.requests_max();
         let id = self.wait(deadline, |waiting| waiting.begin_request(AnswerState::Awaited, max))?;
         let encoded = Message { id, body: Body::Request(request) }.encode();
@@ -232,7 +239,7 @@ impl Session {
             return Err(ExportError::Invalid("a path or name is too long for a message"));
         };
         self.post_message(bytes);
-        Ok(id)
+        Ok(SentRequest { id, since })
     }
 
     fn requests_max(&self) -> usize {
@@ -265,8 +272,16 @@ impl Session {
     /// # Errors
     /// `Lost` if no answer came in time. The connection has ended then.
     pub fn call(&self, request: Request, deadline: Instant) -> Result<Answer, ExportError> {
-        let since = Instant::now();
-        let id = self.send(request, deadline)?;
+        let sent = self.send(request, deadline)?;
+        self.wait_answer(sent, deadline)
+    }
+
+    /// Waits for the answer of a request.
+    ///
+    /// # Errors
+    /// As for [`Session::call`].
+    pub fn wait_answer(&self, sent: SentRequest, deadline: Instant) -> Result<Answer, ExportError> {
+        let SentRequest { id, since } = sent;
         let answer = self.wait(deadline, |waiting| match waiting.answers.remove(&id) {
             Some(AnswerState::Here(answer)) => Some(answer),
             Some(state) => {
