@@ -233,10 +233,11 @@ fork: build ## Fork 2,000 times while threads call every interposed function, an
 	@$(MAKE) --no-print-directory negative-programs
 	TERRACE_FORKS=2000 $(call pytest,fork) -v tests/negative/test_fork.py
 
-crash: ## Kill memory nodes ROUNDS=n times, and clients half as often, and check that no acknowledged data is lost; kill same-host peers 5 times as often, and stop them
+crash: ## Kill memory nodes ROUNDS=n times, and clients half as often, and check that no acknowledged data is lost; kill same-host peers 5 times as often, and stop them; kill and stop exports and writers of replicated files
 	@scripts/setup.sh nextest
 	TERRACE_STOP_ROUNDS=$(ROUNDS) TERRACE_KILL_ROUNDS=$$(($(ROUNDS) * 5)) TERRACE_CRASH_ROUNDS=$(ROUNDS) TERRACE_CRASH_DROP_CACHES=1 \
-	    $(call nextest,crash) --package terrace-nic --package terrace-cli --test stop --test kill --test crash
+	    TERRACE_REPLICA_ROUNDS=$$(($(ROUNDS) / 20 + 1)) $(call nextest,crash) --package terrace-nic --package terrace-cli --package terrace-export \
+	    --test stop --test kill --test crash --test replicas
 
 endurance: build ## Run mixed load, faults and kills on eight processes for MINUTES=n (SEED=k for other events)
 	@$(MAKE) --no-print-directory build/endurance/programs/worker

@@ -16,6 +16,7 @@
 //! | `rules` | which clients are which users, and what they may do: the TOML file |
 //! | `server` | the directory: `terrace export` |
 //! | `client` | the client library |
+//! | `replica` | the same file on several exports: its epochs, its writer and its readers |
 //! | `ends` | the queue pairs of a connection |
 //! | `error` | errors of clients |
 
@@ -28,6 +29,7 @@ mod error;
 #[cfg(test)]
 mod hostile_tests;
 pub mod proto;
+mod replica;
 mod rules;
 mod server;
 
@@ -39,5 +41,6 @@ pub use proto::{
     Attributes, ChangeSet, DirectoryEntry, DirectoryPage, FileId, FileKind, FileSystem, LockKind, OpenAccess,
     RenameMode, Revocation, SetAttributes, SetTime, Timestamp,
 };
+pub use replica::{MEMBERS_MAX, ReplicaConfig, ReplicaError, ReplicaReader, ReplicaStatus, ReplicatedFile};
 pub use rules::{Rules, RulesError};
 pub use server::{ExportStats, ServeError, Server, ServerConfig};

@@ -22,11 +22,11 @@
 mod buffers;
 mod config;
 mod connect;
-mod data;
+pub(crate) mod data;
 mod file;
 mod known;
 mod pipeline;
-mod session;
+pub(crate) mod session;
 mod shared;
 mod stream;
 #[cfg(test)]

@@ -49,6 +49,11 @@ impl Stream {
         }
     }
 
+    /// Whether the server is on this host.
+    pub fn is_local(&self) -> bool {
+        matches!(self, Stream::Unix(_))
+    }
+
     /// Whether the server has closed its end, or does so within a time of less than a second.
     pub fn is_closed_by_server(&self, timeout: Duration) -> bool {
         let timeout = Timespec { tv_sec: 0, tv_nsec: timeout.subsec_nanos().into() };

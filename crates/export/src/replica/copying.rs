@@ -1,0 +1,87 @@
+//! Making copies equal to one that has everything.
+
+use std::time::{Duration, Instant};
+
+use super::group::{self, Fault, Outcomes};
+use super::site::Replica;
+use crate::error::ExportError;
+use crate::proto::Request;
+
+/// Bytes that are copied at a time.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// Copies that are being filled, and what became of them.
+struct Targets {
+    alive: Vec<Replica>,
+    failed: Vec<(Replica, ExportError)>,
+}
+
+impl Targets {
+    /// Sorts out the copies that have failed.
+    fn note<T>(&mut self, outcomes: Outcomes<T>) {
+        for (copy, outcome) in std::mem::take(&mut self.alive).into_iter().zip(outcomes) {
+            match outcome.map_err(Fault::error) {
+                Ok(_) => self.alive.push(copy),
+                Err(error) => self.failed.push((copy, error)),
+            }
+        }
+    }
+
+    fn punch(&mut self, offset: u64, end: u64, timeout: Duration) {
+        if offset < end {
+            let punch = |open| Request::Punch { open, offset, len: end - offset };
+            let punched = group::change(&self.alive, Instant::now() + timeout, punch);
+            self.note(punched);
+        }
+    }
+}
+
+/// What became of the targets of [`fill`].
+pub struct Filled {
+    /// They have all that the source has, persistently, if it could be read to the end.
+    pub alive: Vec<Replica>,
+    /// They do not, for these reasons.
+    pub failed: Vec<(Replica, ExportError)>,
+    /// Why the source could not be read to the end.
+    pub source: Result<(), ExportError>,
+}
+
+/// Makes files equal to the first `len` bytes of the source, which nobody changes meanwhile. Only what is not a hole is copied.
+/// Each step has the timeout.
+pub fn fill(source: &Replica, targets: Vec<Replica>, len: u64, timeout: Duration) -> Filled {
+    let mut targets = Targets { alive: targets, failed: Vec::new() };
+    let copied = copy(source, &mut targets, len, timeout);
+    if copied.is_ok() {
+        let synced =
+            targets.alive.iter().map(|copy| copy.sync(Instant::now() + timeout).map_err(Fault::Lost));
+        let synced = synced.collect();
+        targets.note(synced);
+    }
+    Filled { alive: targets.alive, failed: targets.failed, source: copied }
+}
+
+fn copy(source: &Replica, targets: &mut Targets, len: u64, timeout: Duration) -> Result<(), ExportError> {
+    let deadline = || Instant::now() + timeout;
+    let cut = group::change(&targets.alive, deadline(), |open| Request::Truncate { open, len });
+    targets.note(cut);
+    let mut chunk = vec![0; CHUNK_BYTES];
+    let mut done = 0;
+    while done < len && !targets.alive.is_empty() {
+        let data = source.find_data(done, deadline())?;
+        // A file that has become shorter meanwhile was changed by another program.
+        let (start, end) = (data.start.min(len), data.end.min(len));
+        let start = if data.is_empty() { len } else { start.max(done) };
+        targets.punch(done, start, timeout);
+        done = start;
+        while done < end {
+            let part = &mut chunk[..CHUNK_BYTES.min((end - done) as usize)];
+            group::read(std::slice::from_ref(source), done, part, timeout)?;
+            let written = group::write(&targets.alive, done, part, deadline());
+            targets.note(written);
+            done += part.len() as u64;
+        }
+    }
+    let committed = group::commit(&targets.alive, deadline());
+    targets.note(committed);
+    Ok(())
+}

@@ -1,0 +1,365 @@
+//! One export: its connection, its record, its copy of the file. All is done on one connection. When it is lost, so are the
+//! lock and the copy; nothing is ever repeated on another one.
+
+use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use super::error::ReplicaError;
+use super::record::{RECORD_BYTES_MAX, Record};
+use crate::client::data::{self, Bytes, Failure};
+use crate::client::session::{Opening, Session};
+use crate::client::{Client, ClientConfig};
+use crate::error::ExportError;
+use crate::proto::{
+    Answer, Attributes, FileId, LockKind, NAME_BYTES_MAX, OpenAccess, Opened, RenameMode, Request, Text,
+};
+
+/// What is added to a file's name for that of its record, before and behind.
+const PREFIX: &str = ".";
+const SUFFIX: &str = ".terrace-replica";
+/// And for a record that is being written.
+const DRAFT_SUFFIX: &str = ".terrace-replica.new";
+/// The rights of a record.
+const RECORD_MODE: u32 = 0o644;
+/// The pauses between attempts to lock a file.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// How often a round trip is measured.
+const ROUND_TRIPS: usize = 3;
+
+/// Where a replicated file is in each export.
+#[derive(Clone, Debug)]
+pub struct Place {
+    directory: PathBuf,
+    name: OsString,
+}
+
+impl Place {
+    /// The place of a path relative to the exported directories.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub fn new(path: &Path) -> Result<Place, ReplicaError> {
+        let name = path.file_name().ok_or(ReplicaError::Invalid("the path names no file"))?;
+        if name.len() + PREFIX.len() + DRAFT_SUFFIX.len() > NAME_BYTES_MAX {
+            return Err(ReplicaError::Invalid(
+                "the name is too long for a replicated file: 234 bytes are the most",
+            ));
+        }
+        let directory = path.parent().unwrap_or(Path::new("")).to_path_buf();
+        Ok(Place { directory, name: name.to_os_string() })
+    }
+
+    fn beside(&self, suffix: &str) -> Text {
+        Text([PREFIX.as_bytes(), self.name.as_bytes(), suffix.as_bytes()].concat())
+    }
+}
+
+/// An export that answers.
+pub struct Site {
+    /// Its place in the configuration.
+    pub index: usize,
+    pub address: SocketAddr,
+    /// Whether it is on this host, and how long it takes to answer: less is nearer.
+    pub distance: (bool, Duration),
+    place: Place,
+    directory: FileId,
+    session: Arc<Session>,
+    client: Client,
+}
+
+/// A copy: an open file.
+pub struct Replica {
+    pub site: Site,
+    /// Its id in records.
+    pub id: u64,
+    pub file: FileId,
+    pub mode: u32,
+    /// The length in bytes when it was opened.
+    pub len: u64,
+    pub opening: Opening,
+}
+
+/// What a writer finds at an export.
+pub enum Found {
+    /// Neither a file nor a record.
+    Nothing(Site),
+    /// A file that it has locked.
+    Replica(Replica, Option<Record>),
+}
+
+impl Found {
+    /// The export.
+    pub fn site(&self) -> &Site {
+        match self {
+            Found::Nothing(site) | Found::Replica(Replica { site, .. }, _) => site,
+        }
+    }
+
+    /// The record there.
+    pub fn record(&self) -> Option<&Record> {
+        match self {
+            Found::Replica(_, record) => record.as_ref(),
+            Found::Nothing(_) => None,
+        }
+    }
+}
+
+impl Site {
+    /// Connects to an export.
+    ///
+    /// # Errors
+    /// As for [`Client::connect`]; `Os` if the directory does not exist.
+    pub fn reach(
+        index: usize,
+        config: &ClientConfig,
+        place: &Place,
+        deadline: Instant,
+    ) -> Result<Site, ExportError> {
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        let client = Client::connect(&ClientConfig { timeout, ..config.clone() })?;
+        let session = client.shared.session(deadline)?;
+        let directory = match place.directory.as_os_str().is_empty() {
+            true => client.root(),
+            false => {
+                let path = Text::from(place.directory.as_os_str().as_bytes());
+                match client.shared.call_on(&session, Request::LookupPath { path }, deadline)? {
+                    Answer::Attributes { attributes } => attributes.id,
+                    _ => return Err(ExportError::Protocol),
+                }
+            }
+        };
+        let mut round_trip = Duration::MAX;
+        for _ in 0..ROUND_TRIPS {
+            let asked = Instant::now();
+            session.call(Request::Renew {}, deadline)?;
+            round_trip = round_trip.min(asked.elapsed());
+        }
+        let distance = (!session.stream.is_local(), round_trip);
+        let (address, place) = (config.server, place.clone());
+        Ok(Site { index, address, distance, place, directory, session, client })
+    }
+
+    fn call(&self, request: Request, deadline: Instant) -> Result<Answer, ExportError> {
+        self.client.shared.call_on(&self.session, request, deadline)
+    }
+
+    fn done(&self, request: Request, deadline: Instant) -> Result<(), ExportError> {
+        match self.call(request, deadline)? {
+            Answer::Done {} => Ok(()),
+            _ => Err(ExportError::Protocol),
+        }
+    }
+
+    fn lookup(&self, name: Text, deadline: Instant) -> Result<Option<Attributes>, ExportError> {
+        match self.call(Request::Lookup { parent: self.directory, name }, deadline) {
+            Ok(Answer::Attributes { attributes }) => Ok(Some(attributes)),
+            Ok(_) => Err(ExportError::Protocol),
+            Err(ExportError::Os(errno)) if errno == Errno::NOENT.raw_os_error() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn lookup_file(&self, deadline: Instant) -> Result<Option<Attributes>, ExportError> {
+        self.lookup(Text::from(self.place.name.as_bytes()), deadline)
+    }
+
+    fn opened(&self, request: Request, deadline: Instant) -> Result<(Opening, Attributes), ExportError> {
+        match self.call(request, deadline)? {
+            Answer::Opened { opened: Opened { open, key, attributes } } => {
+                Ok((Opening { session: self.session.clone(), open, rkey: key.rkey }, attributes))
+            }
+            _ => Err(ExportError::Protocol),
+        }
+    }
+
+    /// Reads the record of the file; `None` if there is none.
+    ///
+    /// # Errors
+    /// `Damaged`; `Export`.
+    pub fn read_record(&self, deadline: Instant) -> Result<Option<Record>, ReplicaError> {
+        let damaged = |reason| ReplicaError::Damaged { address: self.address, reason };
+        let bytes = self.read_record_bytes(deadline).map_err(ReplicaError::of(self.address))?;
+        match bytes {
+            None => Ok(None),
+            Some(bytes) if bytes.len() > RECORD_BYTES_MAX => Err(damaged("it is too long")),
+            Some(bytes) => Record::parse(&bytes).map(Some).map_err(damaged),
+        }
+    }
+
+    fn read_record_bytes(&self, deadline: Instant) -> Result<Option<Vec<u8>>, ExportError> {
+        let Some(found) = self.lookup(self.place.beside(SUFFIX), deadline)? else { return Ok(None) };
+        let open = Request::Open { id: found.id, access: OpenAccess::READ };
+        let (opening, attributes) = self.opened(open, deadline)?;
+        let mut bytes = vec![0; attributes.len.min(RECORD_BYTES_MAX as u64 + 1) as usize];
+        let read = data::access(&opening, 0, Bytes::Into(&mut bytes), deadline).map_err(reason);
+        self.done(Request::Close { open: opening.open }, deadline)?;
+        read.map(|()| Some(bytes))
+    }
+
+    /// Replaces the record of the file, persistently.
+    ///
+    /// # Errors
+    /// `Os` if the export refuses; `Lost`.
+    pub fn write_record(&self, record: &Record, deadline: Instant) -> Result<(), ExportError> {
+        let (parent, draft) = (self.directory, self.place.beside(DRAFT_SUFFIX));
+        let (opening, attributes) = self.opened(
+            Request::Create {
+                parent,
+                name: draft.clone(),
+                mode: RECORD_MODE,
+                access: OpenAccess::WRITE | OpenAccess::TRUNCATE,
+                exclusive: false,
+            },
+            deadline,
+        )?;
+        let (open, data) = (opening.open, Text(record.emit()));
+        self.call(Request::Write { open, offset: 0, data }, deadline)?;
+        self.done(Request::Sync { id: attributes.id }, deadline)?;
+        self.done(Request::Close { open }, deadline)?;
+        let (name, new_name) = (draft, self.place.beside(SUFFIX));
+        let (new_parent, mode) = (parent, RenameMode::Replace);
+        self.done(Request::Rename { parent, name, new_parent, new_name, mode, only: None }, deadline)?;
+        self.done(Request::Sync { id: parent }, deadline)
+    }
+
+    /// Whether there is a file of that name, or a record of one.
+    ///
+    /// # Errors
+    /// As for [`Client::lookup`].
+    pub fn has_file_or_record(&self, deadline: Instant) -> Result<bool, ExportError> {
+        let record = self.lookup(self.place.beside(SUFFIX), deadline)?;
+        Ok(record.is_some() || self.lookup_file(deadline)?.is_some())
+    }
+
+    /// Opens the file to read it; `None` if there is none.
+    ///
+    /// # Errors
+    /// As for [`Client::open`].
+    pub fn open_to_read(self, id: u64, deadline: Instant) -> Result<Option<Replica>, ExportError> {
+        let Some(found) = self.lookup_file(deadline)? else { return Ok(None) };
+        let (opening, attributes) =
+            self.opened(Request::Open { id: found.id, access: OpenAccess::READ }, deadline)?;
+        let (mode, len) = (attributes.mode, attributes.len);
+        Ok(Some(Replica { site: self, id, file: found.id, mode, len, opening }))
+    }
+
+    /// Opens and locks the file, and reads its record.
+    ///
+    /// # Errors
+    /// `InUse` after the deadline; `Replaced`; `FileMissing`; `Damaged`; `Export`.
+    pub fn lock(self, owner: u64, deadline: Instant) -> Result<Found, ReplicaError> {
+        let address = self.address;
+        let failed = ReplicaError::of(address);
+        let Some(found) = self.lookup_file(deadline).map_err(&failed)? else {
+            return match self.read_record(deadline)? {
+                None => Ok(Found::Nothing(self)),
+                Some(_) => Err(ReplicaError::FileMissing(address)),
+            };
+        };
+        let access = OpenAccess::READ | OpenAccess::WRITE | OpenAccess::UNMAPPED;
+        let opened = self.opened(Request::Open { id: found.id, access }, deadline).map_err(&failed)?;
+        self.take_lock(found.id, owner, deadline)?;
+        // Only the file that has the name now keeps others away.
+        if self.lookup_file(deadline).map_err(&failed)?.map(|now| now.id) != Some(found.id) {
+            return Err(ReplicaError::Replaced(address));
+        }
+        let record = self.read_record(deadline)?;
+        let (opening, attributes) = opened;
+        // The holder of the lock before this one may have changed the length.
+        let len = self.lookup_file(deadline).map_err(&failed)?.map_or(attributes.len, |now| now.len);
+        let id = record.as_ref().map_or_else(rand::random, |record| record.own);
+        let copy = Replica { site: self, id, file: found.id, mode: attributes.mode, len, opening };
+        Ok(Found::Replica(copy, record))
+    }
+
+    fn take_lock(&self, id: FileId, owner: u64, deadline: Instant) -> Result<(), ReplicaError> {
+        loop {
+            match self.done(Request::Lock { id, owner, kind: LockKind::Exclusive }, deadline) {
+                Ok(()) => return Ok(()),
+                Err(ExportError::Os(errno)) if errno == Errno::WOULDBLOCK.raw_os_error() => {}
+                Err(error) => return Err(ReplicaError::of(self.address)(error)),
+            }
+            if Instant::now() + LOCK_PAUSE >= deadline {
+                return Err(ReplicaError::InUse(self.address));
+            }
+            std::thread::sleep(LOCK_PAUSE);
+        }
+    }
+
+    /// Makes the file, empty, and locks it.
+    ///
+    /// # Errors
+    /// `Export`, with `EEXIST` if there is one now.
+    pub fn create(self, mode: u32, owner: u64, deadline: Instant) -> Result<Replica, ReplicaError> {
+        let request = Request::Create {
+            parent: self.directory,
+            name: Text::from(OsStr::as_bytes(&self.place.name)),
+            mode,
+            access: OpenAccess::READ | OpenAccess::WRITE | OpenAccess::UNMAPPED,
+            exclusive: true,
+        };
+        let (opening, attributes) = self.opened(request, deadline).map_err(ReplicaError::of(self.address))?;
+        self.take_lock(attributes.id, owner, deadline)?;
+        Ok(Replica {
+            site: self,
+            id: rand::random(),
+            file: attributes.id,
+            mode,
+            len: attributes.len,
+            opening,
+        })
+    }
+
+    /// Ends the connection. The server releases what the client has.
+    pub fn lose(&self, why: &str) {
+        self.session.lose(why);
+    }
+}
+
+impl Replica {
+    /// Makes the file with its attributes persistent, and its name.
+    ///
+    /// # Errors
+    /// As for [`Client::sync`].
+    pub fn sync(&self, deadline: Instant) -> Result<(), ExportError> {
+        self.site.done(Request::Sync { id: self.file }, deadline)?;
+        self.site.done(Request::Sync { id: self.site.directory }, deadline)
+    }
+
+    /// The first range with data from an offset on; empty if there is none.
+    ///
+    /// # Errors
+    /// As for [`Client::attributes`].
+    pub fn find_data(&self, offset: u64, deadline: Instant) -> Result<std::ops::Range<u64>, ExportError> {
+        match self.site.call(Request::FindData { open: self.opening.open, offset }, deadline)? {
+            Answer::Data { start, end } => Ok(start..end),
+            _ => Err(ExportError::Protocol),
+        }
+    }
+
+    /// Closes the file, and then releases the lock: without an answer the connection ends, and both with it.
+    pub fn release(self, owner: u64, deadline: Instant) {
+        let (open, id) = (self.opening.open, self.file);
+        let released = self
+            .site
+            .done(Request::Close { open }, deadline)
+            .and_then(|()| self.site.done(Request::Lock { id, owner, kind: LockKind::Unlock }, deadline));
+        if let Err(error) = released {
+            tracing::debug!(%error, address = %self.site.address, "a copy is released with its connection");
+        }
+    }
+}
+
+/// Why an access was not made.
+pub fn reason(failure: Failure) -> ExportError {
+    match failure {
+        Failure::Refused { status, .. } => ExportError::Access(status),
+        Failure::Error(error) => error,
+    }
+}
