@@ -53,6 +53,23 @@ fn an_access_of_a_session_that_another_thread_has_ended_is_lost() {
 }
 
 #[test]
+fn a_file_that_is_not_mapped_is_accessed_through_the_server_only() {
+    let (_directory, _server, client, mapped) = start_with_page(PathChoice::Local);
+    let access = OpenAccess::READ | OpenAccess::WRITE | OpenAccess::UNMAPPED;
+    let unmapped = client.open(mapped.id(), access).unwrap();
+    for (file, is_mapped) in [(mapped, true), (unmapped, false)] {
+        file.write_at(0, b"x").unwrap();
+        let opening = file.file.current(client.shared.deadline()).unwrap();
+        let (qp, _) = opening.session.pair(Link::Data).unwrap();
+        assert_eq!(qp.write_now(opening.rkey, 0, b"y"), Ok(is_mapped));
+        assert_eq!(qp.read_now(opening.rkey, 0, &mut [0]), Ok(is_mapped));
+        file.append(b"z").unwrap();
+        file.read_at(0, &mut [0; 8]).unwrap();
+        file.commit().unwrap();
+    }
+}
+
+#[test]
 fn memory_that_the_nic_may_still_access_is_not_used_again() {
     let (_directory, server, client, file) = start_with_page(PathChoice::Udp);
     let opening = file.file.current(client.shared.deadline()).unwrap();
