@@ -13,6 +13,8 @@ use crate::proto::Link;
 
 /// The most pieces of one call in flight.
 const PIECES_MAX: usize = 16;
+/// [`Access::begin`] has all of an access in flight that is no longer, if no other access uses the session's slots.
+pub const IN_FLIGHT_MAX: usize = PIECES_MAX * SLOT_BYTES;
 /// Placement of a FLUSH: persistence. Selectivity: the whole region (IBTA annex A19).
 const PERSISTENT: u8 = 1 << 1;
 const WHOLE_REGION: u8 = 1;

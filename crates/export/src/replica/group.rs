@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use terrace_sync::Mutex;
 
 use super::site::Replica;
-use crate::client::data::{Access, Append, Bytes, Commit, Failure};
+use crate::client::data::{Access, Append, Bytes, Commit, Failure, IN_FLIGHT_MAX};
 use crate::error::{ExportError, UNKNOWN_OPEN};
 use crate::proto::{Answer, Attributes, Request};
 
@@ -60,7 +60,8 @@ fn fault(copy: &Replica, failure: Failure, deadline: Instant) -> Fault {
     }
 }
 
-/// WRITEs bytes to each copy, which is long enough.
+/// WRITEs bytes to each copy, which is long enough: up to [`IN_FLIGHT_MAX`], so that all copies have all of them on the way
+/// while the first is waited for.
 pub fn write(copies: &[Replica], offset: u64, data: &[u8], deadline: Instant) -> Outcomes<()> {
     each(
         copies,
@@ -110,6 +111,11 @@ pub fn change(
 /// # Errors
 /// The last copy's, if all fail.
 pub fn read(copies: &[Replica], offset: u64, into: &mut [u8], timeout: Duration) -> Result<(), ExportError> {
+    let mut parts = into.chunks_mut(IN_FLIGHT_MAX).zip((offset..).step_by(IN_FLIGHT_MAX));
+    parts.try_for_each(|(part, at)| read_part(copies, at, part, timeout))
+}
+
+fn read_part(copies: &[Replica], offset: u64, into: &mut [u8], timeout: Duration) -> Result<(), ExportError> {
     let begun = Instant::now();
     let (half, end) = (begun + timeout / 2, begun + timeout);
     let Some((first, others)) = copies.split_first() else { return Err(ExportError::Lost) };

@@ -32,6 +32,7 @@ pub use error::ReplicaError;
 pub use reader::ReplicaReader;
 pub use record::MEMBERS_MAX;
 
+use crate::client::data::IN_FLIGHT_MAX;
 use crate::client::{ClientConfig, RECORD_BYTES_MAX};
 use crate::error::ExportError;
 use crate::proto::Request;
@@ -192,10 +193,13 @@ impl ReplicatedFile {
     /// if it fails or has not answered at half of the timeout.
     ///
     /// # Errors
-    /// `Refused` if none has them.
+    /// `Refused` if none has them. `NoMember`.
     pub fn read_at(&mut self, offset: u64, into: &mut [u8]) -> Result<usize, ReplicaError> {
         let count = self.len().saturating_sub(offset).min(into.len() as u64) as usize;
         let Writer { copies, config, .. } = &self.writer;
+        if copies.is_empty() {
+            return Err(ReplicaError::NoMember);
+        }
         let read = group::read(copies, offset, &mut into[..count], config.timeout);
         read.map(|()| count).map_err(ReplicaError::Refused)
     }
@@ -213,8 +217,11 @@ impl ReplicatedFile {
             self.change(|open| Request::Grow { open, len: end })?;
             self.writer.len = end;
         }
-        let written = group::write(&self.writer.copies, offset, data, self.writer.config.deadline());
-        self.conclude_write(written)
+        for (part, at) in data.chunks(IN_FLIGHT_MAX).zip((offset..).step_by(IN_FLIGHT_MAX)) {
+            let written = group::write(&self.writer.copies, at, part, self.writer.config.deadline());
+            self.conclude_write(written)?;
+        }
+        Ok(())
     }
 
     /// Appends a record of up to 1 MiB, and returns its offset.

@@ -129,9 +129,11 @@ fn find(config: &ReplicaConfig, permits_stale: bool) -> Result<(Vec<Replica>, u6
     let mut copies = Vec::new();
     for (record, site) in members {
         let address = site.address;
-        match site.open_to_read(record.own, deadline).map_err(ReplicaError::of(address))? {
-            Some(copy) => copies.push(copy),
-            None => return Err(ReplicaError::FileMissing(address)),
+        match site.open_to_read(record.own, deadline) {
+            Ok(Some(copy)) => copies.push(copy),
+            _ if permits_stale => {}
+            Ok(None) => return Err(ReplicaError::FileMissing(address)),
+            Err(error) => return Err(ReplicaError::of(address)(error)),
         }
     }
     copies.sort_by_key(|copy| copy.site.distance);

@@ -263,18 +263,17 @@ impl Site {
             };
         };
         let access = OpenAccess::READ | OpenAccess::WRITE | OpenAccess::UNMAPPED;
-        let opened = self.opened(Request::Open { id: found.id, access }, deadline).map_err(&failed)?;
+        let (opening, _) = self.opened(Request::Open { id: found.id, access }, deadline).map_err(&failed)?;
         self.take_lock(found.id, owner, deadline)?;
-        // Only the file that has the name now keeps others away.
-        if self.lookup_file(deadline).map_err(&failed)?.map(|now| now.id) != Some(found.id) {
+        // Only the file that has the name now keeps others away. The holder of the lock before may have changed its length.
+        let now = self.lookup_file(deadline).map_err(&failed)?;
+        let Some(attributes) = now.filter(|now| now.id == found.id) else {
             return Err(ReplicaError::Replaced(address));
-        }
+        };
         let record = self.read_record(deadline)?;
-        let (opening, attributes) = opened;
-        // The holder of the lock before this one may have changed the length.
-        let len = self.lookup_file(deadline).map_err(&failed)?.map_or(attributes.len, |now| now.len);
         let id = record.as_ref().map_or_else(rand::random, |record| record.own);
-        let copy = Replica { site: self, id, file: found.id, mode: attributes.mode, len, opening };
+        let (mode, len) = (attributes.mode, attributes.len);
+        let copy = Replica { site: self, id, file: found.id, mode, len, opening };
         Ok(Found::Replica(copy, record))
     }
 

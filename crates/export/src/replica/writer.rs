@@ -131,6 +131,10 @@ impl Writer {
     /// # Errors
     /// `NoMember` if the members are lost meanwhile.
     pub fn admit(&mut self, found: Vec<Found>) -> Result<(), ReplicaError> {
+        if self.copies.is_empty() {
+            // An export that comes back may be the one that has the data: nothing of it is changed.
+            return Err(ReplicaError::NoMember);
+        }
         let mut targets = Vec::new();
         for found in found {
             let index = found.site().index;
@@ -193,6 +197,9 @@ impl Writer {
     /// # Errors
     /// `NoMember`.
     pub fn resynchronize(&mut self) -> Result<(), ReplicaError> {
+        if self.copies.is_empty() {
+            return Err(ReplicaError::NoMember);
+        }
         let deadline = self.config.deadline();
         let indexes: Vec<_> = std::mem::take(&mut self.outside).into_iter().map(|(index, _)| index).collect();
         let (config, place, owner) = (&self.config, &self.place, self.owner);

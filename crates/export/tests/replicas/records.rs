@@ -114,6 +114,22 @@ fn a_member_that_is_lost_for_good_can_be_given_up() {
     assert_eq!((read_all(&mut file), file.status().members.len()), (b"bytes".to_vec(), 2));
 }
 
+#[test]
+fn a_writer_without_members_changes_nothing_more() {
+    let mut exports = with_file(2, b"bytes");
+    let mut file = ReplicatedFile::open(&exports.config()).unwrap();
+    (0..2).for_each(|index| exports.end(index));
+    let ended = |result: Result<(), ReplicaError>| matches!(result, Err(ReplicaError::NoMember));
+    assert!(ended(file.write_at(0, b"lost")));
+    (0..2).for_each(|index| exports.begin(index));
+    assert!(ended(file.append(b"x").map(|_| ())) && ended(file.resynchronize()) && ended(file.commit()));
+    assert!(
+        ended(file.read_at(0, &mut [0; 5]).map(|_| ())) && ended(file.truncate(0)) && ended(file.close())
+    );
+    let mut file = ReplicatedFile::open(&exports.config()).unwrap();
+    assert_eq!((read_all(&mut file), file.status().members.len()), (b"bytes".to_vec(), 2));
+}
+
 /// An export of a file system with so many kilobytes; `None` without the right to mount one.
 struct Small {
     server: Option<Server>,
