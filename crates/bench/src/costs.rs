@@ -51,6 +51,12 @@ pub fn counts_of(
     before.counts.zip(after.counts).filter(|_| are_timely(before, after, measured))
 }
 
+/// The processor time of this process, threads that have ended included: clients end with the measured time.
+fn own_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
+}
+
 /// The costs of an access, on average. Each is `None` where it is not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Costs {
