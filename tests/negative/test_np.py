@@ -36,12 +36,13 @@ class Commodity(unittest.TestCase):
     """Two programs on NICs that know nothing of absent pages; the server's region is four times its budget."""
 
     transport = "udp"
+    options = ()
 
     def setUp(self):
         directory = self.enterContext(tempfile.TemporaryDirectory(dir="/var/tmp"))
-        paged = ("--path", self.transport, "--nic", "commodity", "--dram", DRAM, "--swap", directory)
-        self.server = Endpoint("127.0.3.1", *paged)
-        self.client = Endpoint("127.0.3.2", "--path", self.transport, "--nic", "commodity")
+        options = ("--path", self.transport, "--nic", "commodity", *self.options)
+        self.server = Endpoint("127.0.3.1", *options, "--dram", DRAM, "--swap", directory)
+        self.client = Endpoint("127.0.3.2", *options)
         for end in (self.server, self.client):
             self.addCleanup(end.stop)
             end("open")
@@ -78,6 +79,7 @@ class Commodity(unittest.TestCase):
             self.assertEqual(self.differing(self.client, "buffer", 0, length, SEED, offset), 0, (offset, length))
         counters = self.counters(self.client)
         self.assertGreater(counters["fallback_signature"], 0)
+        self.assertEqual(counters["holds"] > 0, bool(self.options), "the peer moves the bytes, unless it may not")
         self.assertGreater(self.counters(self.server)["served"], 0)
 
     def test_writes_to_absent_pages_arrive(self):
@@ -171,6 +173,12 @@ class CommodityLocal(Commodity):
     """The same over shared memory."""
 
     transport = "local"
+
+
+class CommodityWithoutReverseTransfers(Commodity):
+    """The peer holds its pages instead of moving their bytes."""
+
+    options = ("--np-reverse", "off")
 
 
 class SlowStorage(unittest.TestCase):

@@ -133,6 +133,10 @@ NP_MUTANTS = [
     ("np-holds-end-before-the-repetition", OPTIMISTIC + "outcome.rs",
      "                return self.queue_data(index, task.range, Some(id));",
      "                self.calls.release(id);\n                return self.queue_data(index, task.range, Some(id));"),
+    ("np-what-the-peer-has-moved-is-not-taken", OPTIMISTIC + "outcome.rs",
+     "let into = entry.filter(is_brought)", "let into = entry.filter(|_| false).filter(is_brought)"),
+    ("np-what-is-lent-has-no-data", OPTIMISTIC + "calls.rs",
+     "let lent = memory.lend(id, &sge, Access::Read)?;", "let lent = memory.lend(id, &sge, Access::Write)?;"),
     ("np-absent-pages-are-written-unchecked", OPTIMISTIC + "checks.rs",
      "*base = version.filter(|version| version % 2 == 1);", "*base = *version;"),
 ]

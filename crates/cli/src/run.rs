@@ -127,6 +127,9 @@ pub struct Options {
     /// Order of the requests of a queue pair, with --nic commodity [default: default]
     #[arg(long, value_name = "ORDER", env = "TERRACE_NP_ORDER", hide_env_values = true)]
     order: Option<NpOrder>,
+    /// Whether peers move the bytes of long repetitions, with --nic commodity [default: on]
+    #[arg(long, value_name = "SWITCH", env = "TERRACE_NP_REVERSE", hide_env_values = true)]
+    np_reverse: Option<NpReverse>,
     /// Log level of the NIC, which logs to standard error
     #[arg(long, value_name = "LEVEL", ignore_case = true, env = "TERRACE_LOG", hide_env_values = true)]
     log: Option<LogLevel>,
@@ -153,6 +156,15 @@ enum NpOrder {
     Default,
     /// As the verbs promise it
     Strict,
+}
+
+/// What NP-RDMA does with more bytes than a message has room for.
+#[derive(Clone, Copy, ValueEnum)]
+enum NpReverse {
+    /// The peer READs them from memory that it is lent, or WRITEs them there
+    On,
+    /// The peer holds its pages, and the request is repeated
+    Off,
 }
 
 /// An error of starting the program.
@@ -361,6 +373,9 @@ fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunEr
     }
     if let Some(order) = options.order.and_then(|order| order.to_possible_value()) {
         variables.push(("TERRACE_NP_ORDER", order.get_name().to_owned().into()));
+    }
+    if let Some(reverse) = options.np_reverse.and_then(|reverse| reverse.to_possible_value()) {
+        variables.push(("TERRACE_NP_REVERSE", reverse.get_name().to_owned().into()));
     }
     variables.extend(paging_variables(options)?);
     if let Some(level) = options.log {

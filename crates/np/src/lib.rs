@@ -20,6 +20,7 @@
 //! | `regions` | what the peer learns of this end's regions |
 //! | `forgets` | the keys that the peer has to forget |
 //! | `link` | the state of the setup, and what the peer has described |
+//! | `transfers` | bytes that this end moves for the peer |
 //! | `control`, `control_cqs` | the control queue pair beside a program's queue pair; the completion queues of all of them |
 //! | `memory` | the program's memory, as the initiator and the target see it |
 //! | `settings`, `counters` | thresholds; statistics |
@@ -43,6 +44,7 @@ mod session;
 mod settings;
 mod setup;
 mod state;
+mod transfers;
 
 pub use service::{Service, new_signature_key};
 pub use settings::Settings;

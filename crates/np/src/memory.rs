@@ -3,12 +3,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use terrace_access::optimistic::{Held, HeldMemory, RegionAccess, TargetMemory};
-use terrace_access::proto::{AtomicKind, Status};
+use terrace_access::optimistic::{Held, HeldMemory, Lent, RegionAccess, TargetMemory};
+use terrace_access::proto::{Access, AtomicKind, Status};
 use terrace_access::session::LocalMemory;
 use terrace_hostmem::HostRange;
 use terrace_memory::{Pager, Transfer, Waker};
 use terrace_nic::{AccessError, AccessNeed, AtomicOp, Error, LocalError, Mr, MrRequest, QueuePair, Sge};
+
+use crate::control::ControlQp;
+use crate::settings::Settings;
 
 /// The most bytes that a pager is asked for at a time.
 const TRANSFER_BYTES: u64 = 64 << 10;
@@ -18,9 +21,17 @@ const LOCAL_WRITE: u32 = 1;
 /// The program's memory at the initiator's end. The device's own accesses to it find every page, because the kernel brings
 /// it: nothing has to be held.
 pub(crate) struct LocalSide<'a> {
-    pub qp: &'a Arc<QueuePair>,
+    qp: &'a Arc<QueuePair>,
+    /// What the peer moves bytes by.
+    control: Option<&'a ControlQp>,
     /// Whether a registration is made for each request, as where nothing can be pinned without one.
-    pub is_registered_late: bool,
+    is_registered_late: bool,
+}
+
+impl<'a> LocalSide<'a> {
+    pub fn new(qp: &'a Arc<QueuePair>, control: Option<&'a ControlQp>, settings: &Settings) -> LocalSide<'a> {
+        LocalSide { qp, control, is_registered_late: settings.is_two_sided }
+    }
 }
 
 impl LocalMemory for LocalSide<'_> {
@@ -45,6 +56,24 @@ impl HeldMemory for LocalSide<'_> {
 
     fn write(&mut self, sge: &Sge, offset: u64, data: &[u8]) -> Result<(), LocalError> {
         self.qp.copy_in(sge, offset, data).map_err(|_| LocalError::Protection)
+    }
+
+    fn lend(&mut self, id: u64, sge: &Sge, by_peer: Access) -> Result<Lent, LocalError> {
+        let mut data = Vec::new();
+        if by_peer == Access::Read {
+            data.resize(sge.length as usize, 0);
+            self.read(sge, 0, &mut data)?;
+        }
+        let lent = self.control.map(|control| control.lend(id, &data));
+        lent.and_then(Result::ok).ok_or(LocalError::Protection)
+    }
+
+    fn take_back(&mut self, id: u64, into: Option<&Sge>) -> Result<(), LocalError> {
+        let Some(sge) = into else { return Ok(()) };
+        let mut data = vec![0; sge.length as usize];
+        let taken = self.control.map(|control| control.take_lent(id, &mut data));
+        taken.and_then(Result::ok).ok_or(LocalError::Protection)?;
+        self.write(sge, 0, &data)
     }
 }
 

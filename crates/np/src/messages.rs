@@ -32,7 +32,10 @@ impl State {
             return self.fail_link(session, qp, now);
         }
         if wc.opcode != WcOpcode::Recv {
-            return control.note_sent();
+            if control.note_sent(wc) {
+                self.handle_transferred(session, qp, now, wc);
+            }
+            return;
         }
         let taken = control.take_message(wc);
         self.probe_at = None;
@@ -82,11 +85,8 @@ impl State {
             }
             Body::Opened(_) | Body::Done(_) | Body::Data(_) | Body::Value(_) => {
                 let Some(outgoing) = &mut self.outgoing else { return false };
-                return outgoing.initiator.handle_message(
-                    now,
-                    message,
-                    &mut LocalSide { qp, is_registered_late: self.settings.is_two_sided },
-                );
+                let memory = &mut LocalSide::new(qp, self.control.as_ref(), &self.settings);
+                return outgoing.initiator.handle_message(now, message, memory);
             }
             _ => {
                 return self

@@ -11,12 +11,11 @@ use terrace_nic::{Buffer, QpState, QueuePair, SendFlags, SendOp, SendWr, Time, W
 use crate::link::LinkState;
 use crate::memory::LocalSide;
 use crate::session::Session;
-use crate::state::{CALL_COUNT_MAX, State, break_queue_pair};
+use crate::settings::{CALL_BYTES_MAX, CALL_COUNT_MAX};
+use crate::state::{State, break_queue_pair};
 
 /// The upper half of the ids of an initiator's messages. Those of descriptions have the rkey, and 0.
 const TAG: u32 = 1;
-/// The most bytes of one call: they are held by the peer at a time.
-const CALL_BYTES_MAX: u32 = 64 << 10;
 /// Versions are read into slots of so many bytes, so many at a time.
 const SLOT_BYTES: u32 = 512;
 const SLOT_COUNT: u32 = 16;
@@ -120,7 +119,7 @@ impl State {
                 is_two_sided: self.settings.is_two_sided,
                 inline_bytes_max: self.settings.inline_bytes_max,
                 call_bytes_max: CALL_BYTES_MAX,
-                is_reverse_allowed: false,
+                is_reverse_allowed: self.settings.is_reverse,
                 unchecked_count_max: self.settings.unchecked_count_max.min(depth.div_ceil(2)),
                 check_delay_ns: self.settings.check_delay_ns,
                 version_age_ns: self.settings.version_age_ns,
@@ -160,8 +159,8 @@ impl State {
     /// Executes the initiator's actions.
     pub fn act(&mut self, session: &Session, qp: &Arc<QueuePair>, now: Time) {
         let Some(Outgoing { initiator, unposted, .. }) = &mut self.outgoing else { return };
-        let memory = &mut LocalSide { qp, is_registered_late: self.settings.is_two_sided };
         loop {
+            let memory = &mut LocalSide::new(qp, self.control.as_ref(), &self.settings);
             // What was executed at once is complete already.
             for wc in session.inputs.completions.take() {
                 initiator.handle_completion(now, &wc, memory);

@@ -1,6 +1,11 @@
-//! The thresholds.
+//! The thresholds, and what both ends rely on.
 
 use terrace_access::optimistic::Order;
+
+/// The most messages of an initiator that the peer has not answered.
+pub(crate) const CALL_COUNT_MAX: u32 = 16;
+/// The most bytes of one call: they are held by the peer at a time.
+pub(crate) const CALL_BYTES_MAX: u32 = 64 << 10;
 
 /// The thresholds of a device's sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,6 +15,9 @@ pub struct Settings {
     /// Whether READs and WRITEs go through the peer's target from the beginning, with a registration at each end for each
     /// request: the variant in user space, which needs no IOMMU (section 6.1 of the paper). Both ends have the same setting.
     pub is_two_sided: bool,
+    /// Whether the peer moves the bytes of longer repetitions, to and from memory that it is lent. Otherwise it holds its pages,
+    /// and the request is repeated one-sided.
+    pub is_reverse: bool,
     /// The most bytes that are repeated inside a message.
     pub inline_bytes_max: u32,
     /// The most unsignaled WRITEs whose versions are not being checked.
@@ -27,7 +35,8 @@ impl Default for Settings {
         Settings {
             order: Order::Default,
             is_two_sided: false,
-            inline_bytes_max: 1 << 10,
+            is_reverse: true,
+            inline_bytes_max: 4 << 10,
             unchecked_count_max: 64,
             check_delay_ns: 100_000,
             version_age_ns: 1_000_000_000,
@@ -70,11 +79,18 @@ impl Settings {
                 return Err(format!("TERRACE_NP_ACCESS: {other}: choose optimistic or two-sided"));
             }
         };
+        let is_reverse = match given("TERRACE_NP_REVERSE").as_deref() {
+            None => defaults.is_reverse,
+            Some("on") => true,
+            Some("off") => false,
+            Some(other) => return Err(format!("TERRACE_NP_REVERSE: {other}: choose on or off")),
+        };
         let delay_us =
             number("TERRACE_NP_CHECK_DELAY_US", defaults.check_delay_ns / 1000, CHECK_DELAY_US_MAX)?;
         Ok(Settings {
             order,
             is_two_sided,
+            is_reverse,
             inline_bytes_max: number("TERRACE_NP_INLINE", defaults.inline_bytes_max.into(), INLINE_BYTES_MAX)?
                 as u32,
             check_delay_ns: delay_us * 1000,
@@ -110,12 +126,14 @@ mod tests {
         let variables = [
             ("TERRACE_NP_ORDER", "strict"),
             ("TERRACE_NP_ACCESS", "two-sided"),
+            ("TERRACE_NP_REVERSE", "off"),
             ("TERRACE_NP_INLINE", "64"),
             ("TERRACE_NP_CHECK_DELAY_US", "5"),
         ];
         let wanted = Settings {
             order: Order::Strict,
             is_two_sided: true,
+            is_reverse: false,
             inline_bytes_max: 64,
             check_delay_ns: 5000,
             ..Settings::default()
@@ -128,6 +146,7 @@ mod tests {
         for (name, value) in [
             ("TERRACE_NP_ORDER", "no"),
             ("TERRACE_NP_ACCESS", "one-sided"),
+            ("TERRACE_NP_REVERSE", "yes"),
             ("TERRACE_NP_INLINE", "16001"),
             ("TERRACE_NP_UNCHECKED", "x"),
         ] {

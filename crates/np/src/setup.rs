@@ -65,7 +65,8 @@ impl State {
     fn control_end(&mut self, session: &Session, qp: &Arc<QueuePair>) -> Option<Endpoint> {
         if self.control.is_none() {
             let cq = session.service.control_cqs.take(qp.pd().device());
-            match cq.and_then(|cq| ControlQp::new(qp.pd(), cq)) {
+            let is_lending = self.settings.is_reverse;
+            match cq.and_then(|cq| ControlQp::new(qp.pd().device(), cq, is_lending)) {
                 Ok(control) => {
                     session.service.set_control(control.qpn(), Some(session));
                     self.control = Some(control);
@@ -161,6 +162,7 @@ impl State {
             // released when its accesses have ended. A key that the peer knows may become another region's.
             break_queue_pair(qp);
         }
+        self.fetching.clear();
         self.regions.clear(session, qp);
         for rkey in self.keys.take_asked() {
             if let Some(outgoing) = &mut self.outgoing {

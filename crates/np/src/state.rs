@@ -14,10 +14,11 @@
 //! | keys that the peer asks to forget | `confirm_forgotten` in `messages` |
 //! | a peer that has not answered for long | `probe` in `setup` |
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use terrace_access::optimistic::{Target, TargetAction, TargetConfig};
+use terrace_access::optimistic::{Move, Target, TargetAction, TargetConfig};
 use terrace_memory::Waker;
 use terrace_nic::{QpAttr, QpAttrMask, QpState, QueuePair, Time};
 
@@ -27,10 +28,7 @@ use crate::memory::{Holds, LocalSide, TargetSide};
 use crate::outgoing::{Outgoing, release_places};
 use crate::regions::Regions;
 use crate::session::Session;
-use crate::settings::Settings;
-
-/// The most messages of an initiator that the peer has not answered.
-pub(crate) const CALL_COUNT_MAX: u32 = 16;
+use crate::settings::{CALL_BYTES_MAX, CALL_COUNT_MAX, Settings};
 
 /// What a session does.
 pub(crate) struct State {
@@ -41,6 +39,8 @@ pub(crate) struct State {
     pub control: Option<ControlQp>,
     pub keys: Keys,
     pub holds: Holds,
+    /// READs of what the peer has lent, by the ids of its requests.
+    pub fetching: HashMap<u64, Move>,
     pub regions: Regions,
     /// Keys that the peer asks to forget, and that requests name.
     pub forgetting: Vec<Forgetting>,
@@ -51,7 +51,11 @@ pub(crate) struct State {
 }
 
 fn new_target(settings: &Settings) -> Target {
-    Target::new(TargetConfig { call_count_max: CALL_COUNT_MAX, hold_ns_max: settings.hold_ns_max })
+    Target::new(TargetConfig {
+        call_count_max: CALL_COUNT_MAX,
+        move_bytes_max: CALL_BYTES_MAX,
+        hold_ns_max: settings.hold_ns_max,
+    })
 }
 
 impl State {
@@ -64,6 +68,7 @@ impl State {
             control: None,
             keys: Keys::default(),
             holds: Holds::default(),
+            fetching: HashMap::new(),
             regions: Regions::default(),
             forgetting: Vec::new(),
             probe_at: None,
@@ -100,11 +105,8 @@ impl State {
             (inputs.completions.take(), inputs.is_failed.swap(false, Ordering::AcqRel));
         if let Some(Outgoing { initiator, .. }) = &mut self.outgoing {
             for wc in completions {
-                initiator.handle_completion(
-                    now,
-                    &wc,
-                    &mut LocalSide { qp, is_registered_late: self.settings.is_two_sided },
-                );
+                let memory = &mut LocalSide::new(qp, self.control.as_ref(), &self.settings);
+                initiator.handle_completion(now, &wc, memory);
             }
             if is_failed {
                 initiator.flush();
@@ -166,11 +168,7 @@ impl State {
                         control.send_encoded(message.into(), true);
                     }
                 }
-                // Initiators of this crate do not ask for transfers.
-                TargetAction::Move(transfer) => {
-                    let token = transfer.token;
-                    self.with_target(session, qp, |target, side| target.handle_moved(token, false, side));
-                }
+                TargetAction::Move(transfer) => self.transfer(session, qp, transfer),
                 TargetAction::Break => {
                     tracing::warn!(
                         qpn = qp.qpn(),

@@ -17,7 +17,7 @@ use terrace_transport::{LocalError, Payload, SendOp, Time, WcStatus};
 
 use super::entry::Seq;
 use super::order::Class;
-use super::{HeldMemory, Initiator};
+use super::{HeldMemory, Initiator, Lent};
 use crate::proto::{
     Access, Atomic, AtomicKind, Body, FETCH_BYTES_MAX, Fetch, Hold, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX,
     Message, Open, Read, Source, Write,
@@ -247,7 +247,12 @@ impl Initiator {
     }
 
     /// The message of a call.
-    fn message_of(&self, id: u64, task: &Task, memory: &impl LocalMemory) -> Result<Box<[u8]>, LocalError> {
+    fn message_of(
+        &self,
+        id: u64,
+        task: &Task,
+        memory: &mut impl HeldMemory,
+    ) -> Result<Box<[u8]>, LocalError> {
         let entry = task.seq.and_then(|seq| self.index(seq)).map(|index| &self.entries[index]);
         let (rkey, va) =
             entry.and_then(|entry| entry.remote.as_ref()).map_or((0, 0), |remote| (remote.rkey, remote.va));
@@ -285,13 +290,13 @@ impl Initiator {
                 Body::Write(Write { rkey, va, length, source: Source::Inline(&data) })
             }
             (Kind::Reverse, Some(entry)) => {
-                let sge = sub_elements(entry.sges(), task.range.start, length.into()).next();
-                let (_, sge) = sge.ok_or(LocalError::Protection)?;
+                let sge = entry.element(&task.range).ok_or(LocalError::Protection)?;
                 if entry.class == Class::Read {
-                    let (dest_va, dest_rkey) = (sge.addr, sge.lkey);
+                    let Lent { va: dest_va, rkey: dest_rkey } = memory.lend(id, &sge, Access::Write)?;
                     Body::Read(smallvec![Read { rkey, va, length, pages: None, dest_va, dest_rkey }])
                 } else {
-                    let source = Source::Remote { va: sge.addr, rkey: sge.lkey };
+                    let lent = memory.lend(id, &sge, Access::Read)?;
+                    let source = Source::Remote { va: lent.va, rkey: lent.rkey };
                     Body::Write(Write { rkey, va, length, source })
                 }
             }

@@ -11,6 +11,7 @@ use super::{paged_region, sub_op, sub_payload};
 use crate::pages::PageBitmap;
 use crate::region::{Knowledge, Region};
 use crate::request::{self, Local, Remote};
+use crate::sge_list;
 use crate::signature::PAGE_BYTES;
 
 /// The sequence number of a work request of its initiator.
@@ -157,6 +158,12 @@ impl Entry {
     /// The elements of its scatter/gather list; none for a payload outside the program's memory.
     pub(super) fn sges(&self) -> &[Sge] {
         self.wr.payload.sges().unwrap_or_default()
+    }
+
+    /// The first element of a byte range of it, as far as it is in the range.
+    pub(super) fn element(&self, range: &Range<u64>) -> Option<Sge> {
+        let first = sge_list::sub_elements(self.sges(), range.start, range.end - range.start).next();
+        first.map(|(_, sge)| sge)
     }
 
     /// The work request for a byte range of it.

@@ -47,6 +47,7 @@ use std::sync::Arc;
 
 use terrace_transport::{LocalError, Payload, PostError, SendFlags, SendOp, SendWr, Sge, Time, Wc};
 
+use crate::proto::Access;
 use crate::region::{Knowledge, Region};
 use crate::sge_list::{self, LocalMemory};
 use crate::signature::PAGE_BYTES;
@@ -85,6 +86,31 @@ pub trait HeldMemory: LocalMemory {
     /// # Errors
     /// If the key or the memory does not permit it.
     fn write(&mut self, sge: &Sge, offset: u64, data: &[u8]) -> Result<(), LocalError>;
+
+    /// Lends the peer memory for the call `id`. The peer READs the bytes of the element from it, or WRITEs to it what
+    /// [`HeldMemory::take_back`] brings to the element. At most [`Config::call_count_max`] calls have memory at a time, of
+    /// [`Config::call_bytes_max`] each.
+    ///
+    /// # Errors
+    /// If the key or the memory of the element does not permit it.
+    fn lend(&mut self, id: u64, sge: &Sge, by_peer: Access) -> Result<Lent, LocalError>;
+
+    /// Ends what was lent for a call, which the peer has answered. `into`: the element that the peer's bytes belong to, if
+    /// the peer has written them all. What is lent when the peer is gone ([`Initiator::handle_peer_gone`]), the owner ends by
+    /// itself.
+    ///
+    /// # Errors
+    /// As for [`HeldMemory::write`].
+    fn take_back(&mut self, id: u64, into: Option<&Sge>) -> Result<(), LocalError>;
+}
+
+/// Memory that the peer may READ or WRITE for a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lent {
+    /// Address of its first byte.
+    pub va: u64,
+    /// Its key.
+    pub rkey: u32,
 }
 
 /// Registered memory of the owner that version numbers are READ into: `slot_count` slots of `slot_bytes`. It never leaves
@@ -128,7 +154,7 @@ pub struct Config {
     pub inline_bytes_max: u32,
     /// The most bytes of one call.
     pub call_bytes_max: u32,
-    /// Whether the peer may READ and WRITE the program's memory by the keys of its work requests.
+    /// Whether the peer may move bytes itself, by READs and WRITEs of what is lent to it.
     pub is_reverse_allowed: bool,
     /// The most unsignaled WRITEs whose versions are not being checked. Beyond, they are checked.
     pub unchecked_count_max: usize,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use terrace_transport::{SendOp, Time, Wc, WcStatus};
 
-use super::calls::Kind;
+use super::calls::{Kind, Task};
 use super::entry::{Entry, Seq, State};
 use super::order::Class;
 use super::versions::VersionTable;
@@ -81,7 +81,9 @@ impl Initiator {
                 self.calls.take_answered(low);
                 self.take_tables(now, region_id, Some(opened));
             }
-            (Body::Done(done), _) if done.count == 1 => self.take_status(now, message.id, done.status),
+            (Body::Done(done), _) if done.count == 1 => {
+                self.take_status(now, message.id, done.status, memory);
+            }
             (Body::Data(data), Kind::Inline) => self.take_bytes(low, data, memory),
             (Body::Value(value), Kind::Atomic) => self.take_value(low, *value, memory),
             _ => return false,
@@ -108,9 +110,12 @@ impl Initiator {
     }
 
     /// Takes the status of a call.
-    fn take_status(&mut self, now: Time, id: u64, status: Status) {
+    fn take_status(&mut self, now: Time, id: u64, status: Status, memory: &mut impl HeldMemory) {
         let Some(task) = self.calls.take_answered(id as u32) else { return };
         let index = task.seq.and_then(|seq| self.index(seq));
+        if task.kind == Kind::Reverse {
+            self.take_moved(id, &task, status, memory);
+        }
         let has_failed = index.is_some_and(|index| self.entries[index].failure.is_some());
         match (status, task.kind, index) {
             (Status::Busy, ..) if !has_failed && !self.in_error => return self.calls.delay(now, task),
@@ -149,6 +154,19 @@ impl Initiator {
         }
     }
 
+    /// Takes back what was lent for a transfer, with the bytes that a successful READ has brought.
+    fn take_moved(&mut self, id: u64, task: &Task, status: Status, memory: &mut impl HeldMemory) {
+        let index = task.seq.and_then(|seq| self.index(seq));
+        let entry = index.map(|index| &self.entries[index]);
+        let is_brought =
+            |entry: &&Entry| entry.class == Class::Read && entry.failure.is_none() && status == Status::Ok;
+        let into = entry.filter(is_brought).and_then(|entry| entry.element(&task.range));
+        let is_taken = memory.take_back(id, into.as_ref()).is_ok();
+        if let Some(index) = index.filter(|_| !is_taken) {
+            self.fail(index, WcStatus::LocalProtection, 0);
+        }
+    }
+
     /// Takes the bytes of a READ.
     fn take_bytes(&mut self, low: u32, data: &[u8], memory: &mut impl HeldMemory) {
         let Some(task) = self.calls.take_answered(low) else { return };
@@ -179,7 +197,8 @@ impl Initiator {
 
     /// The control queue pair is gone for good: what waits for the peer fails, and the local memory of requests is
     /// released. So the peer accesses none of it any more: the queue pair of its reverse transfers
-    /// ([`is_reverse_allowed`](super::Config::is_reverse_allowed)) is in the error state at this end.
+    /// ([`is_reverse_allowed`](super::Config::is_reverse_allowed)) is in the error state at this end. The owner takes back
+    /// all that is lent.
     pub fn handle_peer_gone(&mut self, now: Time) {
         self.is_control_gone = true;
         self.note_progress();

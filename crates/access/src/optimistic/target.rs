@@ -68,8 +68,10 @@ pub enum RegionAccess {
 pub struct TargetConfig {
     /// The most requests that a peer may have unanswered. A peer that sends more is disconnected.
     pub call_count_max: u32,
+    /// The most bytes of one transfer. A peer that asks for more is disconnected.
+    pub move_bytes_max: u32,
     /// How long a peer may have a range held, or a transfer with its memory may take, in nanoseconds. A peer that does not
-    /// release the range, or does not let the transfer end, is disconnected: the pages could not leave memory, and if they
+    /// release the range, or does not let a transfer end, is disconnected: the pages could not leave memory, and if they
     /// did, its WRITE would vanish. A peer has the range of a WRITE with immediate held while earlier messages of its
     /// queue pair, and then the immediate, wait for receives: so this limits how long receives may be missing.
     pub hold_ns_max: u64,
@@ -96,7 +98,7 @@ pub enum TargetAction {
     /// Send this message over the control queue pair, behind all transfers whose completion was reported.
     Send(Box<[u8]>),
     /// Transfer bytes by a READ or WRITE of this end's, on a queue pair to the peer: best not on that of the program, which
-    /// may be in the error state while earlier requests are repeated.
+    /// may be in the error state while earlier requests are repeated. Report its end ([`Target::handle_moved`]).
     Move(Move),
     /// Move the queue pairs of this peer to the error state, then call [`Target::handle_peer_gone`]: the peer does not keep to
     /// the protocol.
@@ -120,6 +122,8 @@ enum Job {
     Move(Move),
     /// A transfer, begun at the time.
     Moving(Time),
+    /// A transfer to the peer, begun at the time. The answer is behind its data, and the range is not held any more.
+    Answered(Time),
     Atomic(Atomic),
     /// Not ready yet.
     Hold,
@@ -202,7 +206,9 @@ impl Target {
         if self.is_broken || self.is_repeated(id) {
             return true;
         }
-        if self.jobs.len() >= self.config.call_count_max as usize {
+        // Those that are answered the peer does not count any more.
+        let is_full = self.jobs.len() - self.answered_count() >= self.config.call_count_max as usize;
+        if is_full || (matches!(job, Job::Move(_)) && length > self.config.move_bytes_max) {
             self.disconnect();
             return true;
         }
@@ -268,21 +274,42 @@ impl Target {
                 *job = Job::Held(now);
                 self.answer(id, done(Status::Ok));
             }
-            Job::Held(_) | Job::Moving(_) => {}
+            Job::Held(_) | Job::Moving(_) | Job::Answered(_) => {}
         }
     }
 
-    /// Takes the end of a transfer ([`TargetAction::Move`]).
-    pub fn handle_moved(&mut self, token: u64, is_moved: bool, memory: &mut impl TargetMemory) {
-        let status = if is_moved { Status::Ok } else { Status::ClientMemory };
+    /// Takes that the bytes of a transfer to the peer have been copied from the range, and posted on the queue pair that carries
+    /// the messages: the answer can follow right behind them, and the range need not be held any more. The end of the
+    /// transfer is reported, too: until then, no more than [`TargetConfig::call_count_max`] transfers are answered.
+    pub fn handle_copied(&mut self, token: u64, memory: &mut impl TargetMemory) {
+        if self.answered_count() >= self.config.call_count_max as usize {
+            return;
+        }
+        if let Some(job @ &mut Job::Moving(since)) = self.jobs.get_mut(&token) {
+            *job = Job::Answered(since);
+            memory.release(token);
+            self.answer(token, Body::Done(Done::one(Status::Ok)));
+        }
+    }
+
+    fn answered_count(&self) -> usize {
+        self.jobs.values().filter(|job| matches!(job, Job::Answered(_))).count()
+    }
+
+    /// Takes the end of a transfer ([`TargetAction::Move`]), or why it has failed.
+    pub fn handle_moved(&mut self, token: u64, result: Result<(), Status>, memory: &mut impl TargetMemory) {
+        let status = result.err().unwrap_or(Status::Ok);
         self.finish(token, Body::Done(Done::one(status)), memory);
     }
 
-    /// Ends a request with its answer.
+    /// Ends a request, with its answer unless that was sent.
     fn finish(&mut self, id: u64, body: Body<'_>, memory: &mut impl TargetMemory) {
-        if self.jobs.remove(&id).is_some() {
-            memory.release(id);
-            self.answer(id, body);
+        match self.jobs.remove(&id) {
+            None | Some(Job::Answered(_)) => {}
+            Some(_) => {
+                memory.release(id);
+                self.answer(id, body);
+            }
         }
     }
 
@@ -317,7 +344,9 @@ impl Target {
             return None;
         }
         let held = self.jobs.values().filter_map(|job| match job {
-            Job::Held(since) | Job::Moving(since) => Some(since.after_ns(self.config.hold_ns_max)),
+            Job::Held(since) | Job::Moving(since) | Job::Answered(since) => {
+                Some(since.after_ns(self.config.hold_ns_max))
+            }
             _ => None,
         });
         held.min()
@@ -337,7 +366,11 @@ impl Target {
     /// transfers have ended: releases all that is held for it. Before, a WRITE of the peer could vanish, or a transfer
     /// access pages that have left.
     pub fn handle_peer_gone(&mut self, memory: &mut impl TargetMemory) {
-        std::mem::take(&mut self.jobs).into_keys().for_each(|id| memory.release(id));
+        for (id, job) in std::mem::take(&mut self.jobs) {
+            if !matches!(job, Job::Answered(_)) {
+                memory.release(id);
+            }
+        }
         self.answers.clear();
         self.actions.clear();
     }
@@ -358,7 +391,7 @@ impl Job {
             Job::Store { rkey, va, data } => (*rkey, *va, data.len() as u32),
             Job::Move(transfer) => (transfer.region.0, transfer.region.1, transfer.length),
             Job::Atomic(atomic) => (atomic.rkey, atomic.va, 8),
-            Job::Hold | Job::Held(_) | Job::Moving(_) => (0, 0, 0),
+            Job::Hold | Job::Held(_) | Job::Moving(_) | Job::Answered(_) => (0, 0, 0),
         }
     }
 }

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use terrace_access::layout::Layout;
-use terrace_access::optimistic::{Action, Config, Held, HeldMemory, Initiator, Order, OrderBits, Scratch};
-use terrace_access::proto::{Body, Message, Mode, Opened, RegionDescription, Table};
+use terrace_access::optimistic::{
+    Action, Config, Held, HeldMemory, Initiator, Lent, Order, OrderBits, Scratch,
+};
+use terrace_access::proto::{Access, Body, Message, Mode, Opened, RegionDescription, Table};
 use terrace_access::region::{Knowledge, Region};
 use terrace_access::session::LocalMemory;
 use terrace_transport::{LocalError, Payload, SendFlags, SendOp, SendWr, Sge, Time, Wc, WcStatus};
@@ -17,13 +19,18 @@ pub const TABLE_VA: u64 = 0x9000;
 pub const PAGE: u64 = 4096;
 const LOCAL: u64 = 0x50_0000;
 const SCRATCH: u64 = 0x70_0000;
+pub const LENT: u64 = 0x80_0000;
 
 /// The program's memory, and the initiator's scratch memory.
 pub struct Local {
     pub bytes: Vec<u8>,
     pub scratch: Vec<u8>,
     pub held: BTreeMap<u64, bool>,
+    /// What the peer may access, by calls.
+    pub lent: BTreeMap<u64, Vec<u8>>,
     pub answer: Held,
+    /// Whether nothing can be copied to the program's memory any more.
+    pub is_unmapped: bool,
 }
 
 impl Local {
@@ -58,6 +65,23 @@ impl HeldMemory for Local {
         let start = (sge.addr - LOCAL + offset) as usize;
         self.bytes[start..start + data.len()].copy_from_slice(data);
         Ok(())
+    }
+
+    fn lend(&mut self, id: u64, sge: &Sge, by_peer: Access) -> Result<Lent, LocalError> {
+        let mut data = vec![0; sge.length as usize];
+        if by_peer == Access::Read {
+            self.read(sge, 0, &mut data)?;
+        }
+        assert!(self.lent.insert(id, data).is_none(), "call {id} is lent memory once");
+        Ok(Lent { va: LENT, rkey: 8 })
+    }
+
+    fn take_back(&mut self, id: u64, into: Option<&Sge>) -> Result<(), LocalError> {
+        let data = self.lent.remove(&id).expect("what is taken back was lent");
+        if self.is_unmapped {
+            return Err(LocalError::Protection);
+        }
+        into.map_or(Ok(()), |sge| self.write(sge, 0, &data))
     }
 }
 
@@ -116,7 +140,9 @@ impl Harness {
             bytes: vec![0x55; 1 << 16],
             scratch: vec![0; 256],
             held: BTreeMap::new(),
+            lent: BTreeMap::new(),
             answer: Held::Now,
+            is_unmapped: false,
         };
         let known = Knowledge::Extended(region.clone());
         Harness { initiator: Initiator::new(config), local, region, known, now: Time(1) }

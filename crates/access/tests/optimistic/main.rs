@@ -4,7 +4,7 @@ mod failures;
 mod harness;
 mod target;
 
-use harness::{BASE_VA, Harness, Next, PAGE, RKEY, TABLE_KEY, region};
+use harness::{BASE_VA, Harness, LENT, Next, PAGE, RKEY, TABLE_KEY, region};
 use terrace_access::optimistic::{Held, Order, OrderBits};
 use terrace_access::proto::{Access, Body, Done, Source, Status};
 use terrace_access::region::Knowledge;
@@ -277,9 +277,56 @@ fn long_transfers_are_moved_by_the_peer() {
     let post = harness.post();
     harness.fill_absent(0, 3000, 0);
     harness.succeed(&post);
-    let id = harness.sent_id(|body| matches!(body, Body::Read(reads) if reads[0].length == 3000));
+    let id = harness.sent_id(
+        |body| matches!(body, Body::Read(reads) if reads[0].length == 3000 && reads[0].dest_va == LENT),
+    );
+    harness.local.lent.get_mut(&id).expect("memory is lent").fill(7);
     harness.answer(id, OK);
     assert_eq!(harness.completed(), 1);
+    assert_eq!(harness.local.bytes[..3000], [7; 3000]);
+    let mut harness = Harness::opened();
+    harness.local.bytes[..2000].fill(9);
+    harness.write(2, 0, 2000, 0, true);
+    harness.versions(2);
+    let source = Source::Remote { va: LENT, rkey: 8 };
+    let id = harness.sent_id(|body| matches!(body, Body::Write(write) if write.source == source));
+    assert_eq!(harness.local.lent[&id], [9; 2000]);
+    harness.answer(id, OK);
+    assert_eq!(harness.completed(), 2);
+    assert!(harness.local.lent.is_empty());
+}
+
+#[test]
+fn what_is_lent_is_taken_back_however_the_call_ends() {
+    for status in [Status::Busy, Status::AccessDenied, Status::Ok] {
+        let mut harness = Harness::new();
+        harness.read(1, 0, 3000, 0);
+        let post = harness.post();
+        harness.fill_absent(0, 3000, 0);
+        harness.succeed(&post);
+        let id = harness.sent_id(|body| matches!(body, Body::Read(_)));
+        harness.local.is_unmapped = status == Status::Ok;
+        let before = harness.local.bytes.clone();
+        harness.answer(id, done(status));
+        assert!(harness.local.lent.is_empty());
+        assert_eq!(harness.local.bytes, before, "nothing has been moved");
+        let failure = match status {
+            Status::Busy => None,
+            Status::Ok => Some(WcStatus::LocalProtection),
+            _ => Some(WcStatus::RemoteAccess),
+        };
+        match (failure, harness.next()) {
+            (None, None) => {}
+            (Some(_), Some(Next::Break)) => {
+                let next = harness.next();
+                assert!(
+                    matches!(next, Some(Next::Complete(1, status)) if Some(status) == failure),
+                    "{next:?}"
+                );
+            }
+            (_, next) => panic!("{next:?}"),
+        }
+    }
 }
 
 #[test]

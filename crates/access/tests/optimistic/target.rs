@@ -54,7 +54,7 @@ struct Harness {
 
 impl Harness {
     fn new(answer: Result<Held, Status>) -> Harness {
-        let target = Target::new(TargetConfig { call_count_max: 4, hold_ns_max: 1000 });
+        let target = Target::new(TargetConfig { call_count_max: 4, move_bytes_max: 60, hold_ns_max: 1000 });
         Harness { target, memory: Memory { bytes: vec![1; 100], held: Vec::new(), answer } }
     }
 
@@ -123,15 +123,67 @@ fn long_transfers_are_moved_while_the_range_is_held() {
     let transfer = Move { token: 1, to_peer: true, region: (RKEY, 10), peer: (8, 70), length: 30 };
     assert_eq!(harness.target.poll_action(Time(0)), Some(TargetAction::Move(transfer)));
     assert_eq!(harness.memory.held, [1]);
-    harness.target.handle_moved(1, true, &mut harness.memory);
+    harness.target.handle_moved(1, Ok(()), &mut harness.memory);
     harness.check_answer(1, done(Status::Ok));
     let source = Source::Remote { va: 70, rkey: 8 };
     harness.take(2, Body::Write(Write { rkey: RKEY, va: 10, length: 30, source }));
     let transfer = Move { token: 2, to_peer: false, ..transfer };
     assert_eq!(harness.target.poll_action(Time(0)), Some(TargetAction::Move(transfer)));
-    harness.target.handle_moved(2, false, &mut harness.memory);
+    harness.target.handle_moved(2, Err(Status::ClientMemory), &mut harness.memory);
     harness.check_answer(2, done(Status::ClientMemory));
     assert!(harness.memory.held.is_empty());
+}
+
+/// Takes a read of a peer, of which the target's owner copies the bytes.
+fn take_read(harness: &mut Harness, id: u64) {
+    let read = Read { rkey: RKEY, va: 10, length: 30, pages: None, dest_va: 70, dest_rkey: 8 };
+    harness.take(id, Body::Read([read].into_iter().collect()));
+    assert!(matches!(harness.target.poll_action(Time(0)), Some(TargetAction::Move(_))));
+    harness.target.handle_copied(id, &mut harness.memory);
+}
+
+#[test]
+fn a_transfer_is_answered_behind_its_data_and_counts_until_its_end() {
+    let mut harness = Harness::new(Ok(Held::Now));
+    for id in 0..4 {
+        take_read(&mut harness, id);
+        harness.check_answer(id, done(Status::Ok));
+    }
+    assert!(harness.memory.held.is_empty(), "the bytes are copied");
+    // The peer has its four answers, and asks again. It is answered when a transfer has ended.
+    take_read(&mut harness, 4);
+    assert!(harness.is_idle());
+    assert_eq!(harness.memory.held, [4]);
+    harness.target.handle_moved(0, Ok(()), &mut harness.memory);
+    assert!(harness.is_idle(), "it was answered");
+    harness.target.handle_moved(4, Ok(()), &mut harness.memory);
+    harness.check_answer(4, done(Status::Ok));
+    // It acknowledges nothing more.
+    assert_eq!(harness.target.poll_action(Time(1000)), Some(TargetAction::Break));
+    harness.target.handle_peer_gone(&mut harness.memory);
+    assert!(harness.target.is_empty() && harness.memory.held.is_empty());
+}
+
+#[test]
+fn a_peer_that_asks_for_a_longer_transfer_than_it_may_is_disconnected() {
+    for source in [Source::Remote { va: 0, rkey: 8 }, Source::Inline(&[1; 61])] {
+        let mut harness = Harness::new(Ok(Held::Now));
+        harness.take(1, Body::Write(Write { rkey: RKEY, va: 0, length: 61, source }));
+        let is_broken = harness.target.poll_action(Time(0)) == Some(TargetAction::Break);
+        assert_eq!(is_broken, matches!(source, Source::Remote { .. }));
+    }
+}
+
+#[test]
+fn a_peer_with_unfinished_transfers_may_not_ask_for_more_than_others() {
+    let mut harness = Harness::new(Ok(Held::Now));
+    for id in 0..4 {
+        take_read(&mut harness, id);
+        harness.check_answer(id, done(Status::Ok));
+    }
+    (4..8).for_each(|id| take_read(&mut harness, id));
+    harness.take(8, hold());
+    assert_eq!(harness.target.poll_action(Time(0)), Some(TargetAction::Break));
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod side;
 use std::sync::Arc;
 
 use terrace_access::optimistic::{Action, TargetAction};
+use terrace_access::proto::Status;
 use terrace_fabric::sim::SimNet;
 use terrace_nic::{ManualClock, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, Wc, WcOpcode, WcStatus};
 
@@ -301,9 +302,9 @@ impl World {
                 pair.free_receives.push(buffer);
                 pair.receive(&wc, &data, remote)?;
             } else {
-                let is_moved = wc.status == WcStatus::Success;
+                let moved = (wc.status == WcStatus::Success).then_some(()).ok_or(Status::ClientMemory);
                 let (pairs, mut side) = self.remote_side(pair);
-                pairs[pair].target.handle_moved(wc.wr_id, is_moved, &mut side);
+                pairs[pair].target.handle_moved(wc.wr_id, moved, &mut side);
             }
         }
         Ok(())
@@ -311,9 +312,16 @@ impl World {
 
     fn local_side(&mut self, pair: usize) -> (&mut [Pair], LocalSide<'_>) {
         let now = self.now();
-        let Memory { local, scratch, scratch_key, .. } = &mut self.memory;
-        let side =
-            LocalSide { pair, now, rng: &mut self.rng, holds: local, scratch, scratch_key: *scratch_key };
+        let Memory { local, scratch, scratch_key, lent, .. } = &mut self.memory;
+        let side = LocalSide {
+            pair,
+            now,
+            rng: &mut self.rng,
+            holds: local,
+            scratch,
+            scratch_key: *scratch_key,
+            lent,
+        };
         (&mut self.pairs, side)
     }
 

@@ -15,8 +15,8 @@ use crate::cells;
 
 pub(super) const PAGE: usize = 4096;
 
-/// The byte that overwrites absent pages.
-const SPOILED: u8 = 0xdb;
+/// The byte that overwrites absent pages, and memory that is lent no more.
+pub(super) const SPOILED: u8 = 0xdb;
 
 /// A page table, the memory, and the bytes of the absent pages.
 pub(super) struct Pages {

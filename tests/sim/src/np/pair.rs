@@ -127,6 +127,7 @@ impl Pair {
             initiator: Initiator::new(config),
             target: Target::new(TargetConfig {
                 call_count_max: plan.call_count_max,
+                move_bytes_max: plan.call_bytes_max,
                 hold_ns_max: HOLD_NS_MAX,
             }),
             to_target: VecDeque::new(),

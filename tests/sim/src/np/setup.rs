@@ -16,7 +16,7 @@ use terrace_nic::{
 
 use super::pages::{Holds, PAGE, Pages};
 use super::plan::Plan;
-use super::side::{LOCAL, RECEIVED, REMOTE, SCRATCH, VERSIONS};
+use super::side::{LENT, LOCAL, RECEIVED, REMOTE, SCRATCH, Slots, VERSIONS};
 use crate::rng::{SimRng, Stream, stream_seed};
 
 /// `ibv_access_flags` for all local and remote accesses.
@@ -67,6 +67,7 @@ pub(super) struct Memory {
     pub versions_key: u32,
     pub scratch: Arc<[AtomicU64]>,
     pub scratch_key: u32,
+    pub lent: Slots,
     pub received: Arc<[AtomicU64]>,
     pub received_key: u32,
     /// What the target describes of its region.
@@ -102,6 +103,11 @@ impl Memory {
         let local_mr = a.register(local.addr(), local.page_count() * PAGE, LOCAL, ALL, None)?;
         let scratch = zeros(plan.pair_count * (plan.slot_bytes * plan.slot_count) as usize);
         let scratch_mr = a.register(scratch.as_ptr() as u64, scratch.len() * 8, SCRATCH, ALL, None)?;
+        let slot_bytes = plan.bytes_max.min(plan.call_bytes_max.into()).next_multiple_of(8) as usize;
+        let lent_cells = zeros(plan.pair_count * plan.call_count_max as usize * slot_bytes);
+        let lent_mr = a.register(lent_cells.as_ptr() as u64, lent_cells.len() * 8, LENT, ALL, None)?;
+        let lent =
+            Slots { cells: lent_cells, key: lent_mr.rkey(), slot_bytes, count: plan.call_count_max.into() };
         let layout =
             Layout::new(REMOTE, length as u64, plan.lead as u64, PAGE as u32).expect("a valid layout");
         let description = RegionDescription { layout, signature_key, region_id: 9, mode: Mode::OneSided };
@@ -113,10 +119,11 @@ impl Memory {
             versions_key: versions_mr.rkey(),
             scratch,
             scratch_key: scratch_mr.lkey(),
+            lent,
             received,
             received_key: received_mr.lkey(),
             known: Knowledge::Extended(Arc::new(Region::new(remote_mr.rkey(), description))),
-            _regions: vec![remote_mr, versions_mr, received_mr, local_mr, scratch_mr],
+            _regions: vec![remote_mr, versions_mr, received_mr, local_mr, scratch_mr, lent_mr],
         })
     }
 }

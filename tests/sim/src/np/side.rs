@@ -4,12 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use terrace_access::optimistic::{Held, HeldMemory, RegionAccess, TargetMemory};
-use terrace_access::proto::{AtomicKind, Status};
+use terrace_access::optimistic::{Held, HeldMemory, Lent, RegionAccess, TargetMemory};
+use terrace_access::proto::{Access, AtomicKind, Status};
 use terrace_access::session::LocalMemory;
 use terrace_nic::{AtomicOp, LocalError, Sge};
 
-use super::pages::{Holds, apply};
+use super::pages::{Holds, SPOILED, apply};
 use crate::cells;
 use crate::rng::SimRng;
 
@@ -19,6 +19,7 @@ pub(super) const REMOTE: u64 = 0x2_0000_0000;
 pub(super) const VERSIONS: u64 = 0x3_0000_0000;
 pub(super) const SCRATCH: u64 = 0x4_0000_0000;
 pub(super) const RECEIVED: u64 = 0x5_0000_0000;
+pub(super) const LENT: u64 = 0x6_0000_0000;
 
 /// Longest time that bringing pages takes, in nanoseconds.
 const FAULT_NS_MAX: u64 = 100_000;
@@ -31,6 +32,23 @@ pub(super) struct LocalSide<'a> {
     pub holds: &'a mut Holds,
     pub scratch: &'a Arc<[AtomicU64]>,
     pub scratch_key: u32,
+    pub lent: &'a Slots,
+}
+
+/// Memory that the peer moves bytes to and from, a slot for each call of each pair. Ids of calls that are under way at a time
+/// differ by less than a pair has slots.
+pub(super) struct Slots {
+    pub cells: Arc<[AtomicU64]>,
+    pub key: u32,
+    pub slot_bytes: usize,
+    /// Slots of a pair.
+    pub count: u64,
+}
+
+impl Slots {
+    fn offset(&self, pair: usize, id: u64) -> usize {
+        (pair * self.count as usize + (id % self.count) as usize) * self.slot_bytes
+    }
 }
 
 fn local_range(sge: &Sge) -> Range<usize> {
@@ -62,6 +80,28 @@ impl HeldMemory for LocalSide<'_> {
 
     fn write(&mut self, sge: &Sge, offset: u64, data: &[u8]) -> Result<(), LocalError> {
         cells::store(&self.holds.pages.cells, local_range(sge).start + offset as usize, data);
+        Ok(())
+    }
+
+    fn lend(&mut self, id: u64, sge: &Sge, by_peer: Access) -> Result<Lent, LocalError> {
+        let offset = self.lent.offset(self.pair, id);
+        if by_peer == Access::Read {
+            let mut data = vec![0; sge.length as usize];
+            self.read(sge, 0, &mut data)?;
+            cells::store(&self.lent.cells, offset, &data);
+        }
+        Ok(Lent { va: LENT + offset as u64, rkey: self.lent.key })
+    }
+
+    fn take_back(&mut self, id: u64, into: Option<&Sge>) -> Result<(), LocalError> {
+        let offset = self.lent.offset(self.pair, id);
+        if let Some(sge) = into {
+            let mut data = vec![0; sge.length as usize];
+            cells::load(&self.lent.cells, offset, &mut data);
+            self.write(sge, 0, &data)?;
+        }
+        // The next call must not find these bytes.
+        cells::store(&self.lent.cells, offset, &vec![SPOILED; self.lent.slot_bytes]);
         Ok(())
     }
 }
