@@ -38,7 +38,7 @@ impl Device {
     /// program's responsibility, as with every library.
     pub fn pause_for_fork(self: &Arc<Self>) -> ForkPause {
         // First: the local path's thread may need what is locked below.
-        let local = Some(self.local.lock_for_fork());
+        let sockets = self.local.lock_sockets();
         let engine = &self.engine;
         engine.pause.begin();
         let running = engine.handle.lock().thread.is_some() && !engine.missing.load(Ordering::SeqCst);
@@ -51,6 +51,8 @@ impl Device {
         let receiving = Some(self.rx.lock_arc());
         self.memory.before_fork();
         let (handle, callbacks) = (engine.handle.lock_arc(), self.callbacks.lock_for_fork());
+        // Behind the engine and the callbacks, which may post work requests.
+        let local = Some(self.local.lock_for_fork(sockets));
         let forwarding = self.forwarding.lock_for_fork();
         ForkPause { device: self.clone(), receiving, local, handle, callbacks, forwarding }
     }

@@ -233,9 +233,13 @@ impl LocalPath {
     }
 
     /// Keeps the thread from working while the process forks.
-    pub fn lock_for_fork(&self) -> ForkLock {
-        let sockets = self.sockets.lock_arc();
-        // A program's thread that queues a command rings the doorbell, with no other lock than a queue pair's.
+    pub fn lock_sockets(&self) -> ArcMutexGuard<Option<Sockets>> {
+        self.sockets.lock_arc()
+    }
+
+    /// Keeps other threads from ringing the thread's doorbell, too: a thread that queues a command does so, with the locks of a
+    /// queue pair and of the progress callbacks.
+    pub fn lock_for_fork(&self, sockets: ArcMutexGuard<Option<Sockets>>) -> ForkLock {
         ForkLock { sockets, running: self.running.lock_arc() }
     }
 
