@@ -38,10 +38,10 @@ def free_port():
 
 
 @contextlib.contextmanager
-def memory_node(path, scheme):
+def memory_node(scheme):
     """A memory node of this machine."""
     address = f"127.0.0.1:{free_port()}"
-    command = [TERRACE, "memory-node", "--memory", "1G", "--listen", address, "--path", path, "--scheme", scheme]
+    command = [TERRACE, "memory-node", "--memory", "1G", "--listen", address, "--scheme", scheme]
     node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         if not node.stdout.readline().startswith("lending"):
@@ -61,11 +61,13 @@ class Far:
     @contextlib.contextmanager
     def limited(self, limit):
         with contextlib.ExitStack() as stack:
-            where = f"file:{tempfile.gettempdir()}"
+            where, path = f"file:{tempfile.gettempdir()}", []
             if self.path != "file":
-                where = stack.enter_context(memory_node(self.path, self.scheme))
+                where = stack.enter_context(memory_node(self.scheme))
+                # The pager's path. The node's chains access its own memory without packets in any case.
+                path = ["--path", self.path]
             command = [str(TERRACE), "run", "--remote-memory", where, "--local", str(limit), "--prefetch", self.prefetch]
-            yield [*command, "--"]
+            yield [*command, *path, "--"]
 
 
 class Swap:

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use terrace_far_memory::{ClientConfig, ConnectError};
+use terrace_nic::{PathChoice, PortConfig};
 use terrace_pager::{FarStore, SharedStatus};
 use terrace_vm::{BackingStore, FileStore};
 
@@ -82,6 +83,7 @@ impl FarMemory {
     pub fn open(
         &self,
         mirror: usize,
+        path: PathChoice,
         status: &Arc<SharedStatus>,
     ) -> Result<Box<dyn BackingStore>, FarMemoryError> {
         match self {
@@ -89,7 +91,9 @@ impl FarMemory {
                 Err(FarMemoryError::Mirror { mirror, nodes: nodes.len() })
             }
             FarMemory::Nodes(nodes) => {
-                let config = ClientConfig { copies: mirror, ..ClientConfig::new(nodes.clone(), 1) };
+                let config = ClientConfig::new(nodes.clone(), 1);
+                let port = PortConfig { path, ..config.port.clone() };
+                let config = ClientConfig { copies: mirror, port, ..config };
                 let store = FarStore::connect(config)?;
                 store.device().attach(status.clone());
                 Ok(Box::new(store))

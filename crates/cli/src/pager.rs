@@ -16,6 +16,7 @@ use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use rustix::process::{Pid, PidfdFlags};
+use terrace_nic::PathChoice;
 use terrace_pager::{Pager, Settings, SharedStatus};
 
 use crate::far_memory::{FarMemory, FarMemoryError};
@@ -44,6 +45,9 @@ pub struct Options {
     /// Whether pages are loaded before they are touched
     #[arg(long, value_parser = values::prefetch())]
     prefetch: Prefetch,
+    /// Transport to memory nodes on this host
+    #[arg(long, value_parser = values::path())]
+    path: PathChoice,
     /// Directory of the socket, to remove at the end
     #[arg(long)]
     directory: PathBuf,
@@ -103,6 +107,7 @@ pub fn start(
     far_memory: &FarMemory,
     mirror: usize,
     prefetch: Prefetch,
+    path: PathChoice,
 ) -> Result<PathBuf, PagerError> {
     let directory = create_directory().map_err(system("create a directory for the pager's socket"))?;
     let socket = directory.join("socket");
@@ -112,6 +117,7 @@ pub fn start(
         .args(["pager", "--detach", "--root", &std::process::id().to_string()])
         .args(["--local", &local_bytes.to_string(), "--mirror", &mirror.to_string()])
         .args(["--remote-memory", &far_memory.to_string(), "--prefetch", &prefetch.to_string()])
+        .args(["--path", &path.to_string()])
         .arg("--directory")
         .arg(&directory)
         .stdin(OwnedFd::from(listener))
@@ -187,7 +193,7 @@ fn prepare(options: &Options) -> Result<Pager, PagerError> {
     // Without the privilege it has the program's priority.
     let _ = rustix::process::setpriority_process(None, NICE);
     let status = Arc::new(SharedStatus::default());
-    let store = options.remote_memory.open(options.mirror, &status)?;
+    let store = options.remote_memory.open(options.mirror, options.path, &status)?;
     let settings = Settings {
         local_bytes: options.local,
         prefetches: options.prefetch == Prefetch::On,

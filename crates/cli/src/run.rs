@@ -303,7 +303,7 @@ pub fn run(options: &Options) -> Result<(), RunError> {
         preloaded = prepend(&library::find_pager(&library)?, Some(preloaded), &[':', ' ']);
         command.env(
             SOCKET_VARIABLE,
-            pager::start(remote.local_bytes, &remote.nodes, options.mirror, options.prefetch)?,
+            pager::start(remote.local_bytes, &remote.nodes, options.mirror, options.prefetch, options.path)?,
         );
     }
     command.env("LD_PRELOAD", preloaded);
