@@ -13,6 +13,7 @@ use terrace_nic::{
 use super::slabs::{Slabs, Taken};
 use super::transport::{Asked, Call, Finished, Transport};
 use crate::messages::{MESSAGE_BYTES, Message, Operation, Outcome, REPLY_BYTES, Reply, SlabKey};
+use crate::page_store::PAGE_BYTES;
 use crate::protocol::{Function, Grant};
 use crate::scheme::Scheme;
 
@@ -54,6 +55,17 @@ impl Purpose {
             Purpose::Call { call, .. } | Purpose::Release { call, .. } => Some(call),
             Purpose::Reserve { .. } => None,
         }
+    }
+
+    /// Bytes of the reply.
+    fn reply_bytes(self) -> u32 {
+        let has_page = self.operation().0 == Operation::Load;
+        (REPLY_BYTES + if has_page { PAGE_BYTES } else { 0 }) as u32
+    }
+
+    /// Whether the node may answer that it has no page to give.
+    fn is_refusable(self) -> bool {
+        matches!(self, Purpose::Reserve { .. } | Purpose::Call { function: Function::UnmappedStore, .. })
     }
 }
 
@@ -141,36 +153,50 @@ impl Baseline {
         Ok(())
     }
 
-    /// Takes the reply to the oldest message.
-    fn take_reply(&mut self, now: Instant) -> Result<(), &'static str> {
+    /// Takes the reply to the oldest message, of `byte_len` bytes. If it is wrong, the message stays in flight: its call ends
+    /// when the node is given up.
+    fn take_reply(&mut self, byte_len: u32, now: Instant) -> Result<(), &'static str> {
         const WRONG: &str = "its reply is of another request";
         let oldest = self.number.wrapping_sub(self.messages.len() as u32);
-        let (purpose, _) = self.messages.pop_front().ok_or(WRONG)?;
+        let (purpose, _) = *self.messages.front().ok_or(WRONG)?;
         let mut bytes = [0; REPLY_BYTES];
         self.headers.read(self.slot_at(oldest) + MESSAGE_BYTES, &mut bytes).map_err(|_| WRONG)?;
-        let reply = Reply::parse(&bytes).filter(|reply| reply.number == oldest).ok_or(WRONG)?;
+        let reply = Reply::parse(&bytes).ok_or(WRONG)?;
+        let is_permitted = reply.outcome == Outcome::Done || purpose.is_refusable();
+        if reply.number != oldest || byte_len != purpose.reply_bytes() || !is_permitted {
+            return Err(WRONG);
+        }
+        self.messages.pop_front();
         match purpose {
             Purpose::Call { function, call } => self.finish(function, call, reply.outcome),
             Purpose::Release { call, .. } => self.finish(Function::Invalidate, call, reply.outcome),
             Purpose::Reserve { slab } => self.end_reservation(slab, &reply, now)?,
         }
-        match self.waiting_messages.pop_front() {
-            Some(next) => self.ask(next, now).map_err(|_| "no message can be made"),
-            None => Ok(()),
-        }
+        let Some(next) = self.waiting_messages.pop_front() else { return Ok(()) };
+        self.ask(next, now).map_err(|_| {
+            self.waiting_messages.push_front(next);
+            "no message can be made"
+        })
     }
 
     fn end_reservation(&mut self, slab: u64, reply: &Reply, now: Instant) -> Result<(), &'static str> {
         let key = (reply.outcome == Outcome::Done).then_some(reply.key);
+        let mut result = Ok(());
         for call in self.slabs.reserved(slab, key) {
             match reply.outcome {
-                Outcome::Done => self
-                    .access(Function::UnmappedStore, call, now)
-                    .map_err(|_| "its memory cannot be accessed")?,
+                Outcome::Done => result = result.and(self.access_or_keep(Function::UnmappedStore, call, now)),
                 refusal => self.finish(Function::UnmappedStore, call, refusal),
             }
         }
-        Ok(())
+        result
+    }
+
+    /// Prepares a READ or WRITE. If that fails, the call waits until the node is given up.
+    fn access_or_keep(&mut self, function: Function, call: Call, now: Instant) -> Result<(), &'static str> {
+        self.access(function, call, now).map_err(|_| {
+            self.waiting_accesses.push_front((function, call));
+            "its memory cannot be accessed"
+        })
     }
 
     /// Prepares a READ or WRITE.
@@ -194,9 +220,7 @@ impl Baseline {
         let Some(Access { function, call, .. }) = self.accesses.pop_front() else { return Ok(()) };
         self.finish(function, call, Outcome::Done);
         match self.waiting_accesses.pop_front() {
-            Some((function, call)) => {
-                self.access(function, call, now).map_err(|_| "its memory cannot be accessed")
-            }
+            Some((function, call)) => self.access_or_keep(function, call, now),
             None => Ok(()),
         }
     }
@@ -229,7 +253,10 @@ impl Transport for Baseline {
             Function::Load | Function::MappedStore => self.access(function, call, now),
             Function::UnmappedStore => match self.slabs.take(call) {
                 Taken::Held => self.access(function, call, now),
-                Taken::Reserve { slab } => self.ask(Purpose::Reserve { slab }, now),
+                Taken::Reserve { slab } => self.ask(Purpose::Reserve { slab }, now).inspect_err(|_| {
+                    // The store is the only one that waits, and the caller ends it.
+                    self.slabs.reserved(slab, None);
+                }),
                 Taken::Waits => Ok(()),
             },
             Function::Invalidate => match self.slabs.give(call.index) {
@@ -255,8 +282,9 @@ impl Transport for Baseline {
 
     fn handle(&mut self, wc: &Wc, now: Instant) -> Result<(), &'static str> {
         match wc.opcode {
-            WcOpcode::Recv => self.take_reply(now),
-            _ => self.end_access(now),
+            WcOpcode::Recv => self.take_reply(wc.byte_len, now),
+            WcOpcode::RdmaRead | WcOpcode::RdmaWrite => self.end_access(now),
+            _ => Err("it sends what is none of the scheme"),
         }
     }
 

@@ -30,6 +30,8 @@ mod chains;
 mod connect_error;
 mod copies;
 #[cfg(test)]
+mod hostile_node_tests;
+#[cfg(test)]
 mod hostile_tests;
 mod link;
 mod operations;

@@ -386,7 +386,8 @@ impl Operations {
             Outcome::BudgetExhausted => self.note_error(key, PageError::BudgetExhausted),
         }
         match (kind, function) {
-            (Kind::Copy, Function::Load) => self.store_copy(key, page, now),
+            (Kind::Copy, Function::Load) if outcome == Outcome::Done => self.store_copy(key, page, now),
+            (Kind::Copy, Function::Load) => {}
             (Kind::Copy, _) if outcome == Outcome::Done => self.count_copy(node),
             _ => {}
         }
