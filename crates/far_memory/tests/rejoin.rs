@@ -86,6 +86,13 @@ fn a_node_that_has_less_room_than_before_gets_what_fits() {
     }
     check(&client, |_| 2);
     assert_eq!(client.nodes()[1].missing_pages, PAGES - 256);
+    // The node is not asked for pages that it does not have: a store into an empty pool has it repair its queue.
+    let repairs = || nodes[1].as_ref().expect("a node").status().repairs;
+    let (started, before) = (Instant::now(), repairs());
+    while started.elapsed() < Duration::from_secs(4) {
+        (256..PAGES).for_each(|page| client.store(page, &content(page, 2)).expect("stored"));
+    }
+    assert!(repairs() - before <= 4, "{}", repairs() - before);
     // Room comes, and copies with it.
     (256..PAGES).for_each(|page| client.invalidate(page).expect("invalidated"));
     wait_until("all pages have two copies", || client.nodes().iter().all(|node| node.missing_pages == 0));

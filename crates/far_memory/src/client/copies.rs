@@ -17,13 +17,13 @@ impl Operations {
         self.is_stored(page) && self.space.places(page).any(|place| self.has_copy(&place))
     }
 
-    /// Whether a node of the page is left, and those that are left have it or may give the client one page more. If it is
+    /// Whether a node of the page is left, and those that are left have it or may have one page more for the client. If it is
     /// stored, one that has it is enough.
     pub fn accepts(&self, page: u64, now: Instant) -> bool {
         let left = || self.space.places(page).filter(|place| self.links[place.node].lost.is_none());
         let has_room = |place: Place| {
             let link = &self.links[place.node];
-            link.is_mapped(place.index) || link.may_give(now)
+            link.is_mapped(place.index) || link.may_have_page(now)
         };
         self.can_load(page) || page < self.space.page_count && left().next().is_some() && left().all(has_room)
     }

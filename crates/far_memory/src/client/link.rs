@@ -10,6 +10,7 @@ use terrace_nic::{Device, rc};
 use super::baseline::Baseline;
 use super::chains::Chains;
 use super::connect_error::ConnectError;
+use super::pool::PoolState;
 use super::transport::{Asked, Call, Transport};
 use crate::protocol::{ANSWER_BYTES_MAX, Answer, ChainEnd, Connect, Connected, Request, VERSION};
 use crate::scheme::Scheme;
@@ -20,11 +21,6 @@ use crate::tcp;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the TCP connection is looked at while a reply is late.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
-
-/// How long a pool that was empty counts as empty: after the first time, and at most. A store into an empty pool has the node
-/// repair its free-page queue.
-const EMPTY_MIN: Duration = Duration::from_millis(50);
-const EMPTY_MAX: Duration = Duration::from_secs(1);
 
 /// A connected node.
 pub(super) struct Link {
@@ -39,8 +35,7 @@ pub(super) struct Link {
     mapped: Vec<u64>,
     /// How many have, or are being given one.
     pub mapped_pages: u64,
-    /// Until when the pool counts as empty, and for how long it has.
-    empty_until: Option<(Instant, Duration)>,
+    pub pool: PoolState,
     /// Why the node is lost.
     pub lost: Option<String>,
     pub counts: LinkCounts,
@@ -73,7 +68,7 @@ impl Link {
                 budget_pages,
                 mapped: vec![0; asked.entries.div_ceil(64) as usize],
                 mapped_pages: 0,
-                empty_until: None,
+                pool: PoolState::default(),
                 lost: None,
                 counts: LinkCounts::default(),
             }),
@@ -95,24 +90,20 @@ impl Link {
         *word = if is_mapped { *word | bit } else { *word & !bit };
     }
 
-    /// Whether the node may have a page to give: the client is within its budget, and the pool was not empty a short time ago.
-    pub fn may_give(&self, now: Instant) -> bool {
-        let is_empty = self.empty_until.is_some_and(|(until, _)| now < until);
-        self.mapped_pages < self.budget_pages && !is_empty
+    /// Whether a store of a new page may find a page there: the client is within its budget, and the pool was not empty a short
+    /// time ago.
+    pub fn may_have_page(&self, now: Instant) -> bool {
+        self.mapped_pages < self.budget_pages && self.pool.may_have_page(now)
     }
 
-    /// Notes whether a store found a page in the pool. Each time that it did not, the pool counts as empty for twice as long.
-    pub fn note_pool(&mut self, was_empty: bool, now: Instant) {
-        match self.empty_until {
-            _ if !was_empty => self.empty_until = None,
-            None => self.empty_until = Some((now + EMPTY_MIN, EMPTY_MIN)),
-            // Stores that were on their way together count as one.
-            Some((until, _)) if now < until => {}
-            Some((_, pause)) => {
-                let pause = (2 * pause).min(EMPTY_MAX);
-                self.empty_until = Some((now + pause, pause));
-            }
-        }
+    /// Whether a copy that can wait may find a page there. A pool that stays empty is tried more and more rarely.
+    pub fn may_be_probed(&self, now: Instant) -> bool {
+        self.mapped_pages < self.budget_pages && self.pool.may_be_probed(now)
+    }
+
+    /// Whether a page that has another copy is stored there, too. A full node is left to the refill.
+    pub fn has_room(&self) -> bool {
+        self.mapped_pages < self.budget_pages && !self.pool.was_empty()
     }
 
     /// Why the node has to be given up, if so: a reply is late, and the node has closed the connection or takes too long.

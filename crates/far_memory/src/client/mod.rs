@@ -15,6 +15,7 @@
 //! |---|---|
 //! | `space` | which nodes have a page |
 //! | `link`, `connect_error` | a node's connection, and why there is none |
+//! | `pool` | whether a node has a free page, as far as stores have found |
 //! | `page_buffer` | registered memory of pages, and the ends of operations |
 //! | `transport` | how functions of a node are called |
 //! | `chains`, `chain` | by chains, one for each function |
@@ -36,6 +37,7 @@ mod hostile_tests;
 mod link;
 mod operations;
 mod page_buffer;
+mod pool;
 mod refill;
 mod rejoin;
 mod report;

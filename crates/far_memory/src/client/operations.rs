@@ -213,11 +213,16 @@ impl Operations {
 
     /// Stores or invalidates one copy, if its node is left.
     fn start_change(&mut self, key: usize, kind: Kind, place: Place, now: Instant) {
+        let has_other_copy = self.can_load(self.in_flight[key].operation.page);
         let link = &mut self.links[place.node];
         if link.lost.is_some() {
             return;
         }
         match (kind, link.is_mapped(place.index)) {
+            // The copy that is there is enough. A store into an empty pool would have the node repair it.
+            (Kind::Store, false) if has_other_copy && !link.has_room() => {
+                self.refill.iter_mut().for_each(|refill| refill.note_missing(now));
+            }
             (Kind::Store, true) => self.call(key, Function::MappedStore, place, now),
             (Kind::Store, false) if link.mapped_pages >= link.budget_pages => {
                 self.note_error(key, PageError::BudgetExhausted);
@@ -364,16 +369,16 @@ impl Operations {
         match function {
             Function::UnmappedStore if outcome != Outcome::Done => {
                 link.mapped_pages -= 1;
-                link.note_pool(true, now);
+                link.pool.note_empty(now);
             }
             Function::UnmappedStore => {
                 link.set_mapped(index, true);
-                link.note_pool(false, now);
+                link.pool.note_page();
             }
             Function::Invalidate => {
                 link.set_mapped(index, false);
                 link.mapped_pages -= 1;
-                link.note_pool(false, now);
+                link.pool.note_page();
             }
             Function::Load | Function::MappedStore => {}
         }

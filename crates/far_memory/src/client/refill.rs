@@ -1,5 +1,5 @@
 //! Copies of pages for a node that was lost and has joined again, without any. They are made in the background, a few at a
-//! time: the rate is bounded, and operations of the client go first where they meet.
+//! time, and their rate is bounded. A copy and operations on its page take effect in the order in which they were begun.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ pub(super) const COPIES: usize = 16;
 pub(super) const COPY_INTERVAL: Duration = Duration::from_millis(1);
 /// The time until pages that could not be copied are tried again.
 const RETRY: Duration = Duration::from_secs(1);
-/// Words of the map of stored pages that are looked at in a turn, 65,536 pages: the client's lock is held meanwhile.
-const WORDS_PER_TURN: usize = 1 << 10;
+/// Words of the map of stored pages that a turn examines, 1024 pages: the client's lock is held meanwhile.
+const WORDS_PER_TURN: usize = 16;
 
 /// What is copied.
 pub(super) struct Refill {
@@ -30,6 +30,8 @@ pub(super) struct Refill {
     next: Option<u64>,
     /// Whether a page has been left out, because a node had no room or was lost.
     has_skipped: bool,
+    /// Words that this turn may still examine.
+    words_left: usize,
     /// When the pages that were left out are tried again.
     retry_at: Option<Instant>,
     /// Pages copied since the last node has joined.
@@ -42,8 +44,17 @@ enum Copying {
     /// It has its copies, or none is left.
     NotNeeded,
     Possible,
-    /// A node of the page has no page to give.
+    /// A node of the page has no free page.
     Refused,
+}
+
+/// Whether the nodes that lack pages have free ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    None,
+    /// A pool was empty. One copy at a time probes it: each store into an empty pool has the node repair its free-page queue.
+    Unknown,
+    Some,
 }
 
 impl Refill {
@@ -55,6 +66,7 @@ impl Refill {
             first: Vec::new(),
             next: None,
             has_skipped: false,
+            words_left: 0,
             retry_at: None,
             copied_pages: 0,
         }
@@ -74,6 +86,11 @@ impl Refill {
             None => {}
         }
         self.next.is_some()
+    }
+
+    /// Whether there is something to do soon, or a copy is in flight.
+    fn is_running(&self) -> bool {
+        self.free.len() < COPIES || self.next.is_some() && self.retry_at.is_none()
     }
 
     /// Notes that a page lacks a copy that a node refuses.
@@ -102,16 +119,54 @@ impl Operations {
     /// Begins copies, as far as the rate allows if it is called once in [`COPY_INTERVAL`]. Returns whether it is to be called
     /// again then.
     pub fn advance_refill(&mut self, now: Instant) -> bool {
-        if !self.refill.as_mut().is_some_and(|refill| refill.is_due(now)) {
-            return false;
+        if self.refill.as_mut().is_some_and(|refill| refill.is_due(now)) {
+            match self.room(now) {
+                Room::None => self.pause_refill(now),
+                Room::Unknown => self.begin_copies(1, now),
+                Room::Some => self.begin_copies(COPIES, now),
+            }
+        }
+        self.refill.as_ref().is_some_and(Refill::is_running)
+    }
+
+    /// What is known of the nodes that lack pages.
+    fn room(&self, now: Instant) -> Room {
+        let links = self.links.iter().zip(&self.wanted_pages);
+        let mut lacking =
+            links.filter(|(link, wanted)| link.lost.is_none() && **wanted > link.mapped_pages).peekable();
+        // The counts include stores in flight: a pass says whether a page lacks a copy.
+        if lacking.peek().is_none() {
+            return Room::Some;
+        }
+        lacking.filter(|(link, _)| link.may_be_probed(now)).fold(Room::None, |room, (link, _)| {
+            match (room, link.pool.was_empty()) {
+                (Room::Unknown, _) | (_, true) => Room::Unknown,
+                (_, false) => Room::Some,
+            }
+        })
+    }
+
+    /// Has the refill begin anew later.
+    fn pause_refill(&mut self, now: Instant) {
+        if let Some(refill) = &mut self.refill {
+            (refill.next, refill.retry_at) = (Some(0), Some(now + RETRY));
+        }
+    }
+
+    /// Begins copies, until so many are in flight, and ends the pass after the last.
+    fn begin_copies(&mut self, count: usize, now: Instant) {
+        if let Some(refill) = &mut self.refill {
+            refill.words_left = WORDS_PER_TURN;
         }
         // Some end at once and give their page of the buffer back.
-        for _ in 0..COPIES {
+        for _ in 0..count {
+            if self.refill.as_ref().is_none_or(|refill| COPIES - refill.free.len() >= count) {
+                break;
+            }
             let Some(operation) = self.next_copy(now) else { break };
             self.enqueue(operation, now);
         }
         self.end_pass(now);
-        self.refill.as_ref().is_some_and(|refill| refill.next.is_some() && refill.retry_at.is_none())
     }
 
     /// The copy of the next page that lacks one, if a page of the buffer is free.
@@ -135,8 +190,7 @@ impl Operations {
             return;
         }
         if refill.has_skipped {
-            refill.retry_at = Some(now + RETRY);
-            return;
+            return self.pause_refill(now);
         }
         refill.next = None;
         if self.links.iter().all(|link| link.lost.is_none()) {
@@ -154,7 +208,7 @@ impl Operations {
         }
         let page_count = self.space.page_count;
         let mut page = refill.next.filter(|page| *page < page_count)?;
-        for _ in 0..WORDS_PER_TURN {
+        while refill.words_left > 0 {
             let end = (page / 64 + 1) * 64;
             while let Some(stored) = self.stored_in_word(page) {
                 page = stored + 1;
@@ -171,6 +225,7 @@ impl Operations {
                 }
             }
             page = end.min(page_count);
+            refill.words_left -= 1;
             if page == page_count {
                 break;
             }
@@ -190,7 +245,7 @@ impl Operations {
         let mut missing = self.missing_places(page).peekable();
         match () {
             () if missing.peek().is_none() || !self.can_load(page) => Copying::NotNeeded,
-            () if missing.all(|place| self.links[place.node].may_give(now)) => Copying::Possible,
+            () if missing.all(|place| self.links[place.node].may_be_probed(now)) => Copying::Possible,
             () => Copying::Refused,
         }
     }
@@ -204,7 +259,7 @@ impl Operations {
         self.space.places(page).filter(is_missing)
     }
 
-    /// Loads the copy of a page that is left, if another one is missing and its node may have a page to give.
+    /// Loads the copy of a page that is left, if another one is missing and its node may have a free page.
     pub(super) fn start_copy(&mut self, key: usize, page: u64, now: Instant) {
         if self.copying(page, now) == Copying::Possible {
             self.start_load(key, now);
