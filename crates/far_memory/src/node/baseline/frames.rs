@@ -12,10 +12,15 @@ const SPACE_BASE: u64 = 1 << 58;
 /// Bytes that are zeroed at a time.
 const ZERO_BYTES: usize = 64 << 10;
 
+/// The memory of all slabs.
+pub(super) struct SlabMemory {
+    buffer: Buffer,
+    slab_pages: u64,
+}
+
 /// The slabs.
 pub(super) struct Frames {
-    memory: Buffer,
-    slab_pages: u64,
+    memory: Arc<SlabMemory>,
     /// Numbers of those that nobody has.
     free: Vec<u32>,
 }
@@ -25,36 +30,43 @@ impl Frames {
     pub fn new(pd: &Arc<Pd>, page_count: u64, slab_pages: u64) -> Result<Frames, Error> {
         let count = u32::try_from(page_count / slab_pages).map_err(|_| Error::Invalid("too many slabs"))?;
         let bytes = page_count as usize * PAGE_BYTES;
-        let memory = Buffer::new(pd, bytes, access::LOCAL_WRITE)?;
-        Ok(Frames { memory, slab_pages, free: (0..count).rev().collect() })
+        let buffer = Buffer::new(pd, bytes, access::LOCAL_WRITE)?;
+        let memory = Arc::new(SlabMemory { buffer, slab_pages });
+        Ok(Frames { memory, free: (0..count).rev().collect() })
+    }
+
+    pub fn memory(&self) -> &Arc<SlabMemory> {
+        &self.memory
     }
 
     pub fn slab_pages(&self) -> u64 {
-        self.slab_pages
-    }
-
-    fn slab_bytes(&self) -> usize {
-        self.slab_pages as usize * PAGE_BYTES
+        self.memory.slab_pages
     }
 
     /// Pages that nobody has.
     pub fn free_pages(&self) -> u64 {
-        self.free.len() as u64 * self.slab_pages
+        self.free.len() as u64 * self.slab_pages()
     }
 
-    pub fn take(&mut self) -> Option<u32> {
+    pub fn take_slab(&mut self) -> Option<u32> {
         self.free.pop()
     }
 
-    pub fn give(&mut self, slab: u32) {
+    pub fn put_back(&mut self, slab: u32) {
         self.free.push(slab);
+    }
+}
+
+impl SlabMemory {
+    fn slab_bytes(&self) -> usize {
+        self.slab_pages as usize * PAGE_BYTES
     }
 
     /// Registers a slab as number `index` of a client's space.
     pub fn register(&self, pd: &Arc<Pd>, slab: u32, index: u64) -> Result<Arc<Mr>, Error> {
         let (offset, length) = (slab as usize * self.slab_bytes(), self.slab_bytes() as u64);
         pd.reg_mr(MrRequest {
-            addr: self.memory.addr() + offset as u64,
+            addr: self.buffer.addr() + offset as u64,
             length,
             iova: SPACE_BASE.wrapping_add(index.wrapping_mul(length)),
             access: access::LOCAL_WRITE | access::REMOTE_READ | access::REMOTE_WRITE,
@@ -67,17 +79,17 @@ impl Frames {
         static ZEROS: [u8; ZERO_BYTES] = [0; ZERO_BYTES];
         let (begin, bytes) = (slab as usize * self.slab_bytes(), self.slab_bytes());
         let mut chunks = (0..bytes).step_by(ZERO_BYTES);
-        chunks.try_for_each(|at| self.memory.write(begin + at, &ZEROS[..ZERO_BYTES.min(bytes - at)]))
+        chunks.try_for_each(|at| self.buffer.write(begin + at, &ZEROS[..ZERO_BYTES.min(bytes - at)]))
     }
 
     /// Copies a slab of one page out.
     pub fn read(&self, slab: u32, into: &mut Page) -> Result<(), Error> {
-        self.memory.read(slab as usize * self.slab_bytes(), into)
+        self.buffer.read(slab as usize * self.slab_bytes(), into)
     }
 
     /// Copies a slab of one page in.
     pub fn write(&self, slab: u32, from: &Page) -> Result<(), Error> {
-        self.memory.write(slab as usize * self.slab_bytes(), from)
+        self.buffer.write(slab as usize * self.slab_bytes(), from)
     }
 }
 

@@ -5,8 +5,10 @@
 //! |---|---|
 //! | `frames` | the memory, in slabs |
 //! | `tenant` | a client: its connection, and the memory that it has |
+//! | `reclaim` | the memory of clients that have gone |
 
 mod frames;
+mod reclaim;
 mod tenant;
 
 use std::io;
@@ -25,6 +27,7 @@ use crate::protocol::{Connect, Connected};
 use crate::scheme::Scheme;
 use crate::status::NodeStatus;
 use frames::Frames;
+use reclaim::Reclaimer;
 use tenant::Tenant;
 
 /// Completions of a client that are taken at a time.
@@ -35,6 +38,9 @@ const POLL_TIME: Duration = Duration::from_micros(50);
 struct Inner {
     frames: Frames,
     tenants: Vec<Tenant>,
+    /// Clients that have gone and still have memory, and pages of their reserved spaces.
+    ending: usize,
+    ending_pages: u64,
     /// Completions that were taken.
     taken: Vec<Wc>,
 }
@@ -47,7 +53,8 @@ pub(crate) struct Baseline {
     page_count: u64,
     budget_pages: u64,
     clients_max: usize,
-    inner: Mutex<Inner>,
+    inner: Arc<Mutex<Inner>>,
+    reclaimer: Reclaimer,
 }
 
 impl Baseline {
@@ -64,6 +71,8 @@ impl Baseline {
             // Clients have memory of their own.
             None => Frames::new(&pd, 1, 1)?,
         };
+        let inner = Inner { frames, tenants: Vec::new(), ending: 0, ending_pages: 0, taken: Vec::new() };
+        let inner = Arc::new(Mutex::new(inner));
         Ok(Baseline {
             device: Arc::downgrade(device),
             channel: device.create_channel()?,
@@ -71,14 +80,15 @@ impl Baseline {
             page_count,
             budget_pages,
             clients_max,
-            inner: Mutex::new(Inner { frames, tenants: Vec::new(), taken: Vec::new() }),
+            reclaimer: Reclaimer::start(inner.clone())?,
+            inner,
         })
     }
 
     fn make_tenant(&self, id: u64, connect: &Connect) -> Result<Connected, String> {
         let device = self.device.upgrade().ok_or("the memory node is ending")?;
         let mut inner = self.inner.lock();
-        if inner.tenants.len() >= self.clients_max {
+        if inner.tenants.len() + inner.ending >= self.clients_max {
             return Err(format!("the memory node has {} clients already", self.clients_max));
         }
         let free_pages = self.free_pages(&inner);
@@ -98,7 +108,7 @@ impl Baseline {
         match self.scheme {
             Scheme::Static => {
                 let reserved = inner.tenants.iter().map(|tenant| tenant.pages(1)).sum::<u64>();
-                self.page_count.saturating_sub(reserved)
+                self.page_count.saturating_sub(reserved + inner.ending_pages)
             }
             _ => inner.frames.free_pages(),
         }
@@ -107,7 +117,7 @@ impl Baseline {
     /// Answers messages. Returns whether there were any, or completions of replies.
     fn serve(&self) -> bool {
         let mut inner = self.inner.lock();
-        let Inner { frames, tenants, taken } = &mut *inner;
+        let Inner { frames, tenants, taken, .. } = &mut *inner;
         let counts = tenants.iter_mut().map(|tenant| tenant.serve(frames, COMPLETIONS_PER_TURN, taken));
         counts.sum::<usize>() > 0
     }
@@ -126,11 +136,12 @@ impl Service for Baseline {
 
     fn remove(&self, id: u64) {
         let mut inner = self.inner.lock();
-        let Inner { frames, tenants, .. } = &mut *inner;
         // A client that was refused is none.
-        if let Some(place) = tenants.iter().position(|tenant| tenant.id == id) {
-            tenants.remove(place).end(frames);
-        }
+        let Some(place) = inner.tenants.iter().position(|tenant| tenant.id == id) else { return };
+        let tenant = inner.tenants.remove(place);
+        inner.ending += 1;
+        inner.ending_pages += tenant.reserved_pages();
+        self.reclaimer.end(tenant);
     }
 
     fn monitor(&self) -> Vec<Expelled> {

@@ -10,7 +10,7 @@ use terrace_nic::{
     SendFlags, SendOp, SendWr, SgeList, Wc, WcOpcode, WcStatus, rc,
 };
 
-use super::frames::{self, Frames};
+use super::frames::{self, Frames, SlabMemory};
 use crate::messages::{MESSAGE_BYTES, Message, Operation, Outcome, REPLY_BYTES, Reply, SlabKey};
 use crate::node::access;
 use crate::node::owned::Owned;
@@ -29,6 +29,15 @@ struct Held {
     slab: u32,
     /// Its key, if the client accesses it.
     region: Option<Arc<Mr>>,
+}
+
+impl Held {
+    /// Ends the client's access, and overwrites what it has stored. If that fails, the slab is still the client's.
+    fn release(&self, memory: &SlabMemory) -> Result<(), Error> {
+        let Some(region) = &self.region else { return Ok(()) };
+        region.dereg()?;
+        memory.clear(self.slab)
+    }
 }
 
 /// A connected client.
@@ -215,32 +224,32 @@ impl Tenant {
         match (self.scheme, message.operation) {
             (Scheme::TwoSided, Operation::Load) => {
                 let held = self.held.get(&index).ok_or(BAD_PAGE)?;
-                frames.read(held.slab, page).map_err(|_| MEMORY)?;
+                frames.memory().read(held.slab, page).map_err(|_| MEMORY)?;
                 self.count(Function::Load);
                 Ok((Outcome::Done, none))
             }
             (Scheme::TwoSided, Operation::Store) => {
                 let (slab, function) = match self.held.get(&index) {
                     Some(held) => (held.slab, Function::MappedStore),
-                    None => match self.take(frames, index, false)? {
+                    None => match self.take_slab(frames, index, false)? {
                         Ok((slab, _)) => (slab, Function::UnmappedStore),
                         Err(refusal) => return Ok((refusal, none)),
                     },
                 };
-                frames.write(slab, page).map_err(|_| MEMORY)?;
+                frames.memory().write(slab, page).map_err(|_| MEMORY)?;
                 self.count(function);
                 Ok((Outcome::Done, none))
             }
             (Scheme::TwoSided, Operation::Invalidate) => {
                 // The next store overwrites the whole page.
-                frames.give(self.held.remove(&index).ok_or(BAD_PAGE)?.slab);
+                frames.put_back(self.held.remove(&index).ok_or(BAD_PAGE)?.slab);
                 self.count(Function::Invalidate);
                 Ok((Outcome::Done, none))
             }
             (Scheme::Dynamic1M | Scheme::Dynamic4K, Operation::Reserve)
                 if !self.held.contains_key(&index) =>
             {
-                let taken = self.take(frames, index, true)?;
+                let taken = self.take_slab(frames, index, true)?;
                 if taken.is_ok() {
                     self.count(Function::UnmappedStore);
                 }
@@ -248,8 +257,10 @@ impl Tenant {
             }
             (Scheme::Dynamic1M | Scheme::Dynamic4K, Operation::Reserve) => Err(OUT_OF_RANGE),
             (Scheme::Dynamic1M | Scheme::Dynamic4K, Operation::Release) => {
-                let held = self.held.remove(&index).ok_or(BAD_PAGE)?;
-                release(frames, held).map_err(|_| MEMORY)?;
+                let held = self.held.get(&index).ok_or(BAD_PAGE)?;
+                held.release(frames.memory()).map_err(|_| MEMORY)?;
+                frames.put_back(held.slab);
+                self.held.remove(&index);
                 self.count(Function::Invalidate);
                 Ok((Outcome::Done, none))
             }
@@ -258,7 +269,7 @@ impl Tenant {
     }
 
     /// Gives the client a slab as this one of its space, with a key if it accesses it.
-    fn take(
+    fn take_slab(
         &mut self,
         frames: &mut Frames,
         index: u64,
@@ -270,13 +281,13 @@ impl Tenant {
         if self.pages(frames.slab_pages()) + frames.slab_pages() > self.budget_pages {
             return Ok(Err(Outcome::BudgetExhausted));
         }
-        let Some(slab) = frames.take() else { return Ok(Err(Outcome::PoolEmpty)) };
+        let Some(slab) = frames.take_slab() else { return Ok(Err(Outcome::PoolEmpty)) };
         let mut held = Held { slab, region: None };
         let mut key = SlabKey::default();
         if is_accessed {
-            let Ok(region) = frames.register(&self.pd, slab, index) else {
+            let Ok(region) = frames.memory().register(&self.pd, slab, index) else {
                 // The NIC has no key left.
-                frames.give(slab);
+                frames.put_back(slab);
                 return Ok(Err(Outcome::PoolEmpty));
             };
             key = SlabKey { addr: region.iova(), rkey: region.rkey() };
@@ -315,30 +326,63 @@ impl Tenant {
         }
     }
 
-    /// Ends the connection, and gives back what the client has.
-    pub fn end(mut self, frames: &mut Frames) {
-        // It fails only if the device has closed. No request is to come while memory changes its owner.
+    /// Ends the connection, and takes slabs back. Returns those that were; the client keeps those whose regions cannot end yet.
+    pub fn release_all(&mut self, memory: &SlabMemory) -> Vec<u32> {
+        // It fails if the device has closed, or for the second time. No request is to come while memory changes its owner.
         let _ = self.qp.destroy();
-        for (_, held) in self.held.drain() {
-            if let Err(error) = release(frames, held) {
-                tracing::error!(%error, "memory of a client that has gone is lost");
+        let mut slabs = Vec::new();
+        self.held.retain(|_, held| match held.release(memory) {
+            Ok(()) => {
+                slabs.push(held.slab);
+                false
             }
-        }
+            Err(error) => {
+                tracing::warn!(%error, client = self.name, "memory of a client that has gone is still in use");
+                true
+            }
+        });
+        slabs
     }
-}
 
-/// Takes a slab back: its key first, then its content.
-fn release(frames: &mut Frames, held: Held) -> Result<(), Error> {
-    if let Some(region) = held.region {
-        region.dereg()?;
-        frames.clear(held.slab)?;
+    /// Whether the client has slabs.
+    pub fn has_slabs(&self) -> bool {
+        !self.held.is_empty()
     }
-    frames.give(held.slab);
-    Ok(())
+
+    /// Pages of its space, if that is reserved as a whole.
+    pub fn reserved_pages(&self) -> u64 {
+        if self.reserved.is_some() { self.page_count } else { 0 }
+    }
 }
 
 /// Bytes of memory for a message, or a reply.
 fn slot_bytes(scheme: Scheme) -> usize {
     let page = if scheme == Scheme::TwoSided { PAGE_BYTES } else { 0 };
     MESSAGE_BYTES.max(REPLY_BYTES).next_power_of_two() + page
+}
+
+#[cfg(test)]
+mod tests {
+    use terrace_nic::PortConfig;
+
+    use super::*;
+
+    #[test]
+    fn a_slab_whose_region_does_not_end_is_not_taken_back() {
+        let port = PortConfig { address: Some([127, 0, 0, 1].into()), ..PortConfig::default() };
+        let device = Device::open(port.device().expect("a port")).expect("a device");
+        let pd = device.alloc_pd().expect("a protection domain");
+        let mut frames = Frames::new(&pd, 2, 1).expect("memory");
+        let slab = frames.take_slab().expect("a slab");
+        let region = frames.memory().register(&pd, slab, 0).expect("registered");
+        let held = Held { slab, region: Some(region.clone()) };
+        frames.memory().write(slab, &[7; PAGE_BYTES]).expect("within the memory");
+        region.dereg().expect("not in use");
+        // A region that has ended already does not end.
+        assert!(held.release(frames.memory()).is_err());
+        let mut page = [0; PAGE_BYTES];
+        frames.memory().read(slab, &mut page).expect("within the memory");
+        assert!(page == [7; PAGE_BYTES], "it is overwritten while others may have it");
+        device.close();
+    }
 }
