@@ -184,7 +184,7 @@ pub(crate) struct Connect {
     /// The address of the client's device, which must be that of the TCP connection.
     pub address: IpAddr,
     pub mtu_bytes: u16,
-    /// The node's scheme, as the client has it from its status.
+    /// The node's scheme, as the client has asked for it.
     pub scheme: Scheme,
     /// The client's ends: of chains in the order of [`Function::ALL`], else one.
     pub ends: Vec<ChainEnd>,
@@ -195,6 +195,8 @@ pub(crate) struct Connect {
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Request {
     Connect(Box<Connect>),
+    /// What a client has to know before it connects.
+    Scheme,
     Status,
 }
 
@@ -230,6 +232,7 @@ pub(crate) enum Grant {
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Answer {
     Connected(Box<Connected>),
+    Scheme(Scheme),
     Status(NodeStatus),
     /// The node refuses, and why.
     Refused(String),

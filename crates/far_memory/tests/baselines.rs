@@ -135,6 +135,14 @@ fn a_space_that_does_not_fit_is_refused_by_a_static_node() {
 }
 
 #[test]
+fn a_node_without_a_slab_is_refused() {
+    let mut config = NodeConfig::new(MIB - 1, "127.0.0.1:0".parse().expect("an address"));
+    config.scheme = Scheme::Dynamic1M;
+    let refused = MemoryNode::open(&config).err().expect("refused");
+    assert!(refused.to_string().contains("at least 1048576 bytes"), "{refused}");
+}
+
+#[test]
 fn a_client_has_no_more_than_its_budget() {
     for (scheme, budget_pages) in [(Scheme::Dynamic1M, 256), (Scheme::Dynamic4K, 4), (Scheme::TwoSided, 4)] {
         let node = node_over(PathChoice::Local, 4 * MIB, |config| {

@@ -13,7 +13,6 @@ use terrace_nic::{
 use super::*;
 use crate::messages::{MESSAGE_BYTES, Message, Operation, Outcome, REPLY_BYTES, Reply, SlabKey};
 use crate::protocol::{Answer, ChainEnd, Connect, Connected, Grant, REQUEST_BYTES_MAX};
-use crate::status::NodeStatus;
 use crate::tcp;
 use crate::{PageError, Scheme};
 
@@ -50,11 +49,7 @@ fn node(forge: Forge) -> (SocketAddr, JoinHandle<()>) {
     let thread = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a connection");
         request_of(&mut stream);
-        let (page_count, free_pages, budget_pages) = (64, 64, 64);
-        let scheme = Scheme::TwoSided;
-        let status =
-            NodeStatus { scheme, page_count, free_pages, budget_pages, repairs: 0, clients: Vec::new() };
-        answer(&mut stream, &Answer::Status(status));
+        answer(&mut stream, &Answer::Scheme(Scheme::TwoSided));
         let (mut stream, _) = listener.accept().expect("a connection");
         let crate::protocol::Request::Connect(connect) = request_of(&mut stream) else {
             panic!("a client connects")

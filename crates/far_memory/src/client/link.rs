@@ -53,7 +53,7 @@ pub(super) struct LinkCounts {
 impl Link {
     /// Connects to a node.
     pub fn connect(address: SocketAddr, asked: &Asked<'_>) -> Result<Link, ConnectError> {
-        let scheme = node_status(address)?.scheme;
+        let scheme = scheme_of(address)?;
         let mut transport: Box<dyn Transport> = match scheme {
             Scheme::Odrp => Box::new(Chains::new(asked)?),
             _ => Box::new(Baseline::new(scheme, asked)?),
@@ -168,7 +168,9 @@ fn introduce(
     let connected = match answer {
         Answer::Connected(connected) => *connected,
         Answer::Refused(reason) => return Err(ConnectError::Refused(address, reason)),
-        Answer::Ended(_) | Answer::Status(_) => return Err(ConnectError::Protocol(address)),
+        Answer::Ended(_) | Answer::Scheme(_) | Answer::Status(_) => {
+            return Err(ConnectError::Protocol(address));
+        }
     };
     let Connected { address: nic, mtu_bytes, ends, budget_pages, grant } = connected;
     if ends.len() != scheme.connection_count() {
@@ -224,6 +226,15 @@ fn ask(
             Ok(None) => return Err(unreachable(ErrorKind::TimedOut.into())),
             Err(error) => return Err(unreachable(error)),
         }
+    }
+}
+
+/// Asks a memory node for its scheme. Its status would be longer, by a line for each of its clients.
+fn scheme_of(address: SocketAddr) -> Result<Scheme, ConnectError> {
+    let mut stream = dial(address, None)?;
+    match ask(&mut stream, address, &Request::Scheme, &mut Vec::new())? {
+        Answer::Scheme(scheme) => Ok(scheme),
+        _ => Err(ConnectError::Protocol(address)),
     }
 }
 

@@ -215,10 +215,8 @@ impl Connection {
 
     fn handle_request(&mut self, state: &dyn Service, line: &[u8], last_id: &mut u64) {
         match serde_json::from_slice(line) {
-            Ok(Request::Status) => {
-                self.answer(&Answer::Status(state.status()));
-                self.phase = Phase::Closed { since: Instant::now() };
-            }
+            Ok(Request::Scheme) => self.answer_last(&Answer::Scheme(state.status().scheme)),
+            Ok(Request::Status) => self.answer_last(&Answer::Status(state.status())),
             Ok(Request::Connect(connect)) => match self.check(state, &connect) {
                 Ok(()) => {
                     let (sender, answer) = channel();
@@ -265,6 +263,12 @@ impl Connection {
         tracing::info!(client = %self.peer, reason, "a client is refused");
         self.answer(&Answer::Refused(reason));
         self.end(state);
+    }
+
+    /// Answers a request that makes no client.
+    fn answer_last(&mut self, answer: &Answer) {
+        self.answer(answer);
+        self.phase = Phase::Closed { since: Instant::now() };
     }
 
     /// Sends an answer, as far as the socket has room: the status of many clients is longer.

@@ -81,6 +81,9 @@ pub enum NodeError {
     /// Less than a page, or more than a pool can have.
     #[error("a memory node has from 4 KiB to 512 GiB of memory")]
     Size,
+    /// Less than what the scheme allocates at a time, in bytes.
+    #[error("a memory node of scheme {0} has at least {1} bytes of memory")]
+    NoSlab(Scheme, u64),
     /// Clients cannot connect.
     #[error("cannot listen at {0}: {1}")]
     Listen(SocketAddr, #[source] io::Error),
@@ -104,6 +107,10 @@ impl MemoryNode {
         let page_count = config.memory_bytes / PAGE_BYTES as u64;
         if !(1..=POOL_PAGES_MAX).contains(&page_count) {
             return Err(NodeError::Size);
+        }
+        let slab_pages = config.scheme.slab_pages().unwrap_or(1);
+        if page_count < slab_pages {
+            return Err(NodeError::NoSlab(config.scheme, slab_pages * PAGE_BYTES as u64));
         }
         let listen_error = |error| NodeError::Listen(config.listen, error);
         let listener = std::net::TcpListener::bind(config.listen).map_err(listen_error)?;
