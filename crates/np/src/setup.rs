@@ -134,9 +134,7 @@ impl State {
     /// The peer has no session.
     fn make_plain(&mut self, session: &Session) {
         self.link = LinkState::Plain;
-        if let Some(control) = self.control.take() {
-            session.service.set_control(control.qpn(), None);
-        }
+        self.retire_control(session);
         for rkey in self.keys.take_asked() {
             if let Some(outgoing) = &mut self.outgoing {
                 outgoing.initiator.handle_described(rkey, &Knowledge::Plain);
@@ -150,9 +148,7 @@ impl State {
             return;
         }
         self.link = LinkState::Failed;
-        if let Some(control) = self.control.take() {
-            session.service.set_control(control.qpn(), None);
-        }
+        self.retire_control(session);
         let is_busy = self.outgoing.as_ref().is_some_and(|outgoing| !outgoing.initiator.is_empty());
         if let Some(outgoing) = &mut self.outgoing {
             outgoing.initiator.fail_unfinished();

@@ -136,11 +136,17 @@ impl State {
         self.count(session);
         session.release(self.place_count);
         self.regions.keys().for_each(|key| session.service.unwatch_key(key, session));
-        if let Some(control) = &self.control {
-            session.service.set_control(control.qpn(), None);
-        }
+        self.retire_control(session);
         *self = State::new(&self.settings);
         session.set_deadline(None);
+    }
+
+    /// Ends the control queue pair, if there is one.
+    pub fn retire_control(&mut self, session: &Session) {
+        if let Some(control) = self.control.take() {
+            session.service.set_control(control.qpn(), None);
+            control.retire();
+        }
     }
 
     fn count(&mut self, session: &Session) {

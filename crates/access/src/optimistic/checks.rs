@@ -19,7 +19,7 @@ const GAP_MAX: u64 = 16;
 
 /// While this many checks are under way, WRITEs wait for the end of one of them, even if somebody waits for the WRITEs: then
 /// one check suffices for all that have come meanwhile. Without a limit each signaled WRITE would have a READ of its own, and
-/// no two of them would share a packet's costs.
+/// no two of them would share a packet's costs. The limits on the number of unchecked WRITEs and on their delay come first.
 const CHECKS_MAX: usize = 4;
 
 /// The purpose of a READ of versions.

@@ -95,7 +95,7 @@ pub trait HeldMemory: LocalMemory {
     /// If the key or the memory of the element does not permit it.
     fn lend(&mut self, id: u64, sge: &Sge, by_peer: Access) -> Result<Lent, LocalError>;
 
-    /// Ends what was lent for a call, which the peer has answered. `into`: the element that the peer's bytes belong to, if
+    /// Ends the use of what was lent for a call, which the peer has answered: other calls may lend it again. `into`: the element that the peer's bytes belong to, if
     /// the peer has written them all. What is lent when the peer is gone ([`Initiator::handle_peer_gone`]), the owner ends by
     /// itself.
     ///
