@@ -3,6 +3,7 @@
 mod common;
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use common::*;
 use rand::rngs::SmallRng;
@@ -21,6 +22,15 @@ fn on_each_baseline(test: impl Fn(Scheme, PathChoice)) {
 
 fn baseline(scheme: Scheme, path: PathChoice, memory_bytes: u64) -> MemoryNode {
     node_over(path, memory_bytes, |config| config.scheme = scheme)
+}
+
+/// Polls until so many operations have ended.
+fn poll_until(client: &Client, count: usize, done: &mut Vec<Completion>) {
+    let started = Instant::now();
+    while done.len() < count {
+        assert!(started.elapsed() < PATIENCE, "{} of {count} operations have ended", done.len());
+        client.poll(done);
+    }
 }
 
 /// Pages that clients have on a node of this scheme for so many pages that are stored from page 0.
@@ -74,9 +84,7 @@ fn many_operations_are_in_flight_and_those_of_a_page_are_in_order() {
         (0..600).for_each(|at| buffer.write(at, &content(at as u64, 1)).expect("within the buffer"));
         let store = |page: u64| Request::Store { page, from: (buffer.clone(), page as usize), tag: page };
         let (mut done, submitted) = (Vec::new(), client.submit((0..600).map(store)).expect("begun"));
-        while done.len() < submitted {
-            client.poll(&mut done);
-        }
+        poll_until(&client, submitted, &mut done);
         assert!(done.iter().all(|end| end.result.is_ok()), "{scheme}");
         buffer.write(0, &content(7, 2)).expect("within the buffer");
         done.clear();
@@ -87,9 +95,7 @@ fn many_operations_are_in_flight_and_those_of_a_page_are_in_order() {
             Request::Load { page: 7, into: (buffer.clone(), 1), tag: 4 },
         ];
         client.submit(requests).expect("begun");
-        while done.len() < 4 {
-            client.poll(&mut done);
-        }
+        poll_until(&client, 4, &mut done);
         let results: Vec<_> = done.iter().map(|end| (end.tag, end.result)).collect();
         assert_eq!(results, [(1, Ok(())), (2, Ok(())), (3, Ok(())), (4, Err(PageError::NotStored(7)))]);
         let mut page = [0; PAGE_BYTES];

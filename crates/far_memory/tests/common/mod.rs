@@ -9,7 +9,7 @@ use terrace_far_memory::*;
 use terrace_nic::{PathChoice, PortConfig};
 
 pub const MIB: u64 = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A node on the loopback whose clients use this path.
 pub fn node_over(path: PathChoice, memory_bytes: u64, change: impl FnOnce(&mut NodeConfig)) -> MemoryNode {
