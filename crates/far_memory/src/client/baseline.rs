@@ -237,7 +237,7 @@ impl Transport for Baseline {
 
     fn connect(&mut self, peers: &[(Path, Endpoint)], grant: Grant) -> Result<(), Error> {
         match (self.scheme, grant) {
-            (Scheme::Static, Grant::Reserved(key)) => self.slabs.hold(0, key),
+            (Scheme::Static, Grant::Reserved(key)) => self.slabs.add_slab(0, key),
             (Scheme::Dynamic1M | Scheme::Dynamic4K | Scheme::TwoSided, Grant::Messages) => {}
             _ => return Err(Error::Invalid("the node grants what is none of its scheme")),
         }
@@ -251,7 +251,7 @@ impl Transport for Baseline {
         }
         match function {
             Function::Load | Function::MappedStore => self.access(function, call, now),
-            Function::UnmappedStore => match self.slabs.take(call) {
+            Function::UnmappedStore => match self.slabs.take_page(call) {
                 Taken::Held => self.access(function, call, now),
                 Taken::Reserve { slab } => self.ask(Purpose::Reserve { slab }, now).inspect_err(|_| {
                     // The store is the only one that waits, and the caller ends it.
@@ -259,7 +259,7 @@ impl Transport for Baseline {
                 }),
                 Taken::Waits => Ok(()),
             },
-            Function::Invalidate => match self.slabs.give(call.index) {
+            Function::Invalidate => match self.slabs.return_page(call.index) {
                 Some(slab) => self.ask(Purpose::Release { slab, call }, now),
                 None => {
                     self.finish(function, call, Outcome::Done);

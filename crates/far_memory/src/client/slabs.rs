@@ -44,12 +44,12 @@ impl Slabs {
     }
 
     /// Notes that the node has given a slab that no store waits for.
-    pub fn hold(&mut self, slab: u64, key: SlabKey) {
+    pub fn add_slab(&mut self, slab: u64, key: SlabKey) {
         self.slabs.insert(slab, Slab::Held { key, page_count: 0 });
     }
 
     /// Takes a page for a store.
-    pub fn take(&mut self, call: Call) -> Taken {
+    pub fn take_page(&mut self, call: Call) -> Taken {
         let slab = self.slab_of(call.index);
         match self.slabs.get_mut(&slab) {
             Some(Slab::Held { page_count, .. }) => {
@@ -77,7 +77,7 @@ impl Slabs {
     }
 
     /// Gives a page back. Returns the slab if that was its last page, and the slab is to be released.
-    pub fn give(&mut self, index: u64) -> Option<u64> {
+    pub fn return_page(&mut self, index: u64) -> Option<u64> {
         let slab = self.slab_of(index);
         let Some(Slab::Held { page_count, .. }) = self.slabs.get_mut(&slab) else { return None };
         *page_count -= 1;
@@ -119,34 +119,34 @@ mod tests {
     #[test]
     fn a_slab_is_reserved_once_and_released_with_its_last_page() {
         let mut slabs = Slabs::new(Some(4));
-        assert_eq!(slabs.take(store(5)), Taken::Reserve { slab: 1 });
-        assert_eq!(slabs.take(store(7)), Taken::Waits);
+        assert_eq!(slabs.take_page(store(5)), Taken::Reserve { slab: 1 });
+        assert_eq!(slabs.take_page(store(7)), Taken::Waits);
         assert_eq!(slabs.locate(5), None);
         let waiting: Vec<u64> = slabs.reserved(1, Some(KEY)).iter().map(|call| call.index).collect();
         assert_eq!(waiting, [5, 7]);
-        assert_eq!(slabs.take(store(4)), Taken::Held);
+        assert_eq!(slabs.take_page(store(4)), Taken::Held);
         assert_eq!(slabs.locate(7), Some(SlabKey { addr: KEY.addr + 3 * 4096, rkey: 7 }));
-        assert_eq!([5, 4, 7].map(|index| slabs.give(index)), [None, None, Some(1)]);
-        assert_eq!(slabs.take(store(5)), Taken::Reserve { slab: 1 });
+        assert_eq!([5, 4, 7].map(|index| slabs.return_page(index)), [None, None, Some(1)]);
+        assert_eq!(slabs.take_page(store(5)), Taken::Reserve { slab: 1 });
     }
 
     #[test]
     fn stores_that_wait_for_a_slab_are_returned_when_it_is_refused_or_its_node_is_lost() {
         let mut slabs = Slabs::new(Some(1));
-        slabs.take(store(0));
+        slabs.take_page(store(0));
         assert_eq!(slabs.reserved(0, None).len(), 1);
-        assert_eq!(slabs.take(store(0)), Taken::Reserve { slab: 0 });
-        slabs.hold(3, KEY);
+        assert_eq!(slabs.take_page(store(0)), Taken::Reserve { slab: 0 });
+        slabs.add_slab(3, KEY);
         assert_eq!(slabs.abandon().count(), 1);
     }
 
     #[test]
     fn a_whole_space_is_never_released() {
         let mut slabs = Slabs::new(None);
-        slabs.hold(0, KEY);
-        assert_eq!(slabs.take(store(9)), Taken::Held);
+        slabs.add_slab(0, KEY);
+        assert_eq!(slabs.take_page(store(9)), Taken::Held);
         assert_eq!(slabs.locate(9), Some(SlabKey { addr: KEY.addr + 9 * 4096, rkey: 7 }));
-        assert_eq!(slabs.give(9), None);
-        assert_eq!(slabs.take(store(9)), Taken::Held);
+        assert_eq!(slabs.return_page(9), None);
+        assert_eq!(slabs.take_page(store(9)), Taken::Held);
     }
 }
