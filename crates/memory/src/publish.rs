@@ -106,7 +106,8 @@ impl Registry {
 
     /// Changes a region while no other process accesses it. If `check` passes, the region is withdrawn, and other
     /// processes' accesses to it end; then `change` has exclusive access. The wait for those accesses holds no lock:
-    /// the region serves packets meanwhile.
+    /// the region serves packets meanwhile. If other processes cannot access the region themselves
+    /// ([`Translation::is_open_to_peers`](crate::Translation::is_open_to_peers)), nothing is waited for.
     ///
     /// # Errors
     /// Those of `check` and `change`; `Busy` when another thread changes it as well; `ReaderTimeout` when another
@@ -118,16 +119,18 @@ impl Registry {
         change: impl FnOnce(&mut Closed<'_, Entry>) -> Result<R, RegisterError>,
     ) -> Result<R, RegisterError> {
         let slot = self.table.slot_of(key).ok_or(RegisterError::UnknownKey)?;
-        let pages = {
+        let mut grace = {
             let _changing = self.changes.pin();
             let mut entry = slot.close();
             check(&entry)?;
             let Some(shared) = self.shared_registry() else { return change(&mut entry) };
             entry.withdrawals += 1;
             shared.withdraw_region(self.number(key));
-            HostRange { addr: entry.start.wrapping_add(entry.to_host), len: entry.len }
+            let is_open = entry.pager.as_ref().is_none_or(|pager| pager.translation().is_open_to_peers());
+            let pages = HostRange { addr: entry.start.wrapping_add(entry.to_host), len: entry.len };
+            if is_open { GracePeriod::of_pages(pages) } else { GracePeriod::default() }
         };
-        let over = GracePeriod::of_pages(pages).wait_long();
+        let over = grace.wait_long();
         let _changing = self.changes.pin();
         let mut entry = slot.close();
         entry.withdrawals -= 1;

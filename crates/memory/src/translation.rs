@@ -130,6 +130,12 @@ pub trait Translation: Send + Sync + Debug {
         None
     }
 
+    /// Whether same-host peers may access the region without this process. A change of a region that they may not access so
+    /// waits for none of their accesses.
+    fn is_open_to_peers(&self) -> bool {
+        true
+    }
+
     /// The copies of local work requests, where addresses are offsets in a file. `None` where they are addresses of this
     /// process: local work requests access those themselves.
     fn local_copies(&self) -> Option<&dyn LocalCopies> {

@@ -98,6 +98,11 @@ impl Open {
         Arc::ptr_eq(&self.domain, domain)
     }
 
+    /// Whether same-host clients may map it. Otherwise its key waits for none of them when it is revoked.
+    pub fn is_mappable(&self) -> bool {
+        is_mappable(self.access)
+    }
+
     /// The key for the client.
     pub fn key(&self, attributes: &Attributes) -> FileKey {
         FileKey { rkey: self.mr.rkey(), len: attributes.len, version: attributes.version }
@@ -134,6 +139,15 @@ pub fn region(files: &Files, file: &OwnedFd, is_writable: bool) -> io::Result<Ar
     })
 }
 
+fn is_append_only(access: OpenAccess) -> bool {
+    access.changes() && !access.contains(OpenAccess::WRITE)
+}
+
+/// A same-host peer that maps a file for writing could write anywhere.
+fn is_mappable(access: OpenAccess) -> bool {
+    !is_append_only(access) && !access.contains(OpenAccess::UNMAPPED)
+}
+
 fn register(pd: &Arc<Pd>, region: &Arc<FileRegion>, access: OpenAccess) -> io::Result<Arc<Mr>> {
     let mut flags = FLUSH;
     if access.contains(OpenAccess::READ) {
@@ -142,11 +156,9 @@ fn register(pd: &Arc<Pd>, region: &Arc<FileRegion>, access: OpenAccess) -> io::R
     if access.changes() {
         flags |= LOCAL_WRITE | REMOTE_WRITE;
     }
-    // A same-host peer that maps a file for writing could write anywhere.
-    let is_append_only = access.changes() && !access.contains(OpenAccess::WRITE);
-    let pager: Arc<dyn Pager> = match is_append_only || access.contains(OpenAccess::UNMAPPED) {
-        true => Arc::new(Unmapped { region: region.clone(), is_append_only }),
-        false => region.clone(),
+    let pager: Arc<dyn Pager> = match is_mappable(access) {
+        true => region.clone(),
+        false => Arc::new(Unmapped { region: region.clone(), is_append_only: is_append_only(access) }),
     };
     let range = pager.translation().range();
     // No peer of an export knows of signature pages.

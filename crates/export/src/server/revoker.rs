@@ -77,9 +77,13 @@ impl Revoker {
         }
     }
 
-    /// Whether accesses of a file may run by keys of a domain that are to be revoked.
-    pub fn has_keys(&self, domain: &Arc<Domain>, id: FileId) -> bool {
-        let is_queued = self.queue.lock().opens.iter().any(|open| open.id == id && open.is_of(domain));
+    /// Whether accesses of a file may run by keys of a domain that are to be revoked. Those of files that same-host clients
+    /// map are left out if `is_overdue`.
+    pub fn has_keys(&self, domain: &Arc<Domain>, id: FileId, is_overdue: bool) -> bool {
+        let counts = |open: &Arc<Open>| !(is_overdue && open.is_mappable());
+        let queue = self.queue.lock();
+        let is_queued = queue.opens.iter().any(|open| open.id == id && open.is_of(domain) && counts(open));
+        drop(queue);
         is_queued || self.under_way.lock().contains_key(&id)
     }
 

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use terrace_files::Files;
@@ -26,6 +26,10 @@ use crate::rules::{Identity, Rules};
 
 /// The most completions that are handled at once.
 const COMPLETIONS_PER_PASS: usize = 64;
+
+/// For how long after the end of a connection its locks are kept because a same-host client is stopped in the middle of an
+/// access of a file that it maps.
+const ENDING_TIME: Duration = Duration::from_secs(5);
 
 /// The statistics of an export, for `terrace stat`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -75,6 +79,7 @@ pub struct State {
 /// A connection that has ended.
 struct Ending {
     connection: Arc<Connection>,
+    since: Instant,
     /// Its queue pairs are destroyed, and its keys are revoked or wait for that.
     is_closed: bool,
 }
@@ -141,7 +146,7 @@ impl State {
         if connection.begin_end() {
             tracing::debug!(client = %connection.peer, why, "a client's connection has ended");
             // First, so that its client finds its locks in one of the two.
-            let ending = Ending { connection: connection.clone(), is_closed: false };
+            let ending = Ending { connection: connection.clone(), since: Instant::now(), is_closed: false };
             self.ending.lock().push(ending);
             self.connections.write().remove(&connection.qpn);
             self.ended.lock().push(connection.qpn);
@@ -184,17 +189,18 @@ impl State {
         })
     }
 
-    /// Releases the locks of connections that have ended, as far as their clients' accesses of the files have ended: none by
-    /// their keys is under way, and no request of theirs is carried out. What a client does under a lock therefore never takes
-    /// effect under another client's. A same-host client that is stopped in the middle of an access of a mapped file keeps its
-    /// lock until it goes on or ends, as a stopped local program does.
+    /// Releases the locks of connections that have ended: no request of theirs is carried out, and no access by their keys of
+    /// the file is under way. A file that same-host clients do not map is therefore never changed under another client's
+    /// lock. The keys of other files wait for same-host clients, which may be stopped in the middle of an access: for
+    /// [`ENDING_TIME`] at most.
     pub fn release_ended_locks(&self) {
-        self.ending.lock().retain(|Ending { connection, is_closed }| {
+        self.ending.lock().retain(|Ending { connection, since, is_closed }| {
             if !is_closed || connection.has_running() {
                 return true;
             }
+            let is_overdue = since.elapsed() > ENDING_TIME;
             release_locks(&self.lock_history, connection, |id| {
-                !self.revoker.has_keys(&connection.domain, id)
+                !self.revoker.has_keys(&connection.domain, id, is_overdue)
             });
             !connection.locks.lock().is_empty()
         });
@@ -261,7 +267,10 @@ impl State {
     /// stopped in the middle of an access.
     pub fn release(&self, connection: &Connection, number: u64, open: Arc<Open>) {
         self.withdraw(connection, number, &open);
-        self.revoker.revoke(open);
+        match open.is_mappable() {
+            true => self.revoker.revoke(open),
+            false => self.revoke(open),
+        }
     }
 
     /// Takes a file out of the tables of open files that was taken out of its connection's.
@@ -292,8 +301,12 @@ impl State {
         let opens = std::mem::take(&mut *connection.opens.lock());
         for (number, open) in opens {
             self.withdraw(connection, number, &open);
-            // The client's queue pairs are destroyed, so nobody waits for this.
-            self.revoker.add(open);
+            // The client's queue pairs are destroyed, so nobody waits for the keys of files that clients map. The others' keys
+            // wait for no client.
+            match open.is_mappable() {
+                true => self.revoker.add(open),
+                false => self.revoke(open),
+            }
         }
         let watches = std::mem::take(&mut *connection.watches.lock());
         watches.into_iter().for_each(|id| self.watches.remove(id));

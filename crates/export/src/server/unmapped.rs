@@ -66,6 +66,10 @@ impl Translation for Unmapped {
         None
     }
 
+    fn is_open_to_peers(&self) -> bool {
+        false
+    }
+
     fn local_copies(&self) -> Option<&dyn LocalCopies> {
         self.region.local_copies()
     }

@@ -13,7 +13,7 @@ use terrace_export::{
 };
 use terrace_nic::PathChoice;
 
-/// What a child process of this test does: `serve`, `lock`, `hold`, `copy` or `read`.
+/// What a child process of this test does: `serve`, `lock`, `hold`, `copy`, `copy-unmapped` or `read`.
 const ROLE: &str = "EXPORT_TEST_ROLE";
 const DIRECTORY: &str = "EXPORT_TEST_DIRECTORY";
 const ADDRESS: &str = "EXPORT_TEST_ADDRESS";
@@ -59,7 +59,11 @@ fn child() {
     } else {
         let client = connect(address, path);
         let found = client.lookup_path("file".as_ref()).unwrap();
-        let file = client.open(found.id, READ_WRITE).unwrap();
+        let access = match role.as_str() {
+            "copy-unmapped" => READ_WRITE | OpenAccess::UNMAPPED,
+            _ => READ_WRITE,
+        };
+        let file = client.open(found.id, access).unwrap();
         if role != "read" {
             file.lock(1, LockKind::Exclusive, Duration::ZERO).unwrap();
         }
@@ -68,7 +72,7 @@ fn child() {
                 println!("locked");
                 std::thread::park();
             }
-            "copy" => {
+            "copy" | "copy-unmapped" => {
                 println!("copying");
                 while file.write_at(0, &vec![b'c'; COPY_BYTES]).is_ok() {}
                 println!("outcome failed");
@@ -224,7 +228,7 @@ fn the_lock_of_a_client_that_was_stopped_for_longer_than_its_lease_is_lost() {
     assert_eq!(holder.expect("outcome "), "lost");
 }
 
-/// A client that maps the file is stopped, most likely in the middle of a copy to the mapping.
+/// Another client is stopped meanwhile, most likely in the middle of a copy from a mapping of the file.
 #[test]
 fn what_a_client_does_under_a_lock_does_not_take_effect_under_anothers() {
     let directory = tempfile::tempdir().unwrap();
@@ -235,20 +239,40 @@ fn what_a_client_does_under_a_lock_does_not_take_effect_under_anothers() {
     let client = connect(address, path);
     let found = client.lookup_path("file".as_ref()).unwrap();
     let file = client.open(found.id, READ_WRITE).unwrap();
+    let mut reader = start("read", directory.path(), address, path);
+    reader.expect("reading");
+    for signal in [Signal::STOP, Signal::KILL] {
+        let mut copier = start("copy-unmapped", directory.path(), address, path);
+        copier.expect("copying");
+        std::thread::sleep(Duration::from_millis(100));
+        reader.signal(Signal::STOP);
+        copier.signal(signal);
+        // Less than the time after which the locks of mapped files are given away.
+        file.lock(1, LockKind::Exclusive, LEASE + Duration::from_secs(3)).unwrap();
+        file.write_at(0, &vec![b'l'; COPY_BYTES]).unwrap();
+        if signal == Signal::STOP {
+            copier.signal(Signal::CONT);
+            assert_eq!(copier.expect("outcome "), "failed");
+        }
+        assert!(std::fs::read(&name).unwrap() == vec![b'l'; COPY_BYTES]);
+        file.lock(1, LockKind::Unlock, Duration::ZERO).unwrap();
+    }
+}
+
+#[test]
+fn a_client_that_is_stopped_in_a_copy_does_not_keep_its_lock() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("file"), vec![0; COPY_BYTES]).unwrap();
+    let path = PathChoice::Local;
+    let (_server, address) = serve(directory.path(), any(), path);
+    let client = connect(address, path);
+    let found = client.lookup_path("file".as_ref()).unwrap();
+    let file = client.open(found.id, READ_WRITE).unwrap();
     let mut copier = start("copy", directory.path(), address, path);
     copier.expect("copying");
-    std::thread::sleep(Duration::from_millis(20));
+    std::thread::sleep(Duration::from_millis(100));
     copier.signal(Signal::STOP);
-    let locked = file.lock(1, LockKind::Exclusive, LEASE + Duration::from_secs(7));
-    if locked.is_err() {
-        // It keeps the lock while it is in the middle of a copy.
-        copier.signal(Signal::CONT);
-        file.lock(1, LockKind::Exclusive, Duration::from_secs(5)).unwrap();
-    }
-    file.write_at(0, &vec![b'l'; COPY_BYTES]).unwrap();
-    copier.signal(Signal::CONT);
-    assert_eq!(copier.expect("outcome "), "failed");
-    assert!(std::fs::read(&name).unwrap() == vec![b'l'; COPY_BYTES]);
+    file.lock(1, LockKind::Exclusive, LEASE + Duration::from_secs(8)).unwrap();
 }
 
 #[test]
