@@ -1,10 +1,12 @@
 //! The record beside a copy of a replicated file.
 //!
 //! ```text
-//!   magic 8 | set 8 | own id 8 | epoch 8 | closed 1 | members: count 2, each: id 8, address (length 2, text) | CRC-32 4
+//!   magic 8 | set 8 | own id 8 | epoch 8 | closed 1 | members: count 2, each: id 8, address (length 2, text) | zeros | CRC-32 4
 //! ```
 //!
-//! Numbers are little-endian. The CRC covers all that is before it.
+//! Numbers are little-endian. The CRC covers all that is before it. The file has the record twice, each in a block of its own. A
+//! new record is written to the first block, synced, and then written to the second one. So one of them is whole at any time,
+//! and no block is allocated, which a full disk would refuse.
 
 use std::net::SocketAddr;
 
@@ -12,11 +14,15 @@ use crate::proto::{DecodeError, Reader};
 use crate::proto::{Text, Wire};
 
 /// Magic number and version.
-const MAGIC: [u8; 8] = *b"TerRepl\x01";
+const MAGIC: [u8; 8] = *b"TerRepl\x02";
 /// The most members of a replica set.
 pub const MEMBERS_MAX: usize = 8;
-/// The most bytes of a record.
-pub const RECORD_BYTES_MAX: usize = 1024;
+/// The bytes of a record.
+const RECORD_BYTES: usize = 1024;
+/// The bytes of each of the two blocks of a record's file: no smaller than a file system's, so they fail apart.
+pub const SLOT_BYTES: usize = 4096;
+/// The largest number of an epoch. No writer comes there, and none can be made to count beyond the last number.
+const EPOCH_MAX: u64 = u64::MAX / 2;
 
 /// A member as records name it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,8 +54,27 @@ impl Record {
         self.members.iter().any(|member| member.id == self.own)
     }
 
-    /// The bytes of the record.
-    pub fn emit(&self) -> Vec<u8> {
+    /// The bytes of a block with the record.
+    pub fn slot(&self) -> Vec<u8> {
+        let mut bytes = self.emit();
+        bytes.resize(SLOT_BYTES, 0);
+        bytes
+    }
+
+    /// The record of a file.
+    ///
+    /// # Errors
+    /// Why neither block has one.
+    pub fn of_file(bytes: &[u8]) -> Result<Record, &'static str> {
+        if bytes.len() != 2 * SLOT_BYTES {
+            return Err("its file has another length");
+        }
+        let [first, second] = [0, SLOT_BYTES].map(|at| Record::parse(&bytes[at..][..RECORD_BYTES]));
+        // The first one is the newer one, if it is whole.
+        first.or_else(|error| second.map_err(|_| error))
+    }
+
+    fn emit(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         for number in [self.set, self.own, self.epoch] {
             number.put(&mut bytes);
@@ -60,15 +85,12 @@ impl Record {
             member.id.put(&mut bytes);
             Text::from(member.address.to_string().as_bytes()).put(&mut bytes);
         }
+        bytes.resize(RECORD_BYTES - size_of::<u32>(), 0);
         crc32fast::hash(&bytes).put(&mut bytes);
         bytes
     }
 
-    /// The record of these bytes.
-    ///
-    /// # Errors
-    /// Why they are none.
-    pub fn parse(bytes: &[u8]) -> Result<Record, &'static str> {
+    fn parse(bytes: &[u8]) -> Result<Record, &'static str> {
         let (body, crc) = bytes.split_last_chunk::<4>().ok_or("it is too short")?;
         let rest = body.strip_prefix(&MAGIC).ok_or("it is no record of this version")?;
         if crc32fast::hash(body) != u32::from_le_bytes(*crc) {
@@ -76,12 +98,19 @@ impl Record {
         }
         let mut reader = Reader::new(rest);
         let record = Record::take(&mut reader).map_err(|_| "a field is invalid")?;
-        reader.end().map_err(|_| "it is too long")?;
+        while let Ok(byte) = u8::take(&mut reader) {
+            if byte != 0 {
+                return Err("it is too long");
+            }
+        }
         let mut ids: Vec<_> = record.members.iter().map(|member| member.id).collect();
         ids.sort_unstable();
         ids.dedup();
         if ids.len() != record.members.len() || !(1..=MEMBERS_MAX).contains(&ids.len()) {
             return Err("its members are invalid");
+        }
+        if !(1..=EPOCH_MAX).contains(&record.epoch) {
+            return Err("the number of its epoch is invalid");
         }
         Ok(record)
     }
@@ -110,7 +139,7 @@ mod tests {
         let members: Vec<_> = (1..=8).map(member).collect();
         let record = Record { set: 1 << 63, own: 2, epoch: 77, is_closed: true, members };
         let bytes = record.emit();
-        assert!(bytes.len() <= RECORD_BYTES_MAX);
+        assert_eq!(bytes.len(), RECORD_BYTES);
         assert_eq!(Record::parse(&bytes), Ok(record.clone()));
         for len in 0..bytes.len() {
             assert!(Record::parse(&bytes[..len]).is_err(), "{len} bytes");
@@ -127,9 +156,29 @@ mod tests {
         {
             assert_eq!(Record::parse(&invalid.emit()), Err("its members are invalid"));
         }
+        for epoch in [0, EPOCH_MAX + 1, u64::MAX] {
+            let invalid = Record { epoch, ..record.clone() };
+            assert_eq!(Record::parse(&invalid.emit()), Err("the number of its epoch is invalid"));
+        }
         let mut longer = bytes[..bytes.len() - 4].to_vec();
-        longer.push(0);
+        *longer.last_mut().unwrap() = 1;
         crc32fast::hash(&longer).put(&mut longer);
         assert_eq!(Record::parse(&longer), Err("it is too long"));
+    }
+
+    #[test]
+    fn a_file_has_the_record_before_or_the_new_one_wherever_its_replacement_ends() {
+        let members = vec![MemberName { id: 1, address: "192.0.2.1:7447".parse().unwrap() }];
+        let old = Record { set: 1, own: 1, epoch: 7, is_closed: false, members };
+        let new = Record { epoch: 8, is_closed: true, ..old.clone() };
+        let (before, after) = (old.slot().repeat(2), new.slot().repeat(2));
+        for written in 0..before.len() {
+            let bytes = [&after[..written], &before[written..]].concat();
+            let found = Record::of_file(&bytes);
+            let is_first_whole = bytes[..RECORD_BYTES] == after[..RECORD_BYTES];
+            assert_eq!(found.as_ref(), Ok(if is_first_whole { &new } else { &old }), "{written}");
+        }
+        assert!(Record::of_file(&vec![0; 2 * SLOT_BYTES]).is_err());
+        assert!(Record::of_file(&old.slot()).is_err());
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::error::ReplicaError;
-use super::record::{RECORD_BYTES_MAX, Record};
+use super::record::{Record, SLOT_BYTES};
 use crate::client::data::{self, Bytes, Failure};
 use crate::client::session::{Opening, Session};
 use crate::client::{Client, ClientConfig};
@@ -29,6 +29,9 @@ const DRAFT_SUFFIX: &str = ".terrace-replica.new";
 const RECORD_MODE: u32 = 0o644;
 /// The pauses between attempts to lock a file.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// The pauses between attempts to read a record, and for how long one is read that its writer seems to be replacing.
+const RECORD_PAUSE: Duration = Duration::from_millis(5);
+const RECORD_TIME: Duration = Duration::from_millis(500);
 /// How often a round trip is measured.
 const ROUND_TRIPS: usize = 3;
 
@@ -184,44 +187,77 @@ impl Site {
     /// `Damaged`; `Export`.
     pub fn read_record(&self, deadline: Instant) -> Result<Option<Record>, ReplicaError> {
         let damaged = |reason| ReplicaError::Damaged { address: self.address, reason };
-        let bytes = self.read_record_bytes(deadline).map_err(ReplicaError::of(self.address))?;
-        match bytes {
-            None => Ok(None),
-            Some(bytes) if bytes.len() > RECORD_BYTES_MAX => Err(damaged("it is too long")),
-            Some(bytes) => Record::parse(&bytes).map(Some).map_err(damaged),
+        let failed = ReplicaError::of(self.address);
+        let begun = Instant::now();
+        loop {
+            let error = match self.read_record_bytes(deadline) {
+                Ok(None) => return Ok(None),
+                Ok(Some(bytes)) => match Record::of_file(&bytes) {
+                    Ok(record) => return Ok(Some(record)),
+                    Err(reason) => damaged(reason),
+                },
+                // The first record is renamed to its place, and a file that is removed has no key.
+                Err(error @ (ExportError::Os(_) | ExportError::Access(_) | ExportError::Revoked)) => {
+                    failed(error)
+                }
+                Err(error) => return Err(failed(error)),
+            };
+            // Its writer may be just replacing it.
+            if Instant::now() + RECORD_PAUSE >= deadline.min(begun + RECORD_TIME) {
+                return Err(error);
+            }
+            std::thread::sleep(RECORD_PAUSE);
         }
     }
 
     fn read_record_bytes(&self, deadline: Instant) -> Result<Option<Vec<u8>>, ExportError> {
         let Some(found) = self.lookup(self.place.beside(SUFFIX), deadline)? else { return Ok(None) };
-        let open = Request::Open { id: found.id, access: OpenAccess::READ };
-        let (opening, attributes) = self.opened(open, deadline)?;
-        let mut bytes = vec![0; attributes.len.min(RECORD_BYTES_MAX as u64 + 1) as usize];
+        let access = OpenAccess::READ | OpenAccess::UNMAPPED;
+        let (opening, attributes) = self.opened(Request::Open { id: found.id, access }, deadline)?;
+        let mut bytes = vec![0; attributes.len.min(2 * SLOT_BYTES as u64 + 1) as usize];
         let read = data::access(&opening, 0, Bytes::Into(&mut bytes), deadline).map_err(reason);
-        self.done(Request::Close { open: opening.open }, deadline)?;
+        // It is closed already if it was replaced.
+        let _ = self.done(Request::Close { open: opening.open }, deadline);
         read.map(|()| Some(bytes))
     }
 
-    /// Replaces the record of the file, persistently.
+    /// Replaces the record of the file, persistently. At any moment the export has the old one or the new one.
     ///
     /// # Errors
     /// `Os` if the export refuses; `Lost`.
     pub fn write_record(&self, record: &Record, deadline: Instant) -> Result<(), ExportError> {
+        match self.lookup(self.place.beside(SUFFIX), deadline)? {
+            Some(found) if found.len == 2 * SLOT_BYTES as u64 => {
+                let access = OpenAccess::WRITE | OpenAccess::UNMAPPED;
+                let (opening, _) = self.opened(Request::Open { id: found.id, access }, deadline)?;
+                self.write_slots(record, opening.open, found.id, deadline)
+            }
+            _ => self.create_record(record, deadline),
+        }
+    }
+
+    /// Writes a record to both blocks of its file, which it closes.
+    fn write_slots(
+        &self,
+        record: &Record,
+        open: u64,
+        id: FileId,
+        deadline: Instant,
+    ) -> Result<(), ExportError> {
+        for offset in [0, SLOT_BYTES as u64] {
+            self.call(Request::Write { open, offset, data: Text(record.slot()) }, deadline)?;
+            self.done(Request::Sync { id }, deadline)?;
+        }
+        self.done(Request::Close { open }, deadline)
+    }
+
+    fn create_record(&self, record: &Record, deadline: Instant) -> Result<(), ExportError> {
         let (parent, draft) = (self.directory, self.place.beside(DRAFT_SUFFIX));
-        let (opening, attributes) = self.opened(
-            Request::Create {
-                parent,
-                name: draft.clone(),
-                mode: RECORD_MODE,
-                access: OpenAccess::WRITE | OpenAccess::TRUNCATE,
-                exclusive: false,
-            },
-            deadline,
-        )?;
-        let (open, data) = (opening.open, Text(record.emit()));
-        self.call(Request::Write { open, offset: 0, data }, deadline)?;
-        self.done(Request::Sync { id: attributes.id }, deadline)?;
-        self.done(Request::Close { open }, deadline)?;
+        let access = OpenAccess::WRITE | OpenAccess::TRUNCATE | OpenAccess::UNMAPPED;
+        let create =
+            Request::Create { parent, name: draft.clone(), mode: RECORD_MODE, access, exclusive: false };
+        let (opening, attributes) = self.opened(create, deadline)?;
+        self.write_slots(record, opening.open, attributes.id, deadline)?;
         let (name, new_name) = (draft, self.place.beside(SUFFIX));
         let (new_parent, mode) = (parent, RenameMode::Replace);
         self.done(Request::Rename { parent, name, new_parent, new_name, mode, only: None }, deadline)?;

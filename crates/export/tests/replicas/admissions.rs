@@ -12,8 +12,12 @@ use terrace_nic::PathChoice;
 
 use crate::basics::{Exports, read_all};
 use crate::hosts::{NAME, RECORD, addresses, config, hosts, start_writer};
+use crate::support::wait_until;
 
 const DRAFT: &str = ".file.terrace-replica.new";
+/// The bytes of each of the two blocks of a record, and where a block has its checksum.
+const SLOT: usize = 4096;
+const CRC: usize = 1020;
 
 /// The files of a directory.
 type Files = BTreeMap<String, Vec<u8>>;
@@ -35,11 +39,16 @@ fn put(directory: &Path, wanted: &Files) {
 
 /// The record of one copy as another copy's with this record: it knows the same epoch.
 fn record_of(known: &[u8], own: &[u8]) -> Vec<u8> {
-    let mut record = known[..known.len() - 4].to_vec();
-    record[16..24].copy_from_slice(&own[16..24]);
-    let crc = crc32fast::hash(&record);
-    record.extend(crc.to_le_bytes());
-    record
+    let mut slot = known[..SLOT].to_vec();
+    slot[16..24].copy_from_slice(&own[16..24]);
+    let crc = crc32fast::hash(&slot[..CRC]);
+    slot[CRC..][..4].copy_from_slice(&crc.to_le_bytes());
+    slot.repeat(2)
+}
+
+/// A record that is being replaced by another one.
+fn torn(new: &[u8], old: &[u8], at: usize) -> Vec<u8> {
+    [&new[..at], &old[at..]].concat()
 }
 
 /// What the three exports have before an admission of the third, and after it.
@@ -95,19 +104,30 @@ impl Admission {
         let state = |members: &[Files; 2], third: &Files, is_needed| {
             ([members[0].clone(), members[1].clone(), third.clone()], is_needed)
         };
-        vec![
+        let replaced =
+            |name: &Files, after: &Files, at| with(name, RECORD, &torn(&after[RECORD], &name[RECORD], at));
+        let preparing = three
+            .get(RECORD)
+            .into_iter()
+            .flat_map(|old| [100, SLOT, SLOT + 100].map(|at| with(three, RECORD, &torn(&prepared, old, at))));
+        let mut states: Vec<_> = preparing.map(|third| state(&before, &third, false)).collect();
+        states.extend([
             state(&before, three, false),
             state(&before, &empty, false),
             state(&before, &draft, false),
             state(&before, &incomplete, false),
             state(&before, &with(&incomplete, NAME, &part), false),
             state(&before, &filled, false),
-            state(&[with(one, DRAFT, &[0; 7]), two.clone()], &filled, false),
+            state(&[replaced(one, one_after, 100), two.clone()], &filled, false),
+            state(&[replaced(one, one_after, SLOT), two.clone()], &filled, true),
+            state(&[replaced(one, one_after, SLOT + 100), two.clone()], &filled, true),
             state(&half, &filled, true),
             state(&all, &filled, true),
-            state(&all, &with(&filled, DRAFT, &three_after[RECORD]), true),
+            state(&all, &replaced(&filled, three_after, 100), true),
+            state(&all, &replaced(&filled, three_after, SLOT + 100), true),
             state(&all, three_after, true),
-        ]
+        ]);
+        states
     }
 
     fn check(&self) {
@@ -154,7 +174,12 @@ fn an_admission_of_a_new_export_may_end_at_each_step() {
 #[test]
 fn an_incomplete_copy_is_not_founded() {
     let admission = Admission::new(false);
-    let (state, _) = admission.states().swap_remove(4);
+    let states = admission.states();
+    let whole = &admission.after[2][NAME];
+    let is_part = |(state, _): &&([Files; 3], bool)| {
+        state[2].get(NAME).is_some_and(|bytes| bytes.len() == whole.len() && bytes != whole)
+    };
+    let (state, _) = states.iter().find(is_part).unwrap();
     put(admission.exports.directory(2), &state[2]);
     let founded = ReplicatedFile::found(&admission.exports.part(&[2]));
     assert!(matches!(founded, Err(ReplicaError::Incomplete(_))), "{founded:?}");
@@ -201,11 +226,17 @@ fn a_writer_that_is_killed_while_it_admits_leaves_nothing_half_done() {
     file.append(&bytes[..1000]).unwrap();
     file.write_at(1000, &bytes[1000..]).unwrap();
     file.close().unwrap();
-    for round in 0..6 {
+    let before = [0, 1].map(|index: usize| files(hosts[index].directory.path()));
+    let mut partial = 0;
+    for round in 0..8 {
+        (0..2).for_each(|index| put(hosts[index].directory.path(), &before[index]));
+        put(hosts[2].directory.path(), &Files::new());
         let writer = start_writer("admit", &hosts, path, 0);
-        std::thread::sleep(Duration::from_millis(30 + 17 * round));
+        wait_until("the copy is begun", || hosts[2].file().exists());
+        std::thread::sleep(Duration::from_millis(7 * round));
         writer.signal(Signal::KILL);
         drop(writer);
+        partial += u32::from(hosts[2].bytes() != bytes);
         if round % 2 == 0 {
             // The third may be needed by now, if it was admitted.
             match ReplicatedFile::open(&two) {
@@ -213,8 +244,10 @@ fn a_writer_that_is_killed_while_it_admits_leaves_nothing_half_done() {
                 Err(error) => assert!(matches!(error, ReplicaError::MemberMissing { .. }), "{error}"),
             }
         }
+        let file = ReplicatedFile::open(&all).unwrap();
+        assert_eq!(file.status().members.len(), 3, "round {round}: {:?}", file.status());
+        file.close().unwrap();
+        assert!(hosts.iter().all(|host| host.bytes() == bytes), "round {round}");
     }
-    let file = ReplicatedFile::open(&all).unwrap();
-    assert_eq!(file.status().members.len(), 3, "{:?}", file.status());
-    assert!(hosts.iter().all(|host| host.bytes() == bytes));
+    assert!(partial > 0, "no admission was interrupted");
 }

@@ -31,8 +31,18 @@ fn a_damaged_record_is_an_error_that_changes_nothing() {
     let exports = with_file(3, b"bytes");
     let record = exports.directory(1).join(RECORD);
     let good = fs::read(&record).unwrap();
-    let mut wrong = good.clone();
-    wrong[20] ^= 1;
+    let wrong = |places: &[usize]| {
+        let mut wrong = good.clone();
+        places.iter().for_each(|&place| wrong[place] ^= 1);
+        wrong
+    };
+    // One of the two blocks is enough.
+    for place in [20, 4096 + 20] {
+        fs::write(&record, wrong(&[place])).unwrap();
+        ReplicatedFile::open(&exports.config()).unwrap().close().unwrap();
+    }
+    let good = fs::read(&record).unwrap();
+    let wrong = wrong(&[20, 4096 + 20]);
     let damaged = [Vec::new(), good[..good.len() - 1].to_vec(), wrong, b"text".to_vec(), vec![0; 1 << 20]];
     for bytes in damaged {
         fs::write(&record, &bytes).unwrap();
@@ -150,6 +160,12 @@ impl Small {
         Some(Small { server, directory })
     }
 
+    /// Leaves no room for a block.
+    fn fill(&self) {
+        let filled = fs::write(self.directory.path().join("rest"), vec![0; 8 << 20]);
+        assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    }
+
     fn address(&self) -> std::net::SocketAddr {
         self.server.as_ref().unwrap().address()
     }
@@ -232,4 +248,26 @@ fn members_that_are_full_at_once_stay_members() {
     let bytes = read_all(&mut file);
     assert!(bytes[..200_000] == expected[..200_000]);
     assert!(one.bytes() == bytes && other.bytes() == bytes);
+}
+
+#[test]
+fn a_file_on_full_disks_is_opened_and_its_members_are_dropped() {
+    let [Some(one), Some(two), Some(mut three)] = [(); 3].map(|()| Small::new(1024)) else { return };
+    let addresses = [one.address(), two.address(), three.address()];
+    let mut file = ReplicatedFile::create(&config(&addresses, PathChoice::Udp), 0o644).unwrap();
+    file.append_commit(&[1; 50_000]).unwrap();
+    [&one, &two, &three].into_iter().for_each(Small::fill);
+    three.server = None;
+    file.write_at(0, b"written").unwrap();
+    assert_eq!(file.status().members.len(), 2, "{:?}", file.status());
+    // Not closed.
+    drop(file);
+    let mut file = ReplicatedFile::open(&config(&addresses[..2], PathChoice::Udp)).unwrap();
+    assert_eq!(file.status().members.len(), 2, "{:?}", file.status());
+    assert!(read_all(&mut file).starts_with(b"written"));
+    file.truncate(7).unwrap();
+    file.append_commit(&[2; 40_000]).unwrap();
+    let expected = read_all(&mut file);
+    file.close().unwrap();
+    assert!(one.bytes() == expected && two.bytes() == expected);
 }
