@@ -1,5 +1,6 @@
 //! Making copies equal to one that has everything.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::group::{self, Fault, Outcomes};
@@ -9,6 +10,10 @@ use crate::proto::Request;
 
 /// Bytes that are copied at a time.
 const CHUNK_BYTES: usize = 1 << 20;
+
+/// Bytes that are copied before they are made persistent, so that a disk needs no more than the timeout for what it has to
+/// write.
+const COMMIT_BYTES: u64 = 64 << 20;
 
 /// Copies that are being filled, and what became of them.
 struct Targets {
@@ -65,12 +70,10 @@ fn copy(source: &Replica, targets: &mut Targets, len: u64, timeout: Duration) ->
     let cut = group::change(&targets.alive, deadline(), |open| Request::Truncate { open, len });
     targets.note(cut);
     let mut chunk = vec![0; CHUNK_BYTES];
-    let mut done = 0;
+    let (mut done, mut uncommitted) = (0, 0);
     while done < len && !targets.alive.is_empty() {
         let data = source.find_data(done, deadline())?;
-        // A file that has become shorter meanwhile was changed by another program.
-        let (start, end) = (data.start.min(len), data.end.min(len));
-        let start = if data.is_empty() { len } else { start.max(done) };
+        let Range { start, end } = next_copied(data, done, len)?;
         targets.punch(done, start, timeout);
         done = start;
         while done < end {
@@ -79,9 +82,44 @@ fn copy(source: &Replica, targets: &mut Targets, len: u64, timeout: Duration) ->
             let written = group::write(&targets.alive, done, part, deadline());
             targets.note(written);
             done += part.len() as u64;
+            uncommitted += part.len() as u64;
+            if uncommitted >= COMMIT_BYTES {
+                uncommitted = 0;
+                let committed = group::commit(&targets.alive, deadline());
+                targets.note(committed);
+            }
         }
     }
     let committed = group::commit(&targets.alive, deadline());
     targets.note(committed);
     Ok(())
+}
+
+/// The range that is copied next: that of the data which a server reports from `done` on, within the first `len` bytes.
+///
+/// # Errors
+/// `Protocol` if the server reports data before `done`, again and again.
+fn next_copied(data: Range<u64>, done: u64, len: u64) -> Result<Range<u64>, ExportError> {
+    // A file that has become shorter meanwhile was changed by another program.
+    let start = if data.is_empty() { len } else { data.start.clamp(done, len) };
+    let end = data.end.clamp(start, len);
+    if start < len && start == end { Err(ExportError::Protocol) } else { Ok(start..end) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_copied_goes_on_or_ends() {
+        let next = |data, done| next_copied(data, done, 100).ok();
+        assert_eq!(next(10..20, 0), Some(10..20));
+        assert_eq!(next(10..20, 15), Some(15..20));
+        assert_eq!(next(90..120, 20), Some(90..100));
+        assert_eq!(next(120..130, 20), Some(100..100));
+        assert_eq!(next(0..0, 20), Some(100..100));
+        // A server that does not keep to the protocol.
+        assert_eq!(next(10..20, 20), None);
+        assert_eq!(next(0..u64::MAX, 20), Some(20..100));
+    }
 }
