@@ -115,9 +115,11 @@ impl ReplicatedFile {
                 false => Ok(site),
             }
         });
-        let first = sites.into_iter().collect::<Result<Vec<_>, _>>()?.swap_remove(0);
+        // Of two that create the file at once, in whatever order they name the exports, one finds the other's.
+        let mut sites = sites.into_iter().collect::<Result<Vec<_>, _>>()?;
+        sites.sort_by_key(|site| site.address);
         let owner = rand::random();
-        let copy = first.create(mode, owner, config.deadline())?;
+        let copy = sites.swap_remove(0).create(mode, owner, config.timeout)?;
         found_set(&copy, config.deadline())?;
         copy.release(owner, config.deadline());
         ReplicatedFile::open(config)
@@ -136,7 +138,7 @@ impl ReplicatedFile {
         let owner = rand::random();
         let site = Site::reach(0, export, &Place::new(&config.path)?, config.deadline());
         let site = site.map_err(ReplicaError::of(export.server))?;
-        let copy = match site.lock(owner, config.deadline())? {
+        let copy = match site.lock(owner, config.deadline(), config.timeout)? {
             Found::Nothing(_) => return Err(ReplicaError::NotFound(Vec::new())),
             Found::Replica(copy, Some(record)) if !record.is_member() => {
                 return Err(ReplicaError::Incomplete(copy.site.address));

@@ -1,7 +1,6 @@
 //! Opening a replicated file for writing: finding its newest epoch, and making its members equal.
 
 use std::net::SocketAddr;
-use std::time::Instant;
 
 use super::ReplicaConfig;
 use super::copying::{self, Filled};
@@ -23,7 +22,7 @@ impl Writer {
         let owner = rand::random();
         let (found, silent) = lock_all(config, &place, owner)?;
         let newest = newest(&found, &silent)?;
-        check_ids(&found)?;
+        check_ids(found.iter().filter_map(|found| Some((found.record()?, found.site()))))?;
         let (copies, others) = split(found, &newest);
         for member in &newest.members {
             if !copies.iter().any(|copy| copy.id == member.id) {
@@ -81,12 +80,13 @@ impl Writer {
 }
 
 /// Locks the file at all exports that answer in time. In the order of their addresses, so that of two writers at once one has
-/// all locks.
+/// all locks. All locks together are waited for no longer than the timeout; after a busy one, which may be at an export that is
+/// no member, the others are still tried.
 ///
 /// # Errors
 /// Of exports that may have data that no other one has, and cannot say so: `Damaged`, `FileMissing`.
 fn lock_all(config: &ReplicaConfig, place: &Place, owner: u64) -> Result<(Vec<Found>, Silent), ReplicaError> {
-    let deadline = Instant::now() + config.timeout;
+    let deadline = config.deadline();
     let mut indexes: Vec<_> = (0..config.exports.len()).collect();
     indexes.sort_by_key(|&index| config.exports[index].server);
     let sites = group::in_parallel(indexes, |index| {
@@ -94,9 +94,10 @@ fn lock_all(config: &ReplicaConfig, place: &Place, owner: u64) -> Result<(Vec<Fo
         (address, Site::reach(index, &config.exports[index], place, deadline))
     });
     let (mut found, mut silent) = (Vec::new(), Vec::new());
-    let deadline = Instant::now() + config.timeout;
+    let wait_until = config.deadline();
     for (address, site) in sites {
-        match site.map_err(ReplicaError::of(address)).and_then(|site| site.lock(owner, deadline)) {
+        let site = site.map_err(ReplicaError::of(address));
+        match site.and_then(|site| site.lock(owner, wait_until, config.timeout)) {
             Ok(site) => found.push(site),
             Err(error @ (ReplicaError::Damaged { .. } | ReplicaError::FileMissing(_))) => return Err(error),
             Err(error) => silent.push((address, error)),
@@ -128,9 +129,8 @@ fn newest(found: &[Found], silent: &Silent) -> Result<Record, ReplicaError> {
 }
 
 /// Checks that no copy was made from another one by other means.
-fn check_ids(found: &[Found]) -> Result<(), ReplicaError> {
-    let ids: Vec<_> =
-        found.iter().filter_map(|found| Some((found.record()?.own, found.site().address))).collect();
+pub fn check_ids<'a>(records: impl Iterator<Item = (&'a Record, &'a Site)>) -> Result<(), ReplicaError> {
+    let ids: Vec<_> = records.map(|(record, site)| (record.own, site.address)).collect();
     for (place, (id, address)) in ids.iter().enumerate() {
         if let Some((_, other)) = ids[..place].iter().find(|(other, _)| other == id) {
             return Err(ReplicaError::Duplicate(*other, *address));

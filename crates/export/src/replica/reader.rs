@@ -34,8 +34,8 @@ impl ReplicaReader {
     /// # Errors
     /// As for [`ReplicatedFile::open_read`](super::ReplicatedFile::open_read).
     pub fn refresh(&mut self) -> Result<(), ReplicaError> {
-        (self.copies, self.epoch) = find(&self.config, self.permits_stale)?;
-        self.find_len()
+        *self = ReplicaReader::open(&self.config, self.permits_stale)?;
+        Ok(())
     }
 
     /// The epoch whose members are read.
@@ -57,11 +57,23 @@ impl ReplicaReader {
     /// if it fails or has not answered at half of the timeout.
     ///
     /// # Errors
-    /// `NoMember` if all are lost.
+    /// `NoMember` if all are lost; `Refused`.
     pub fn read_at(&mut self, offset: u64, into: &mut [u8]) -> Result<usize, ReplicaError> {
         if offset.saturating_add(into.len() as u64) > self.len {
             self.find_len()?;
         }
+        match self.read_known(offset, into) {
+            Err(ReplicaError::Refused(_)) => {
+                // The file may have become shorter.
+                self.find_len()?;
+                self.read_known(offset, into)
+            }
+            read => read,
+        }
+    }
+
+    /// Reads what is within the length that is known.
+    fn read_known(&mut self, offset: u64, into: &mut [u8]) -> Result<usize, ReplicaError> {
         let count = self.len.saturating_sub(offset).min(into.len() as u64) as usize;
         let read = group::read(&self.copies, offset, &mut into[..count], self.config.timeout);
         self.copies.retain(|copy| !copy.opening.session.is_lost());
@@ -108,6 +120,7 @@ fn find(config: &ReplicaConfig, permits_stale: bool) -> Result<(Vec<Replica>, u6
             Err(error) => silent.push((address, error)),
         }
     }
+    super::opening::check_ids(shown.iter().map(|(record, site)| (record, site)))?;
     let records: Vec<_> = shown.iter().map(|(record, _)| record).collect();
     let newest = epochs::newest(&records).map_err(|epochs::Conflict(one, other)| {
         ReplicaError::Foreign(shown[one].1.address, shown[other].1.address)

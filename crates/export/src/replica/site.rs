@@ -273,54 +273,66 @@ impl Site {
         Ok(record.is_some() || self.lookup_file(deadline)?.is_some())
     }
 
-    /// Opens the file to read it; `None` if there is none.
+    /// Opens the file to read it; `None` if there is none. It is not mapped: the server would wait for a reader that is stopped in
+    /// the middle of a copy before it cuts the file.
     ///
     /// # Errors
     /// As for [`Client::open`].
     pub fn open_to_read(self, id: u64, deadline: Instant) -> Result<Option<Replica>, ExportError> {
         let Some(found) = self.lookup_file(deadline)? else { return Ok(None) };
-        let (opening, attributes) =
-            self.opened(Request::Open { id: found.id, access: OpenAccess::READ }, deadline)?;
+        let (opening, attributes) = self.opened(
+            Request::Open { id: found.id, access: OpenAccess::READ | OpenAccess::UNMAPPED },
+            deadline,
+        )?;
         let (mode, len) = (attributes.mode, attributes.len);
         Ok(Some(Replica { site: self, id, file: found.id, mode, len, opening }))
     }
 
-    /// Opens and locks the file, and reads its record.
+    /// Opens and locks the file, and reads its record. Each request has the timeout.
     ///
     /// # Errors
-    /// `InUse` after the deadline; `Replaced`; `FileMissing`; `Damaged`; `Export`.
-    pub fn lock(self, owner: u64, deadline: Instant) -> Result<Found, ReplicaError> {
+    /// `InUse` if the lock is not free at `wait_until`; `Replaced`; `FileMissing`; `Damaged`; `Export`.
+    pub fn lock(self, owner: u64, wait_until: Instant, timeout: Duration) -> Result<Found, ReplicaError> {
+        let deadline = || Instant::now() + timeout;
         let address = self.address;
         let failed = ReplicaError::of(address);
-        let Some(found) = self.lookup_file(deadline).map_err(&failed)? else {
-            return match self.read_record(deadline)? {
+        let Some(found) = self.lookup_file(deadline()).map_err(&failed)? else {
+            return match self.read_record(deadline())? {
                 None => Ok(Found::Nothing(self)),
                 Some(_) => Err(ReplicaError::FileMissing(address)),
             };
         };
         let access = OpenAccess::READ | OpenAccess::WRITE | OpenAccess::UNMAPPED;
-        let (opening, _) = self.opened(Request::Open { id: found.id, access }, deadline).map_err(&failed)?;
-        self.take_lock(found.id, owner, deadline)?;
+        let (opening, _) =
+            self.opened(Request::Open { id: found.id, access }, deadline()).map_err(&failed)?;
+        self.take_lock(found.id, owner, wait_until, timeout)?;
         // Only the file that has the name now keeps others away. The holder of the lock before may have changed its length.
-        let now = self.lookup_file(deadline).map_err(&failed)?;
+        let now = self.lookup_file(deadline()).map_err(&failed)?;
         let Some(attributes) = now.filter(|now| now.id == found.id) else {
             return Err(ReplicaError::Replaced(address));
         };
-        let record = self.read_record(deadline)?;
+        let record = self.read_record(deadline())?;
         let id = record.as_ref().map_or_else(rand::random, |record| record.own);
         let (mode, len) = (attributes.mode, attributes.len);
         let copy = Replica { site: self, id, file: found.id, mode, len, opening };
         Ok(Found::Replica(copy, record))
     }
 
-    fn take_lock(&self, id: FileId, owner: u64, deadline: Instant) -> Result<(), ReplicaError> {
+    fn take_lock(
+        &self,
+        id: FileId,
+        owner: u64,
+        wait_until: Instant,
+        timeout: Duration,
+    ) -> Result<(), ReplicaError> {
+        let request = || Request::Lock { id, owner, kind: LockKind::Exclusive };
         loop {
-            match self.done(Request::Lock { id, owner, kind: LockKind::Exclusive }, deadline) {
+            match self.done(request(), Instant::now() + timeout) {
                 Ok(()) => return Ok(()),
                 Err(ExportError::Os(errno)) if errno == Errno::WOULDBLOCK.raw_os_error() => {}
                 Err(error) => return Err(ReplicaError::of(self.address)(error)),
             }
-            if Instant::now() + LOCK_PAUSE >= deadline {
+            if Instant::now() + LOCK_PAUSE >= wait_until {
                 return Err(ReplicaError::InUse(self.address));
             }
             std::thread::sleep(LOCK_PAUSE);
@@ -330,8 +342,9 @@ impl Site {
     /// Makes the file, empty, and locks it.
     ///
     /// # Errors
-    /// `Export`, with `EEXIST` if there is one now.
-    pub fn create(self, mode: u32, owner: u64, deadline: Instant) -> Result<Replica, ReplicaError> {
+    /// `Exists` if there is one now; `Export`.
+    pub fn create(self, mode: u32, owner: u64, timeout: Duration) -> Result<Replica, ReplicaError> {
+        let deadline = Instant::now() + timeout;
         let request = Request::Create {
             parent: self.directory,
             name: Text::from(OsStr::as_bytes(&self.place.name)),
@@ -339,8 +352,13 @@ impl Site {
             access: OpenAccess::READ | OpenAccess::WRITE | OpenAccess::UNMAPPED,
             exclusive: true,
         };
-        let (opening, attributes) = self.opened(request, deadline).map_err(ReplicaError::of(self.address))?;
-        self.take_lock(attributes.id, owner, deadline)?;
+        let (opening, attributes) = self.opened(request, deadline).map_err(|error| match error {
+            ExportError::Os(errno) if errno == Errno::EXIST.raw_os_error() => {
+                ReplicaError::Exists(self.address)
+            }
+            error => ReplicaError::of(self.address)(error),
+        })?;
+        self.take_lock(attributes.id, owner, deadline, timeout)?;
         Ok(Replica {
             site: self,
             id: rand::random(),

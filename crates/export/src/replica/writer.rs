@@ -168,7 +168,7 @@ impl Writer {
         let copy = match found {
             Found::Nothing(site) => {
                 let mode = self.copies.first().map_or(0o600, |copy| copy.mode);
-                site.create(mode & 0o777, self.owner, deadline)?
+                site.create(mode & 0o777, self.owner, self.config.timeout)?
             }
             Found::Replica(copy, Some(record)) if record.set == self.set && record.epoch <= self.epoch => {
                 copy
@@ -206,7 +206,8 @@ impl Writer {
         let found = group::in_parallel(indexes, |index| {
             let address = config.exports[index].server;
             let site = Site::reach(index, &config.exports[index], place, deadline);
-            let found = site.map_err(ReplicaError::of(address)).and_then(|site| site.lock(owner, deadline));
+            let site = site.map_err(ReplicaError::of(address));
+            let found = site.and_then(|site| site.lock(owner, deadline, config.timeout));
             found.map_err(|error| (index, error.to_string()))
         });
         let mut answering = Vec::new();

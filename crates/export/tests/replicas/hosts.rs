@@ -20,10 +20,15 @@ const ADDRESSES: &str = "REPLICA_TEST_ADDRESSES";
 const TRANSPORT: &str = "REPLICA_TEST_PATH";
 const SEED: &str = "REPLICA_TEST_SEED";
 
-/// The lease of the exports.
-pub const LEASE: Duration = Duration::from_secs(2);
+/// The lease of the exports. A writer that is not disturbed keeps it, also on a busy machine.
+pub const LEASE: Duration = Duration::from_secs(10);
 /// The timeout of the replicated files. Exports that are not disturbed answer within it, also on a busy machine.
-pub const TIMEOUT: Duration = Duration::from_secs(3);
+pub const TIMEOUT: Duration = Duration::from_secs(10);
+/// A call that takes less than so many timeouts has not waited for so many.
+pub fn less_than_timeouts(count: u32) -> Duration {
+    count * TIMEOUT - Duration::from_secs(1)
+}
+
 /// The file.
 pub const NAME: &str = "file";
 /// Its record.

@@ -73,6 +73,8 @@ fn files_that_are_no_copies_are_not_touched() {
     // A record that was copied from another export.
     fs::copy(exports.directory(0).join(RECORD), &record).unwrap();
     assert!(matches!(open_error(&exports), ReplicaError::Duplicate(..)));
+    let read = ReplicatedFile::open_read(&exports.config(), false).map(|_| ());
+    assert!(matches!(read, Err(ReplicaError::Duplicate(..))), "{read:?}");
     // A file without a record, at a member.
     fs::remove_file(&record).unwrap();
     assert!(matches!(open_error(&exports), ReplicaError::MemberMissing { .. }));

@@ -7,7 +7,7 @@ use terrace_export::{ReplicaConfig, ReplicaError, ReplicatedFile};
 use terrace_nic::PathChoice;
 
 use crate::basics::{Exports, read_all};
-use crate::hosts::{LEASE, addresses, config, hosts, start_writer};
+use crate::hosts::{LEASE, NAME, addresses, config, hosts, start_writer};
 
 #[test]
 fn of_two_writers_at_once_one_has_the_file() {
@@ -40,6 +40,47 @@ fn of_two_writers_at_once_one_has_the_file() {
     }
     let mut file = ReplicatedFile::open(&exports.config()).unwrap();
     assert_eq!(read_all(&mut file), expected);
+}
+
+#[test]
+fn of_two_that_create_the_file_at_once_one_has_it() {
+    for round in 0..5 {
+        let exports = Exports::new(2, PathChoice::Local);
+        let created: Vec<_> = std::thread::scope(|scope| {
+            let threads = [[0, 1], [1, 0]].map(|order| {
+                let config = exports.part(&order);
+                scope.spawn(move || ReplicatedFile::create(&config, 0o644).map(|file| file.close().unwrap()))
+            });
+            threads.map(|thread| thread.join().unwrap()).into_iter().collect()
+        });
+        for created in &created {
+            let is_expected =
+                matches!(created, Ok(()) | Err(ReplicaError::Exists(_) | ReplicaError::InUse(_)));
+            assert!(is_expected, "round {round}: {created:?}");
+        }
+        let file = ReplicatedFile::open(&exports.config());
+        let members = file.map(|file| file.status().members.len());
+        assert!(matches!(members, Ok(2)), "round {round}: {members:?}, {created:?}");
+    }
+}
+
+#[test]
+fn a_lock_at_an_export_that_is_no_member_does_not_keep_the_file_from_being_opened() {
+    let mut exports = Exports::new(3, PathChoice::Local);
+    let mut file = ReplicatedFile::create(&exports.config(), 0o644).unwrap();
+    // It is locked first.
+    let first = (0..3).min_by_key(|&index| exports.addresses[index]).unwrap();
+    exports.end(first);
+    file.append_commit(b"two").unwrap();
+    file.close().unwrap();
+    exports.begin(first);
+    let local = std::fs::File::open(exports.directory(first).join(NAME)).unwrap();
+    local.lock().unwrap();
+    let impatient = ReplicaConfig { timeout: Duration::from_secs(2), ..exports.config() };
+    let file = ReplicatedFile::open(&impatient).unwrap();
+    let status = file.status();
+    assert_eq!(status.members.len(), 2, "{status:?}");
+    assert!(status.outside[0].1.contains("another writer"), "{status:?}");
 }
 
 /// A writer is stopped for longer than its lease, and another one has the file meanwhile.
