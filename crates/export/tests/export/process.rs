@@ -2,16 +2,22 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::wait_until;
 
+/// The time in which a child says something.
+const LINE_TIME: Duration = Duration::from_secs(60);
+
 /// A child process, which is killed at the end.
 pub struct Process {
     child: Child,
-    output: BufReader<ChildStdout>,
+    /// The lines of its output, of which the last one may be cut.
+    output: Receiver<String>,
 }
 
 impl Process {
@@ -23,15 +29,26 @@ impl Process {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        let (sender, output) = channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            while lines.read_line(&mut line).is_ok_and(|count| count > 0) {
+                if sender.send(std::mem::take(&mut line)).is_err() {
+                    return;
+                }
+            }
+        });
         Process { child, output }
     }
 
     /// The next line of its output; `None` if it has ended.
     pub fn next_line(&mut self) -> Option<String> {
-        let mut line = String::new();
-        let count = self.output.read_line(&mut line).unwrap();
-        (count > 0).then_some(line)
+        match self.output.recv_timeout(LINE_TIME) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("the child says nothing"),
+        }
     }
 
     /// Waits for a line that begins so, and returns the rest.

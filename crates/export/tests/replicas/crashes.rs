@@ -6,10 +6,10 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rustix::process::Signal;
-use terrace_export::{ReplicaStatus, ReplicatedFile};
+use terrace_export::{ReplicaError, ReplicaStatus, ReplicatedFile};
 use terrace_nic::PathChoice;
 
-use crate::hosts::{Host, TIMEOUT, addresses, config, hosts, start_writer};
+use crate::hosts::{Host, TIMEOUT, addresses, config, hosts, less_than_timeouts, start_writer};
 use crate::load::{Load, make};
 
 fn rounds() -> u64 {
@@ -58,7 +58,7 @@ fn no_write_is_lost_with_exports(path: PathChoice, seed: u64) {
                 assert!(made.is_ok(), "{what}: {made:?}, {:?}", file.status());
                 load.apply(&change);
                 // Two exports can fail one after another, while a write and then an epoch waits for them.
-                assert!(begun.elapsed() < 5 * TIMEOUT, "{what}: {:?}", begun.elapsed());
+                assert!(begun.elapsed() < less_than_timeouts(3), "{what}: {:?}", begun.elapsed());
             }
             killer.join().unwrap()
         });
@@ -104,7 +104,7 @@ fn no_write_is_lost_with_writers(path: PathChoice, seed: u64) {
         std::thread::sleep(Duration::from_micros(random.random_range(0..100_000)));
         if random.random_bool(0.7) {
             ended = disturb(&mut hosts, &mut random);
-            std::thread::sleep(Duration::from_micros(random.random_range(0..4_000_000)));
+            std::thread::sleep(Duration::from_micros(random.random_range(0..11_000_000)));
         }
         writer.signal(Signal::KILL);
         let mut load = Load::new(seed);
@@ -116,10 +116,13 @@ fn no_write_is_lost_with_writers(path: PathChoice, seed: u64) {
             }
         }
         let config = config(&addresses(&hosts), path);
-        let survivors = ReplicatedFile::open(&config);
-        if let Ok(file) = survivors {
-            check_found(&hosts, &file, &load, &what);
-            file.close().unwrap();
+        match ReplicatedFile::open(&config) {
+            Ok(file) => {
+                check_found(&hosts, &file, &load, &what);
+                file.close().unwrap();
+            }
+            Err(ReplicaError::MemberMissing { .. } | ReplicaError::InUse(_) | ReplicaError::NotFound(_)) => {}
+            Err(error) => panic!("{what}: {error}"),
         }
         ended.into_iter().for_each(|index| hosts[index].go_on());
         let file = ReplicatedFile::open(&config).unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -164,15 +167,15 @@ fn stopped_exports_cost_one_timeout_together() {
     exports[..4].iter_mut().for_each(|host| host.end(Signal::STOP));
     let begun = Instant::now();
     assert_eq!(file.read_at(0, &mut [0; 6]).unwrap(), 6);
-    assert!(begun.elapsed() < TIMEOUT + Duration::from_millis(500), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < less_than_timeouts(2), "{:?}", begun.elapsed());
     let begun = Instant::now();
     file.write_at(0, &long).unwrap();
-    assert!(begun.elapsed() < TIMEOUT + Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < less_than_timeouts(2), "{:?}", begun.elapsed());
     assert_eq!(file.status().members, [exports[4].address]);
     let begun = Instant::now();
     file.append_commit(b"later").unwrap();
     assert!(begun.elapsed() < TIMEOUT / 2, "a dropped member is asked again");
     let begun = Instant::now();
     assert_eq!(reader.read_at(0, &mut [0; 6]).unwrap(), 6);
-    assert!(begun.elapsed() < TIMEOUT + Duration::from_millis(500), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < less_than_timeouts(2), "{:?}", begun.elapsed());
 }
