@@ -36,8 +36,12 @@ pub(crate) struct OpenFile<R: Remote> {
 struct FileSink<F>(Arc<F>);
 
 impl<F: RemoteOpen> Sink for FileSink<F> {
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<bool, Errno> {
-        self.0.write_short(offset, bytes).map_err(|error| errno(&error))
+    fn write(&self, extents: &[(u64, &[u8])]) -> Result<bool, Errno> {
+        match extents {
+            [(offset, bytes)] => self.0.write_short(*offset, bytes),
+            _ => self.0.write_extents(extents).map(|()| false),
+        }
+        .map_err(|error| errno(&error))
     }
 }
 
@@ -158,7 +162,7 @@ impl<R: Remote> Mount<R> {
         if next == Next::Submit {
             let inode = inode.clone();
             self.workers.submit(move || {
-                inode.dirty.write_extent();
+                inode.dirty.write_some();
             });
         }
         if is_synchronous {

@@ -84,6 +84,8 @@ pub trait RemoteOpen: Send + Sync + 'static {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize, ExportError>;
     /// See [`RemoteFile::write_short`].
     fn write_short(&self, offset: u64, data: &[u8]) -> Result<bool, ExportError>;
+    /// See [`RemoteFile::write_extents`].
+    fn write_extents(&self, extents: &[(u64, &[u8])]) -> Result<(), ExportError>;
     /// See [`RemoteFile::commit`].
     fn commit(&self) -> Result<(), ExportError>;
     /// See [`RemoteFile::truncate`].
@@ -229,6 +231,10 @@ impl RemoteOpen for RemoteFile {
 
     fn write_short(&self, offset: u64, data: &[u8]) -> Result<bool, ExportError> {
         RemoteFile::write_short(self, offset, data)
+    }
+
+    fn write_extents(&self, extents: &[(u64, &[u8])]) -> Result<(), ExportError> {
+        RemoteFile::write_extents(self, extents)
     }
 
     fn commit(&self) -> Result<(), ExportError> {

@@ -26,16 +26,20 @@ use terrace_sync::{Condvar, Mutex};
 
 /// An extent of so many bytes is full.
 pub(crate) const EXTENT_BYTES: usize = 1 << 20;
+/// The most extents that are written together, and no more than [`EXTENT_BYTES`] unless it is one: the network takes them in
+/// parallel.
+const EXTENTS_MAX: usize = 16;
 /// Buffers that are kept for further extents.
 const SPARE_BUFFERS: usize = 16;
 
 /// Writes bytes to the server.
 pub(crate) trait Sink: Send + Sync {
-    /// Writes all bytes, beyond the end of the file too. Returns whether the server has noted the time.
+    /// Writes all bytes of some extents that do not overlap, beyond the end of the file too. Returns whether the server has noted
+    /// the time.
     ///
     /// # Errors
     /// Why they may not be in the file.
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<bool, Errno>;
+    fn write(&self, extents: &[(u64, &[u8])]) -> Result<bool, Errno>;
 }
 
 /// The dirty bytes of all files, and buffers for more.
@@ -93,6 +97,12 @@ struct Extent {
     number: u64,
 }
 
+/// Extents that are written together, and where they go.
+struct Batch {
+    sink: Arc<dyn Sink>,
+    extents: Vec<(u64, Vec<u8>)>,
+}
+
 #[derive(Default)]
 struct State {
     /// By offset; they do not overlap.
@@ -141,7 +151,7 @@ pub(crate) enum Found {
 pub(crate) enum Next {
     /// Nothing.
     Nothing,
-    /// Let a worker call [`DirtyFile::write_extent`].
+    /// Let a worker call [`DirtyFile::write_some`].
     Submit,
 }
 
@@ -172,7 +182,7 @@ impl DirtyFile {
             is_full
         };
         // A writer that is faster than the server writes by itself, so it takes the server's time.
-        while self.budget.is_exceeded() && self.write_extent() {}
+        while self.budget.is_exceeded() && self.write_some() {}
         if is_full { Next::Submit } else { Next::Nothing }
     }
 
@@ -218,25 +228,25 @@ impl DirtyFile {
         if overlaps(&extent, range) { Found::Mixed } else { Found::Clean }
     }
 
-    /// Writes one extent. `false` if there is none that can be written now.
-    pub(crate) fn write_extent(&self) -> bool {
-        self.write_extent_until(u64::MAX)
+    /// Writes up to [`EXTENTS_MAX`] extents. `false` if there is none that can be written now.
+    pub(crate) fn write_some(&self) -> bool {
+        self.write_some_until(u64::MAX)
     }
 
-    /// Writes one extent whose number is not larger than `newest`. `false` if there is none that can be written now.
-    fn write_extent_until(&self, newest: u64) -> bool {
+    /// Writes some extents whose number is not larger than `newest`. `false` if there is none that can be written now.
+    fn write_some_until(&self, newest: u64) -> bool {
         let mut state = self.state.lock();
-        let Some((offset, bytes, sink)) = state.take_extent(newest) else {
+        let Some(Batch { sink, extents: taken }) = state.take_extents(newest) else {
             return false;
         };
         // All other bytes are on the server already.
-        let is_last = state.extents.is_empty() && state.in_flight.len() == 1;
+        let is_last = state.extents.is_empty() && state.in_flight.len() == taken.len();
         let writes = state.writes;
         drop(state);
-        let result = sink.write(offset, &bytes);
+        let extents: Vec<_> = taken.iter().map(|(offset, bytes)| (*offset, &bytes[..])).collect();
+        let result = sink.write(&extents);
         let mut state = self.state.lock();
-        let range = range_of(offset, &bytes);
-        state.in_flight.retain(|(other, _)| *other != range);
+        state.in_flight.retain(|(other, _)| !extents.iter().any(|(offset, _)| *offset == other.start));
         match result {
             Ok(is_time_noted) if is_time_noted && is_last => state.stamped = state.stamped.max(writes),
             Ok(_) => {}
@@ -247,8 +257,10 @@ impl DirtyFile {
             }
         }
         drop(state);
-        self.budget.dirty.fetch_sub(bytes.len(), Ordering::Relaxed);
-        self.budget.give_back(bytes);
+        for (_, bytes) in taken {
+            self.budget.dirty.fetch_sub(bytes.len(), Ordering::Relaxed);
+            self.budget.give_back(bytes);
+        }
         self.written.notify_all();
         true
     }
@@ -262,7 +274,7 @@ impl DirtyFile {
             (state.newest, state.writes)
         };
         loop {
-            if self.write_extent_until(newest) {
+            if self.write_some_until(newest) {
                 continue;
             }
             let mut state = self.state.lock();
@@ -389,24 +401,35 @@ impl State {
         smallest
     }
 
-    /// Takes the first extent that overlaps nothing in flight and whose number is not larger than `newest`.
-    fn take_extent(&mut self, newest: u64) -> Option<(u64, Vec<u8>, Arc<dyn Sink>)> {
+    /// Takes the first extents that overlap nothing in flight and whose number is not larger than `newest`.
+    fn take_extents(&mut self, newest: u64) -> Option<Batch> {
         let sink = self.sink.clone()?;
         let is_free = |range: &Range<u64>| !self.in_flight.iter().any(|(other, _)| overlaps(other, range));
-        let start = self
+        let mut bytes_sum = 0;
+        let starts = self
             .extents
             .iter()
-            .find(|&(&start, extent)| extent.number <= newest && is_free(&range_of(start, &extent.bytes)))
-            .map(|(&at, _)| at)?;
-        let Extent { bytes, number } = self.extents.remove(&start)?;
-        self.bytes -= bytes.len();
-        self.in_flight.push((range_of(start, &bytes), number));
+            .filter(|&(&start, extent)| extent.number <= newest && is_free(&range_of(start, &extent.bytes)))
+            .take(EXTENTS_MAX)
+            .take_while(|(_, extent)| {
+                let is_first = bytes_sum == 0;
+                bytes_sum += extent.bytes.len();
+                is_first || bytes_sum <= EXTENT_BYTES
+            });
+        let starts: Vec<u64> = starts.map(|(&start, _)| start).collect();
+        let mut taken = Vec::with_capacity(starts.len());
+        for start in starts {
+            let Some(Extent { bytes, number }) = self.extents.remove(&start) else { continue };
+            self.bytes -= bytes.len();
+            self.in_flight.push((range_of(start, &bytes), number));
+            taken.push((start, bytes));
+        }
         if self.extents.is_empty() {
             self.since = None;
             // An open file is not kept open by what it has written.
             self.sink = None;
         }
-        Some((start, bytes, sink))
+        (!taken.is_empty()).then_some(Batch { sink, extents: taken })
     }
 }
 
@@ -422,20 +445,25 @@ mod tests {
     struct Memory {
         bytes: Mutex<Vec<u8>>,
         error: Mutex<Option<Errno>>,
+        /// The number of extents of each call.
+        batches: Mutex<Vec<usize>>,
     }
 
     impl Sink for Memory {
-        fn write(&self, offset: u64, bytes: &[u8]) -> Result<bool, Errno> {
+        fn write(&self, extents: &[(u64, &[u8])]) -> Result<bool, Errno> {
             if let Some(errno) = *self.error.lock() {
                 return Err(errno);
             }
             let mut file = self.bytes.lock();
-            let end = offset as usize + bytes.len();
-            if file.len() < end {
-                file.resize(end, 0);
+            for &(offset, bytes) in extents {
+                let end = offset as usize + bytes.len();
+                if file.len() < end {
+                    file.resize(end, 0);
+                }
+                file[offset as usize..end].copy_from_slice(bytes);
             }
-            file[offset as usize..end].copy_from_slice(bytes);
-            Ok(bytes.len() < 100)
+            self.batches.lock().push(extents.len());
+            Ok(extents.len() == 1 && extents[0].1.len() < 100)
         }
     }
 
@@ -454,9 +482,25 @@ mod tests {
         assert_eq!(file.find(&(500..1500)), Found::Dirty([[0; 500], [1; 500]].concat()));
         assert_eq!(file.find(&(99_999..100_001)), Found::Mixed);
         assert_eq!(file.find(&(100_000..100_001)), Found::Clean);
-        assert!(file.write_extent());
+        assert!(file.write_some());
         assert!(file.is_clean());
         assert_eq!(memory.bytes.lock().len(), 100_000);
+    }
+
+    #[test]
+    fn extents_are_written_together_up_to_a_number_and_a_size() {
+        let (file, memory, sink) = dirty_file(8 * EXTENT_BYTES);
+        for at in 0..EXTENTS_MAX as u64 + 3 {
+            file.write(&sink, at * 1000, &[1; 10]);
+        }
+        file.write_all();
+        for at in 0..3 {
+            file.write(&sink, at * EXTENT_BYTES as u64, &[2; EXTENT_BYTES / 2 - 1]);
+        }
+        file.write_all();
+        assert_eq!(*memory.batches.lock(), [EXTENTS_MAX, 3, 2, 1]);
+        assert!(file.is_clean());
+        assert_eq!(file.budget.dirty.load(Ordering::Relaxed), 0);
     }
 
     #[test]
@@ -471,8 +515,9 @@ mod tests {
         let writes = file.write_all();
         assert!(file.begin_stamp(writes), "the last extent was written without the time");
         assert!(!file.begin_stamp(writes) && !file.is_unstamped());
-        file.write(&sink, 1000, &[1; 10]);
         file.write(&sink, 0, &[1; 100]);
+        file.write_all();
+        file.write(&sink, 1000, &[1; 10]);
         file.write_all();
         assert!(!file.is_unstamped(), "the last extent was written with the time");
     }
@@ -517,7 +562,7 @@ mod tests {
     }
 
     impl Sink for Busy {
-        fn write(&self, _offset: u64, _bytes: &[u8]) -> Result<bool, Errno> {
+        fn write(&self, _extents: &[(u64, &[u8])]) -> Result<bool, Errno> {
             let count = self.writes.fetch_add(1, Ordering::Relaxed) + 1;
             if let (Some(file), Some(own)) = (self.file.upgrade(), self.own.upgrade()) {
                 let sink: Arc<dyn Sink> = own;
@@ -548,7 +593,7 @@ mod tests {
         file.write(&sink, 10, &[1; 10]);
         let newest = file.state.lock().newest;
         file.write(&sink, 5, &[2; 10]);
-        assert!(file.write_extent_until(newest) && file.write_extent_until(newest));
+        assert!(file.write_some_until(newest));
         assert!(file.is_clean());
         assert_eq!(memory.bytes.lock()[5..20], [[2; 10].as_slice(), &[1; 5]].concat());
     }

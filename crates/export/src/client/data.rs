@@ -41,11 +41,42 @@ impl From<Error> for Failure {
     }
 }
 
-/// A piece of a call in flight.
+/// A part of a call in flight.
 struct Piece<'a> {
     number: u64,
+    /// The span, and the bytes of it.
+    span: usize,
     part: Range<usize>,
     slot: Slot<'a>,
+}
+
+/// Bytes that lie one after another in the file.
+pub struct Span<'a> {
+    /// Where in the file.
+    pub offset: u64,
+    /// The program's memory.
+    pub bytes: Bytes<'a>,
+}
+
+/// What of some spans has not been begun.
+#[derive(Default)]
+struct Cursor {
+    span: usize,
+    begun: usize,
+}
+
+impl Cursor {
+    /// The next part: a span, and up to `bytes_max` bytes of it. `None` at the end of the last one.
+    fn next(&mut self, spans: &[Span<'_>], bytes_max: usize) -> Option<(usize, Range<usize>)> {
+        while let Some(span) = spans.get(self.span) {
+            let len = span.bytes.len();
+            if self.begun < len {
+                return Some((self.span, self.begun..len.min(self.begun + bytes_max)));
+            }
+            (self.span, self.begun) = (self.span + 1, 0);
+        }
+        None
+    }
 }
 
 /// The program's memory of an access.
@@ -96,30 +127,38 @@ impl Bytes<'_> {
     }
 }
 
-/// A READ or WRITE of all bytes from an offset on, under way.
+/// A READ or WRITE of all bytes of some spans, under way.
 pub struct Access<'a> {
     opening: &'a Opening,
-    offset: u64,
-    bytes: Bytes<'a>,
+    spans: Vec<Span<'a>>,
     generation: u64,
-    /// Bytes that are copied or in flight.
-    begun: usize,
+    /// What is neither copied nor in flight.
+    rest: Cursor,
     pieces: VecDeque<Piece<'a>>,
     failed: Option<WcStatus>,
 }
 
 impl<'a> Access<'a> {
-    /// Begins an access: copies what needs no packets, and posts as much of the rest as there is room for. The caller has
-    /// checked that the file is that long.
+    /// Begins an access of bytes from an offset on. See [`Access::begin_all`].
     pub fn begin(
         opening: &'a Opening,
         offset: u64,
         bytes: Bytes<'a>,
         deadline: Instant,
     ) -> Result<Access<'a>, Failure> {
+        Access::begin_all(opening, vec![Span { offset, bytes }], deadline)
+    }
+
+    /// Begins an access of spans that do not overlap, in any order: copies what needs no packets, and posts as much of the
+    /// rest as there is room for. The caller has checked that the file is that long.
+    pub fn begin_all(
+        opening: &'a Opening,
+        spans: Vec<Span<'a>>,
+        deadline: Instant,
+    ) -> Result<Access<'a>, Failure> {
         let (qp, generation) = opening.session.pair(Link::Data)?;
-        let pieces = VecDeque::new();
-        let mut access = Access { opening, offset, bytes, generation, begun: 0, pieces, failed: None };
+        let (rest, pieces) = (Cursor::default(), VecDeque::new());
+        let mut access = Access { opening, spans, generation, rest, pieces, failed: None };
         access.copy(&qp);
         access.post(deadline)?;
         Ok(access)
@@ -127,11 +166,11 @@ impl<'a> Access<'a> {
 
     /// While nothing is in flight, a same-host peer's file is copied from and to a mapping.
     fn copy(&mut self, qp: &QueuePair) {
-        while self.begun < self.bytes.len() {
-            let part = self.begun..self.bytes.len().min(self.begun + DIRECT_BYTES_MAX);
+        while let Some((at, part)) = self.rest.next(&self.spans, DIRECT_BYTES_MAX) {
+            let Span { offset, bytes } = &mut self.spans[at];
             let end = part.end;
-            match self.bytes.access_now(qp, self.opening.rkey, self.offset + self.begun as u64, part) {
-                Ok(true) => self.begun = end,
+            match bytes.access_now(qp, self.opening.rkey, *offset + part.start as u64, part) {
+                Ok(true) => self.rest.begun = end,
                 // The NIC refuses a queue pair that another thread has destroyed meanwhile. A work request says why.
                 Ok(false) | Err(_) => break,
             }
@@ -140,16 +179,17 @@ impl<'a> Access<'a> {
 
     fn post(&mut self, deadline: Instant) -> Result<(), Failure> {
         let session = &self.opening.session;
-        while self.failed.is_none() && self.begun < self.bytes.len() && self.pieces.len() < PIECES_MAX {
+        while self.failed.is_none() && self.pieces.len() < PIECES_MAX {
+            let Some((span, part)) = self.rest.next(&self.spans, SLOT_BYTES) else { break };
             let Some(mut slot) = slot(session, self.pieces.is_empty(), deadline)? else { break };
-            let part = self.begun..self.bytes.len().min(self.begun + SLOT_BYTES);
-            self.bytes.fill(&slot, part.clone())?;
-            let op = self.bytes.operation(self.offset + self.begun as u64, self.opening.rkey);
+            let Span { offset, bytes } = &self.spans[span];
+            bytes.fill(&slot, part.clone())?;
+            let op = bytes.operation(offset + part.start as u64, self.opening.rkey);
             match session.begin(Link::Data, op, &[slot.sge(part.len())]) {
                 Ok(number) => {
-                    self.begun = part.end;
+                    self.rest.begun = part.end;
                     slot.set_in_flight(true);
-                    self.pieces.push_back(Piece { number, part, slot });
+                    self.pieces.push_back(Piece { number, span, part, slot });
                 }
                 Err(ExportError::Full) if self.pieces.is_empty() => wait_for_room(session, deadline)?,
                 Err(ExportError::Full) => break,
@@ -165,7 +205,7 @@ impl<'a> Access<'a> {
             let status = self.opening.session.finish(piece.number, deadline)?;
             piece.slot.set_in_flight(false);
             match status {
-                WcStatus::Success => self.bytes.take(&piece.slot, piece.part)?,
+                WcStatus::Success => self.spans[piece.span].bytes.take(&piece.slot, piece.part)?,
                 status => self.failed = self.failed.or(Some(status)),
             }
             self.post(deadline)?;

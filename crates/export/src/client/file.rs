@@ -11,7 +11,7 @@ use terrace_sync::Mutex;
 
 use super::buffers::RECORD_BYTES_MAX;
 use super::config::text;
-use super::data::{self, Bytes, Failure};
+use super::data::{self, Access, Bytes, Failure, Span};
 use super::session::{Opening, Session};
 use super::shared::Shared;
 use crate::error::{ExportError, UNKNOWN_OPEN};
@@ -166,17 +166,31 @@ impl RemoteFile {
     /// # Errors
     /// As for [`RemoteFile::read_at`].
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), ExportError> {
+        self.write_extents(&[(offset, data)])
+    }
+
+    /// Writes extents that do not overlap, each an offset and its bytes, in any order and with several in flight. A file that ends
+    /// before the last one becomes longer first.
+    ///
+    /// # Errors
+    /// As for [`RemoteFile::read_at`]. Some extents may be written then.
+    pub fn write_extents(&self, extents: &[(u64, &[u8])]) -> Result<(), ExportError> {
         let file = &self.file;
         file.check(OpenAccess::WRITE)?;
-        let end = offset.checked_add(data.len() as u64).ok_or(ExportError::Invalid("beyond any file"))?;
-        if data.is_empty() {
+        let mut end = 0;
+        for (offset, data) in extents.iter().filter(|(_, data)| !data.is_empty()) {
+            let own_end = offset.checked_add(data.len() as u64);
+            end = end.max(own_end.ok_or(ExportError::Invalid("beyond any file"))?);
+        }
+        if end == 0 {
             return Ok(());
         }
         file.repeat(|opening, deadline| {
             if end > self.len() {
                 file.change_on(opening, Request::Grow { open: opening.open, len: end }, deadline)?;
             }
-            data::access(opening, offset, Bytes::From(data), deadline)?;
+            let spans = extents.iter().map(|&(offset, data)| Span { offset, bytes: Bytes::From(data) });
+            Access::begin_all(opening, spans.collect(), deadline)?.finish(deadline)?;
             file.note_written(opening);
             Ok(())
         })

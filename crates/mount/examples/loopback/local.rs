@@ -346,6 +346,10 @@ impl RemoteOpen for LocalFile {
         Ok(true)
     }
 
+    fn write_extents(&self, extents: &[(u64, &[u8])]) -> Result<(), ExportError> {
+        extents.iter().try_for_each(|(offset, data)| self.file.write_all_at(data, *offset).map_err(os))
+    }
+
     fn commit(&self) -> Result<(), ExportError> {
         self.file.sync_data().map_err(os)
     }
