@@ -15,10 +15,10 @@ use super::data::{self, Access, Bytes, Failure, Span};
 use super::session::{Opening, Session};
 use super::shared::Shared;
 use crate::error::{ExportError, UNKNOWN_OPEN};
-use crate::proto::{Answer, Attributes, FileId, Link, LockKind, OpenAccess, Opened, Request, Text};
+use crate::proto::{
+    Answer, Attributes, CONTENT_BYTES_MAX, FileId, Link, LockKind, OpenAccess, Opened, Request, Text,
+};
 
-/// The most bytes that are written by a message.
-const SHORT_BYTES_MAX: usize = 8 << 10;
 /// How often an access is repeated whose file changes meanwhile.
 const REPEATS_MAX: usize = 8;
 /// The pauses between attempts to lock a file.
@@ -47,15 +47,19 @@ pub struct OpenFile {
 }
 
 impl RemoteFile {
+    /// Opens a file. The answer has its bytes, too, if they are no more than `content_max`.
     pub(super) fn open(
         shared: &Arc<Shared>,
         id: FileId,
         access: OpenAccess,
-    ) -> Result<RemoteFile, ExportError> {
+        content_max: u16,
+    ) -> Result<(RemoteFile, Option<Vec<u8>>), ExportError> {
         let deadline = shared.deadline();
-        RemoteFile::request(shared, access, deadline, |session| {
-            shared.call_on(session, Request::Open { id, access }, deadline)
-        })
+        let (file, content) = RemoteFile::request(shared, access, deadline, |session| {
+            shared.call_on(session, Request::Open { id, access, content_max }, deadline)
+        })?;
+        // Without the lock that it relies on, the program may read nothing.
+        Ok((file, content.filter(|_| !shared.has_lost_lock(id))))
     }
 
     pub(super) fn create(
@@ -68,7 +72,7 @@ impl RemoteFile {
     ) -> Result<RemoteFile, ExportError> {
         let deadline = shared.deadline();
         let request = Request::Create { parent, name: text(name)?, mode, access, exclusive };
-        let made = RemoteFile::request(shared, access, deadline, |session| {
+        let (made, _) = RemoteFile::request(shared, access, deadline, |session| {
             let answer = shared.call_on(session, request.clone(), deadline);
             // It may exist now.
             answer.map_err(|error| match error {
@@ -85,11 +89,11 @@ impl RemoteFile {
         access: OpenAccess,
         deadline: Instant,
         open: impl Fn(&Arc<Session>) -> Result<Answer, ExportError>,
-    ) -> Result<RemoteFile, ExportError> {
+    ) -> Result<(RemoteFile, Option<Vec<u8>>), ExportError> {
         loop {
             let session = shared.session(deadline)?;
-            let opened = match open(&session) {
-                Ok(Answer::Opened { opened }) => opened,
+            let (opened, content) = match open(&session) {
+                Ok(Answer::Opened { opened, content }) => (opened, content),
                 Ok(_) => return Err(ExportError::Protocol),
                 Err(ExportError::Lost) if Instant::now() < deadline => continue,
                 Err(error) => return Err(error),
@@ -104,7 +108,7 @@ impl RemoteFile {
                 len: AtomicU64::new(key.len),
                 written: AtomicU64::new(0),
             };
-            return Ok(RemoteFile { file: Arc::new(file) });
+            return Ok((RemoteFile { file: Arc::new(file) }, content.map(|content| content.0)));
         }
     }
 
@@ -205,7 +209,7 @@ impl RemoteFile {
         let file = &self.file;
         file.check(OpenAccess::WRITE)?;
         let end = offset.checked_add(data.len() as u64).ok_or(ExportError::Invalid("beyond any file"))?;
-        if data.is_empty() || data.len() > SHORT_BYTES_MAX || end <= self.len() {
+        if data.is_empty() || data.len() > CONTENT_BYTES_MAX || end <= self.len() {
             self.write_at(offset, data)?;
             return Ok(false);
         }
@@ -351,8 +355,9 @@ impl OpenFile {
         let mut opening = self.opening.lock();
         if opening.session.serial != session.serial {
             let access = self.access & !OpenAccess::TRUNCATE;
-            match self.shared.call_on(&session, Request::Open { id: self.id, access }, deadline)? {
-                Answer::Opened { opened: Opened { open, key, .. } } => {
+            let request = Request::Open { id: self.id, access, content_max: 0 };
+            match self.shared.call_on(&session, request, deadline)? {
+                Answer::Opened { opened: Opened { open, key, .. }, .. } => {
                     self.len.store(key.len, Ordering::Relaxed);
                     *opening = Opening { session, open, rkey: key.rkey };
                 }

@@ -40,8 +40,8 @@ use std::time::Duration;
 
 use crate::error::ExportError;
 use crate::proto::{
-    Answer, Attributes, DirectoryPage, FileId, FileSystem, OpenAccess, RenameMode, Request, SetAttributes,
-    Text,
+    Answer, Attributes, CONTENT_BYTES_MAX, DirectoryPage, FileId, FileSystem, OpenAccess, RenameMode,
+    Request, SetAttributes, Text,
 };
 pub use buffers::RECORD_BYTES_MAX;
 use config::text;
@@ -128,7 +128,20 @@ impl Client {
     /// # Errors
     /// `EACCES` without the right, `EISDIR` or `EOPNOTSUPP` for other files.
     pub fn open(&self, id: FileId, access: OpenAccess) -> Result<RemoteFile, ExportError> {
-        RemoteFile::open(&self.shared, id, access)
+        Ok(RemoteFile::open(&self.shared, id, access, 0)?.0)
+    }
+
+    /// Opens a regular file, and reads all of it by the same request if it is open for reading and has up to 8 KiB. The bytes are
+    /// those of [`RemoteFile::opened_attributes`]' version, or newer.
+    ///
+    /// # Errors
+    /// As for [`Client::open`].
+    pub fn open_and_read(
+        &self,
+        id: FileId,
+        access: OpenAccess,
+    ) -> Result<(RemoteFile, Option<Vec<u8>>), ExportError> {
+        RemoteFile::open(&self.shared, id, access, CONTENT_BYTES_MAX as u16)
     }
 
     /// Makes a regular file with these permission bits, and opens it. Without `exclusive` a file of that name is opened.

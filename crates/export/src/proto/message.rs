@@ -14,6 +14,8 @@ use super::types::{
 pub const MESSAGE_BYTES_MAX: usize = terrace_node::MESSAGE_BYTES_MAX;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 16;
+/// Most bytes of a file that a message carries.
+pub const CONTENT_BYTES_MAX: usize = 8 << 10;
 /// Most bytes of a name (`NAME_MAX`).
 pub const NAME_BYTES_MAX: usize = 255;
 
@@ -39,8 +41,8 @@ wire_messages! {
         5 SetAttributes { id: FileId, set: SetAttributes, },
         /// `Done` if the client may access the file so: bits of `access(2)`.
         6 CheckAccess { id: FileId, mode: u8, },
-        /// Opens a regular file: `Opened`.
-        7 Open { id: FileId, access: OpenAccess, },
+        /// Opens a regular file: `Opened`, with the file's bytes if it is open for reading and has no more than `content_max`.
+        7 Open { id: FileId, access: OpenAccess, content_max: u16, },
         /// Makes a regular file and opens it; with `exclusive` a file of that name is an error, else it is opened. `Opened`.
         8 Create { parent: FileId, name: Text, mode: u32, access: OpenAccess, exclusive: bool, },
         /// Closes an open file and revokes its key: `Done`.
@@ -106,8 +108,8 @@ wire_messages! {
         0x81 Failed { errno: u16, },
         /// Attributes.
         0x82 Attributes { attributes: Attributes, },
-        /// An open file.
-        0x83 Opened { opened: Opened, },
+        /// An open file. All of its bytes, as they were after its version was read, if they were asked for and are few.
+        0x83 Opened { opened: Opened, content: Option<Text>, },
         /// The target of a symbolic link.
         0x84 Text { text: Text, },
         /// A part of a directory.

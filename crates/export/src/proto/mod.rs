@@ -26,7 +26,9 @@ pub mod setup;
 mod types;
 
 pub use codec::{DecodeError, Reader, Text, Wire};
-pub use message::{Answer, Body, Event, HEADER_BYTES, MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Request};
+pub use message::{
+    Answer, Body, CONTENT_BYTES_MAX, Event, HEADER_BYTES, MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Request,
+};
 pub use setup::{Link, QueuePairs, SETUP_BYTES_MAX, SetupAnswer, SetupRequest};
 pub use types::{
     Attributes, ChangeSet, DirectoryEntry, DirectoryPage, FileId, FileKey, FileKind, FileSystem, LockKind,

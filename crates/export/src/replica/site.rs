@@ -174,7 +174,7 @@ impl Site {
 
     fn opened(&self, request: Request, deadline: Instant) -> Result<(Opening, Attributes), ExportError> {
         match self.call(request, deadline)? {
-            Answer::Opened { opened: Opened { open, key, attributes } } => {
+            Answer::Opened { opened: Opened { open, key, attributes }, .. } => {
                 Ok((Opening { session: self.session.clone(), open, rkey: key.rkey }, attributes))
             }
             _ => Err(ExportError::Protocol),
@@ -213,7 +213,7 @@ impl Site {
     fn read_record_bytes(&self, deadline: Instant) -> Result<Option<Vec<u8>>, ExportError> {
         let Some(found) = self.lookup(self.place.beside(SUFFIX), deadline)? else { return Ok(None) };
         let access = OpenAccess::READ | OpenAccess::UNMAPPED;
-        let (opening, attributes) = self.opened(Request::Open { id: found.id, access }, deadline)?;
+        let (opening, attributes) = self.opened(Request::Open { id: found.id, access, content_max: 0 }, deadline)?;
         let mut bytes = vec![0; attributes.len.min(2 * SLOT_BYTES as u64 + 1) as usize];
         let read = data::access(&opening, 0, Bytes::Into(&mut bytes), deadline).map_err(reason);
         // It is closed already if it was replaced.
@@ -281,7 +281,7 @@ impl Site {
     pub fn open_to_read(self, id: u64, deadline: Instant) -> Result<Option<Replica>, ExportError> {
         let Some(found) = self.lookup_file(deadline)? else { return Ok(None) };
         let (opening, attributes) = self.opened(
-            Request::Open { id: found.id, access: OpenAccess::READ | OpenAccess::UNMAPPED },
+            Request::Open { id: found.id, access: OpenAccess::READ | OpenAccess::UNMAPPED, content_max: 0 },
             deadline,
         )?;
         let (mode, len) = (attributes.mode, attributes.len);
@@ -304,7 +304,7 @@ impl Site {
         };
         let access = OpenAccess::READ | OpenAccess::WRITE | OpenAccess::UNMAPPED;
         let (opening, _) =
-            self.opened(Request::Open { id: found.id, access }, deadline()).map_err(&failed)?;
+            self.opened(Request::Open { id: found.id, access, content_max: 0 }, deadline()).map_err(&failed)?;
         self.take_lock(found.id, owner, wait_until, timeout)?;
         // Only the file that has the name now keeps others away. The holder of the lock before may have changed its length.
         let now = self.lookup_file(deadline()).map_err(&failed)?;

@@ -65,11 +65,11 @@ impl Open {
         files: &Files,
         domain: &Arc<Domain>,
         node: Arc<OwnedFd>,
-        file: OwnedFd,
+        file: &OwnedFd,
         access: OpenAccess,
         rights: Rights,
     ) -> io::Result<Open> {
-        let region = region(files, &file, access.changes())?;
+        let region = region(files, file, access.changes())?;
         if access.contains(OpenAccess::TRUNCATE) {
             if !access.contains(OpenAccess::WRITE) {
                 return Err(Errno::INVAL.into());

@@ -17,8 +17,8 @@ use super::watches::Interest;
 use crate::ends::{OpenPair, SERVED_ACCESS};
 use crate::error::{UNKNOWN_FILE, UNKNOWN_OPEN};
 use crate::proto::{
-    Answer, Attributes, FileId, FileKind, OpenAccess, Opened, RenameMode, Request, Revocation, SetAttributes,
-    Text,
+    Answer, Attributes, CONTENT_BYTES_MAX, FileId, FileKind, OpenAccess, Opened, RenameMode, Request,
+    Revocation, SetAttributes, Text,
 };
 
 /// The most open files of a connection.
@@ -97,7 +97,7 @@ impl Serving<'_> {
                 self.act(|| tree::check_access(file.as_fd(), mode))?;
                 Ok(Answer::Done {})
             }
-            Request::Open { id, access } => self.open(id, access),
+            Request::Open { id, access, content_max } => self.open(id, access, content_max),
             Request::Create { parent, name, mode, access, exclusive } => {
                 self.create(parent, &name, mode, access, exclusive)
             }
@@ -254,7 +254,7 @@ impl Serving<'_> {
         Ok(())
     }
 
-    fn open(&self, id: FileId, access: OpenAccess) -> Outcome {
+    fn open(&self, id: FileId, access: OpenAccess, content_max: u16) -> Outcome {
         if self.connection.identity.is_read_only
             && (access.changes() || access.contains(OpenAccess::TRUNCATE))
         {
@@ -263,7 +263,9 @@ impl Serving<'_> {
         let node = self.file(id)?;
         let rights = Rights::of(&tree::attributes(node.as_fd())?);
         let file = self.act(|| tree::open(node.as_fd(), access))?;
-        self.finish_open(node, file, access, rights)
+        let opened = self.finish_open(node, &file, access, rights)?;
+        let content = content(&file, &opened, access, content_max);
+        Ok(Answer::Opened { opened, content })
     }
 
     fn create(&self, parent: FileId, name: &Text, mode: u32, access: OpenAccess, exclusive: bool) -> Outcome {
@@ -281,7 +283,9 @@ impl Serving<'_> {
             return Err(Errno::OPNOTSUPP.into());
         }
         self.connection.nodes.add(attributes.id, node);
-        self.finish_open(self.file(attributes.id)?, file, access, Rights::of(&attributes))
+        let node = self.file(attributes.id)?;
+        let opened = self.finish_open(node, &file, access, Rights::of(&attributes))?;
+        Ok(Answer::Opened { opened, content: None })
     }
 
     /// Clears the set-user-ID and set-group-ID bits of a file that the client's user may write from now on: one-sided writes
@@ -291,7 +295,13 @@ impl Serving<'_> {
     }
 
     /// Makes an opened file one of the client's. `rights` are those before it was opened, or those that it was made with.
-    fn finish_open(&self, node: Arc<OwnedFd>, file: OwnedFd, access: OpenAccess, rights: Rights) -> Outcome {
+    fn finish_open(
+        &self,
+        node: Arc<OwnedFd>,
+        file: &OwnedFd,
+        access: OpenAccess,
+        rights: Rights,
+    ) -> Result<Opened, Refusal> {
         if self.connection.opens.lock().len() >= OPENS_MAX {
             return Err(Errno::MFILE.into());
         }
@@ -316,8 +326,7 @@ impl Serving<'_> {
             Some(Revocation::Permission) => return Err(Errno::ACCESS.into()),
             None => {}
         }
-        let key = open.key(&attributes);
-        Ok(Answer::Opened { opened: Opened { open: number, key, attributes } })
+        Ok(Opened { open: number, key: open.key(&attributes), attributes })
     }
 
     fn close(&self, open: u64) -> Outcome {
@@ -440,6 +449,17 @@ impl Serving<'_> {
         }
         Ok(Answer::Done {})
     }
+}
+
+/// The bytes of a file that was opened for reading, if they are few: all that it had when its attributes were read.
+fn content(file: &OwnedFd, opened: &Opened, access: OpenAccess, max: u16) -> Option<Text> {
+    let len = opened.attributes.len;
+    let is_wanted = access.contains(OpenAccess::READ) && !access.contains(OpenAccess::TRUNCATE);
+    if !is_wanted || len > u64::from(max).min(CONTENT_BYTES_MAX as u64) {
+        return None;
+    }
+    // A client that reads the file itself meets the error.
+    tree::read_start(file.as_fd(), len as usize).ok().map(Text)
 }
 
 fn no_memory(error: terrace_nic::Error) -> Refusal {

@@ -192,6 +192,21 @@ pub fn open(file: BorrowedFd<'_>, access: OpenAccess) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(by_descriptor(file), open_flags(access), Mode::empty())?)
 }
 
+/// The first `len` bytes of a file, fewer if it ends before.
+pub fn read_start(file: BorrowedFd<'_>, len: usize) -> io::Result<Vec<u8>> {
+    let (mut bytes, mut filled) = (vec![0; len], 0);
+    while filled < len {
+        match rustix::io::pread(file, &mut bytes[filled..], filled as u64) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    bytes.truncate(filled);
+    Ok(bytes)
+}
+
 /// Opens a file for reading and writing that a client has opened for writing: a region needs both. Rights are the
 /// server's; those of the client's key stay what the client has opened the file for.
 pub fn reopen(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {

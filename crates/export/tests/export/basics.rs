@@ -253,3 +253,51 @@ fn a_short_write_beyond_the_end_and_an_append_do_not_overwrite_one_another() {
         assert_eq!(bytes[offset..offset + 64], [2; 64], "at {offset}");
     }
 }
+
+#[test]
+fn a_short_file_comes_with_the_answer_to_opening_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path(), PathChoice::Local, "root = true");
+    let client = connect(server.address(), PathChoice::Local);
+    let path = directory.path().join("file");
+    let open = |access| {
+        let id = client.lookup(client.root(), "file".as_ref()).unwrap().id;
+        client.open_and_read(id, access).unwrap()
+    };
+    for len in [0, 1, 8192] {
+        std::fs::write(&path, vec![7; len]).unwrap();
+        let (file, bytes) = open(READ_WRITE);
+        assert_eq!(bytes, Some(vec![7; len]));
+        assert_eq!(file.opened_attributes().len, len as u64);
+    }
+    assert_eq!(open(OpenAccess::WRITE).1, None, "it is not open for reading");
+    std::fs::write(&path, vec![7; 8193]).unwrap();
+    assert_eq!(open(OpenAccess::READ).1, None, "it is longer");
+    assert_eq!(open(READ_WRITE | OpenAccess::TRUNCATE).1, None);
+    assert!(std::fs::read(&path).unwrap().is_empty());
+}
+
+#[test]
+fn extents_are_written_together_and_make_the_file_longer() {
+    for path in [PathChoice::Local, PathChoice::Udp] {
+        let directory = tempfile::tempdir().unwrap();
+        let server = serve(directory.path(), path, "root = true");
+        let client = connect(server.address(), path);
+        let file = client.create(client.root(), "file".as_ref(), 0o644, READ_WRITE, true).unwrap();
+        let blocks: Vec<Vec<u8>> = (0..40).map(|number| vec![number; 1000 + usize::from(number)]).collect();
+        let extents: Vec<(u64, &[u8])> = blocks
+            .iter()
+            .enumerate()
+            .rev()
+            .map(|(number, block)| (number as u64 * 3000, &block[..]))
+            .collect();
+        file.write_extents(&extents).unwrap();
+        file.write_extents(&[(1, &[]), (u64::MAX, &[])]).unwrap();
+        assert!(file.write_extents(&[(u64::MAX, &[1])]).is_err());
+        let mut expected = vec![0; 39 * 3000 + 1039];
+        for (offset, block) in &extents {
+            expected[*offset as usize..*offset as usize + block.len()].copy_from_slice(block);
+        }
+        assert_eq!(std::fs::read(directory.path().join("file")).unwrap(), expected);
+    }
+}
