@@ -195,6 +195,70 @@ class Mounts(unittest.TestCase):
             (at.directory / "file").unlink()
             place.wait_until("the removal", lambda: not (at.path / "file").exists(), 5)
 
+    def test_a_listing_under_way_shows_what_programs_here_change(self):
+        with place.mounted(options=("--cache", "60")) as at:
+            names = [f"file{number}" for number in range(300)]
+            for name in names:
+                (at.path / name).write_text("short")
+            # The kernel has a few names of a page that the mount keeps.
+            with os.scandir(at.path) as listing:
+                first = next(listing).name
+                for name in names:
+                    with open(at.path / name, "a", encoding="utf-8") as file:
+                        file.write(" and longer")
+                listed = {first, *(entry.name for entry in listing)}
+            self.assertEqual(listed, set(names))
+            for name in names:
+                self.assertEqual((at.path / name).stat().st_size, len("short and longer"))
+                self.assertEqual((at.path / name).read_text(), "short and longer")
+            with os.scandir(at.path) as listing:
+                first = next(listing).name
+                removed = {name for name in names if name != first}
+                for name in removed:
+                    (at.path / name).unlink()
+                for _ in listing:  # the rest of the page must not bring a removed name back
+                    pass
+            self.assertEqual([name for name in removed if (at.path / name).exists()], [])
+
+    def test_the_bytes_that_came_with_opening_a_file_are_not_older_than_a_write(self):
+        with place.mounted() as at, mounted_again(at) as second:
+            (second / "file").write_text("first")
+            for text, is_closed in (("other", False), ("third", True)):
+                reader = os.open(at.path / "file", os.O_RDONLY)
+                writer = os.open(at.path / "file", os.O_WRONLY)
+                os.pwrite(writer, text.encode(), 0)
+                if is_closed:
+                    os.close(writer)
+                self.assertEqual(os.pread(reader, 100, 0), text.encode())
+                if not is_closed:
+                    os.close(writer)
+                os.close(reader)
+
+    def test_a_new_directory_gets_names_from_others(self):
+        with place.mounted() as at:
+            (at.path / "new").mkdir()
+            (at.directory / "new/theirs").write_text("theirs")
+            with self.assertRaises(FileExistsError):
+                os.open(at.path / "new/theirs", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            (at.path / "newer").mkdir()
+            (at.directory / "newer/theirs").write_text("theirs")
+            with open(at.path / "newer/theirs", "a+", encoding="utf-8") as file:
+                file.seek(0)
+                self.assertEqual(file.read(), "theirs")
+            (at.path / "newest").mkdir()
+            (at.directory / "newest/theirs").write_text("theirs")
+            place.wait_until("the name", lambda: (at.path / "newest/theirs").exists(), 3)
+            (at.path / "newest/ours").write_text("ours")
+            os.rename(at.path / "newest/ours", at.path / "newest/renamed")
+            self.assertEqual((at.path / "newest/renamed").read_text(), "ours")
+            self.assertFalse((at.path / "newest/ours").exists())
+
+    def test_without_a_cache_a_new_directory_shows_others_names_at_once(self):
+        with place.mounted(options=("--cache", "0")) as at:
+            (at.path / "new").mkdir()
+            (at.directory / "new/theirs").write_text("theirs")
+            self.assertEqual((at.path / "new/theirs").read_text(), "theirs")
+
     def test_a_read_only_mount_changes_nothing(self):
         with place.mounted(options=("--read-only",)) as at, self.assertRaises(OSError) as failure:
             (at.path / "file").write_text("a")

@@ -1,14 +1,16 @@
 //! Open directories.
 //!
-//! Names are read from the server within the kernel's request, never kept for the next one: the kernel takes attributes and
-//! names from the answer that may have changed since an earlier request.
+//! The server sends more names at once than the kernel takes. The rest is kept for the kernel's next requests, for as long as the
+//! kernel may believe names and attributes (`--cache`), and until a program here makes or removes a name in the directory. An
+//! attribute of a file that a program here has changed since is asked for anew.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use fuser::{Errno, FileType, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
-use terrace_export::DirectoryEntry;
+use terrace_export::{DirectoryEntry, DirectoryPage};
 use terrace_sync::Mutex;
 
 use crate::attributes::{errno, file_type};
@@ -19,64 +21,115 @@ use crate::remote::Remote;
 /// An open directory.
 pub(crate) struct OpenDirectory<R: Remote> {
     inode: Arc<Inode<R>>,
-    /// Where the server goes on behind each entry that the kernel has got: offset n of the kernel is `cookies[n - DOTS]`.
-    /// The server's cookies may be any numbers.
-    cookies: Mutex<Vec<u64>>,
+    listing: Mutex<Listing>,
+}
+
+/// What is known of an open directory's names.
+struct Listing {
+    /// Where the server goes on behind each entry: offset n of the kernel is `cookies[n - DOTS]`. The server's cookies may be any
+    /// numbers.
+    cookies: Vec<u64>,
+    /// The last page.
+    page: Option<Arc<KeptPage>>,
+}
+
+/// A page of names.
+struct KeptPage {
+    /// The kernel's offset of its first entry.
+    offset: u64,
+    page: DirectoryPage,
+    /// When the server was asked for it.
+    since: Instant,
 }
 
 /// The entries before the names: `.` and `..`.
 const DOTS: u64 = 2;
 
-impl<R: Remote> OpenDirectory<R> {
-    /// The server's cookie for an offset of the kernel.
-    fn cookie_at(&self, offset: u64) -> Option<u64> {
-        self.cookies.lock().get(offset.saturating_sub(DOTS) as usize).copied()
+impl KeptPage {
+    /// Its entries from an offset on: none at the end of the directory. `None` if they are on another page.
+    fn entries_from(&self, offset: u64) -> Option<&[DirectoryEntry]> {
+        let at = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
+        let entries = self.page.entries.get(at..)?;
+        (!entries.is_empty() || self.page.next.is_none()).then_some(entries)
+    }
+}
+
+impl Listing {
+    fn new() -> Listing {
+        Listing { cookies: vec![0], page: None }
     }
 
-    /// Remembers where the server goes on behind the entry that ends at `offset`.
-    fn remember(&self, offset: u64, cookie: u64) {
-        let mut cookies = self.cookies.lock();
-        cookies.truncate((offset - DOTS) as usize);
-        cookies.push(cookie);
+    /// The server's cookie for an offset of the kernel.
+    fn cookie_at(&self, offset: u64) -> Option<u64> {
+        self.cookies.get(usize::try_from(offset.checked_sub(DOTS)?).ok()?).copied()
+    }
+
+    /// Keeps a page, and remembers where the server goes on behind each of its entries.
+    fn keep(&mut self, page: &Arc<KeptPage>) {
+        self.cookies.truncate((page.offset - DOTS + 1) as usize);
+        self.cookies.extend(page.page.entries.iter().map(|entry| entry.cookie));
+        self.page = Some(page.clone());
     }
 }
 
 impl<R: Remote> Mount<R> {
     /// Opens a directory.
     pub(crate) fn open_directory(&self, ino: u64) -> Result<u64, Errno> {
-        let directory = OpenDirectory { inode: self.inode(ino)?, cookies: Mutex::new(vec![0]) };
+        let directory = OpenDirectory { inode: self.inode(ino)?, listing: Mutex::new(Listing::new()) };
         Ok(self.directories.add(Arc::new(directory)))
     }
 
-    /// Adds entries from an offset on, until `add` says that there is no room: `add(name, offset of the next, entry)`, where
-    /// the entry is `None` for `.` and `..`.
+    /// A page with the entries from an offset on: the last one, or a new one. `None` if the kernel has not got that offset.
+    fn page_at(&self, directory: &OpenDirectory<R>, offset: u64) -> Result<Option<Arc<KeptPage>>, Errno> {
+        let (cookie, kept) = {
+            let listing = directory.listing.lock();
+            (listing.cookie_at(offset), listing.page.clone())
+        };
+        let is_current = |kept: &Arc<KeptPage>| {
+            kept.since.elapsed() < self.ttl && !directory.inode.has_changed_since(kept.since)
+        };
+        if let Some(kept) = kept.filter(|kept| kept.entries_from(offset).is_some() && is_current(kept)) {
+            return Ok(Some(kept));
+        }
+        let Some(cookie) = cookie else { return Ok(None) };
+        let since = Instant::now();
+        let page =
+            self.remote.read_directory(directory.inode.id, cookie, true).map_err(|error| errno(&error))?;
+        let page = Arc::new(KeptPage { offset, page, since });
+        directory.listing.lock().keep(&page);
+        Ok(Some(page))
+    }
+
+    /// Adds entries from an offset on, until `add` says that there is no room: `add(directory, name, offset of the next, entry)`,
+    /// where the entry comes with the time at which the server was asked for it, and is `None` for `.` and `..`.
     fn add_entries(
         &self,
         handle: u64,
         offset: u64,
-        mut add: impl FnMut(&OpenDirectory<R>, &OsStr, u64, Option<&DirectoryEntry>) -> bool,
+        mut add: impl FnMut(&OpenDirectory<R>, &OsStr, u64, Option<(&DirectoryEntry, Instant)>) -> bool,
     ) -> Result<(), Errno> {
         let directory = self.directories.get(handle).ok_or(Errno::EBADF)?;
+        if offset == 0 {
+            // A program that begins anew wants to see what has changed.
+            directory.listing.lock().page = None;
+        }
         for (at, dot) in [".", ".."].iter().enumerate().skip(offset.min(DOTS) as usize) {
             if add(&directory, OsStr::new(dot), at as u64 + 1, None) {
                 return Ok(());
             }
         }
         let mut offset = offset.max(DOTS);
-        let mut next = directory.cookie_at(offset);
-        while let Some(cookie) = next {
-            let page = self
-                .remote
-                .read_directory(directory.inode.id, cookie, true)
-                .map_err(|error| errno(&error))?;
-            for entry in &page.entries {
+        while let Some(page) = self.page_at(&directory, offset)? {
+            let entries = page.entries_from(offset).unwrap_or_default();
+            for entry in entries {
                 offset += 1;
-                directory.remember(offset, entry.cookie);
-                if add(&directory, OsStr::from_bytes(&entry.name.0), offset, Some(entry)) {
+                if add(&directory, OsStr::from_bytes(&entry.name.0), offset, Some((entry, page.since))) {
                     return Ok(());
                 }
             }
-            next = page.next.filter(|_| !page.entries.is_empty());
+            if entries.is_empty() || page.page.next.is_none() {
+                return Ok(());
+            }
         }
         Ok(())
     }
@@ -91,7 +144,7 @@ impl<R: Remote> Mount<R> {
         self.add_entries(handle, offset, |directory, name, next, entry| {
             let (ino, kind) = match entry {
                 None => (directory.inode.ino, FileType::Directory),
-                Some(entry) => (self.number_of(entry), kind_of(entry)),
+                Some((entry, _)) => (self.number_of(entry), kind_of(entry)),
             };
             reply.add(INodeNo(ino), next, kind, name)
         })
@@ -110,15 +163,17 @@ impl<R: Remote> Mount<R> {
         reply: &mut ReplyDirectoryPlus,
     ) -> Result<(), Errno> {
         let directory = self.directories.get(handle).ok_or(Errno::EBADF)?;
-        let own = self.attributes(directory.inode.ino)?;
-        self.add_entries(handle, offset, |_, name, next, entry| {
-            let Some(entry) = entry else {
-                return reply.add(own.ino, next, name, &self.ttl, &own, Generation(0));
+        let own = if offset < DOTS { Some(self.attributes(directory.inode.ino)?) } else { None };
+        self.add_entries(handle, offset, |_, name, next, listed| {
+            let Some((entry, since)) = listed else {
+                return own.is_some_and(|own| reply.add(own.ino, next, name, &self.ttl, &own, Generation(0)));
             };
-            let Some(found) = entry.attributes.as_ref().and_then(|of| self.entry(of).ok()) else {
+            let Some(found) = entry.attributes.as_ref().and_then(|of| self.entry(of, since).ok()) else {
                 return false;
             };
-            let is_full = reply.add(found.attr.ino, next, name, &self.ttl, &found.attr, found.generation);
+            // The kernel counts from now on.
+            let ttl = self.ttl.saturating_sub(since.elapsed());
+            let is_full = reply.add(found.attr.ino, next, name, &ttl, &found.attr, found.generation);
             if is_full {
                 self.inodes.forget(found.attr.ino.0, 1);
             }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use fuser::{Errno, FopenFlags, OpenAccMode, OpenFlags};
 use rustix::fs::OFlags;
 use terrace_export::{Attributes, OpenAccess, SetAttributes, SetTime};
+use terrace_sync::Mutex;
 
 use crate::attributes::errno;
 use crate::inodes::Inode;
@@ -31,6 +32,17 @@ pub(crate) struct OpenFile<R: Remote> {
     since: Instant,
     /// The server announces changes of the file.
     is_watched: AtomicBool,
+    /// What the first read finds.
+    content: Mutex<Option<Content>>,
+}
+
+/// All bytes of a short file, which came with the answer to opening it.
+struct Content {
+    bytes: Vec<u8>,
+    /// [`Inode::changes`]: with another count they are old.
+    changes: u64,
+    /// When the file was opened.
+    since: Instant,
 }
 
 struct FileSink<F>(Arc<F>);
@@ -58,7 +70,12 @@ pub(crate) fn access_of(flags: OpenFlags) -> OpenAccess {
 }
 
 impl<R: Remote> OpenFile<R> {
-    fn new(inode: &Arc<Inode<R>>, remote: R::File, access: OpenAccess) -> Arc<OpenFile<R>> {
+    fn new(
+        inode: &Arc<Inode<R>>,
+        remote: R::File,
+        access: OpenAccess,
+        content: Option<Content>,
+    ) -> Arc<OpenFile<R>> {
         let remote = Arc::new(remote);
         let file = Arc::new(OpenFile {
             inode: inode.clone(),
@@ -69,9 +86,19 @@ impl<R: Remote> OpenFile<R> {
             cursor: inode.dirty.cursor(),
             since: Instant::now(),
             is_watched: AtomicBool::new(false),
+            content: Mutex::new(content),
         });
         inode.add_open(&file);
         file
+    }
+
+    /// The bytes of a range from the file's beginning on, if they came with the answer to opening it: once, for the program that
+    /// reads the file at once.
+    fn take_content(&self, range: &Range<u64>, ttl: Duration) -> Option<Vec<u8>> {
+        let Content { mut bytes, changes, since } = self.content.lock().take()?;
+        let is_current = range.start == 0 && changes == self.inode.changes() && since.elapsed() < ttl;
+        bytes.truncate(usize::try_from(range.end).unwrap_or(usize::MAX));
+        is_current.then_some(bytes)
     }
 
     /// Whether write-behind has failed since the file reported it last.
@@ -89,18 +116,23 @@ impl<R: Remote> Mount<R> {
             inode.dirty.write_all();
             inode.note_change();
         }
-        let remote = self.remote.open(inode.id, access).map_err(|error| errno(&error))?;
+        let (changes, since) = (inode.changes(), Instant::now());
+        let (remote, bytes) = self.remote.open(inode.id, access).map_err(|error| errno(&error))?;
         if access.contains(OpenAccess::TRUNCATE) {
             // What was read ahead meanwhile is from before or after.
             inode.note_change();
         }
         let attributes = remote.opened_attributes();
-        let file = OpenFile::new(&inode, remote, access);
         let is_same = inode.cached_version.swap(attributes.version, Ordering::Relaxed) == attributes.version;
         if !is_same {
             inode.note_change();
             inode.cached_version.store(attributes.version, Ordering::Relaxed);
         }
+        // Bytes that were dirty may have reached the server after it had read the file.
+        let bytes = bytes.filter(|_| !inode.is_behind() && !inode.dirty.was_written_since(since));
+        let changes = changes + u64::from(!is_same);
+        let content = bytes.map(|bytes| Content { bytes, changes, since });
+        let file = OpenFile::new(&inode, remote, access, content);
         inode.len.store(attributes.len, Ordering::Relaxed);
         let keep = if is_same { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
         Ok((self.files.add(file), keep))
@@ -108,7 +140,7 @@ impl<R: Remote> Mount<R> {
 
     /// Adds an open file that has just been made.
     pub(crate) fn add_created(&self, inode: &Arc<Inode<R>>, remote: R::File, access: OpenAccess) -> u64 {
-        self.files.add(OpenFile::new(inode, remote, access))
+        self.files.add(OpenFile::new(inode, remote, access, None))
     }
 
     pub(crate) fn file(&self, handle: u64) -> Result<Arc<OpenFile<R>>, Errno> {
@@ -125,6 +157,9 @@ impl<R: Remote> Mount<R> {
                 file.inode.dirty.write_all();
             }
             Found::Clean => {}
+        }
+        if let Some(bytes) = file.take_content(&range, self.ttl) {
+            return Ok(bytes);
         }
         self.read_ahead(&file, &range);
         let mut bytes = vec![0; len as usize];
@@ -179,8 +214,9 @@ impl<R: Remote> Mount<R> {
             return Ok(None);
         }
         let now = SetAttributes { modified: Some(SetTime::Now), ..SetAttributes::default() };
-        let stamped = self.remote.set_attributes(inode.id, &now).map_err(|error| errno(&error))?;
-        Ok(Some(stamped))
+        let stamped = self.remote.set_attributes(inode.id, &now).map_err(|error| errno(&error));
+        inode.note_attributes();
+        stamped.map(Some)
     }
 
     /// A descriptor of the file is closed: all bytes are on the server afterwards, or an error is reported.
@@ -216,6 +252,8 @@ impl<R: Remote> Mount<R> {
         for file in self.files.all() {
             if file.since.elapsed() >= WATCH_AGE && !file.is_watched.swap(true, Ordering::Relaxed) {
                 let _ = self.remote.watch(file.inode.id);
+                // A program that has not read the file by now may never do so.
+                *file.content.lock() = None;
             }
         }
     }

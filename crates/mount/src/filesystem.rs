@@ -79,8 +79,8 @@ impl<R: Remote> Filesystem for Requests<R> {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let wanted = [
             InitFlags::FUSE_ATOMIC_O_TRUNC,
+            // Without FUSE_READDIRPLUS_AUTO: the server sends attributes with all names.
             InitFlags::FUSE_DO_READDIRPLUS,
-            InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_CACHE_SYMLINKS,
             InitFlags::FUSE_ASYNC_DIO,

@@ -4,8 +4,10 @@
 //! unless another file has it here: one that was deleted while it was open, or one of another device.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use fuser::Errno;
 use terrace_export::FileId;
@@ -13,6 +15,7 @@ use terrace_sync::Mutex;
 
 use crate::files::OpenFile;
 use crate::locks::FileLocks;
+use crate::new_directory::NewDirectory;
 use crate::remote::Remote;
 use crate::write_behind::{Budget, DirtyFile};
 
@@ -37,6 +40,10 @@ pub(crate) struct Inode<R: Remote> {
     pub(crate) len: AtomicU64,
     pub(crate) locks: FileLocks,
     opens: Mutex<Vec<Weak<OpenFile<R>>>>,
+    /// When this mount last changed attributes, or names in the directory.
+    changed: Mutex<Option<Instant>>,
+    /// The names in a directory that this mount has just made.
+    names: Mutex<Option<NewDirectory>>,
 }
 
 impl<R: Remote> Inode<R> {
@@ -49,6 +56,53 @@ impl<R: Remote> Inode<R> {
     pub(crate) fn note_change(&self) {
         self.changes.fetch_add(1, Ordering::Release);
         self.cached_version.store(0, Ordering::Relaxed);
+        self.note_attributes();
+    }
+
+    /// This mount has changed attributes, or names in the directory.
+    pub(crate) fn note_attributes(&self) {
+        *self.changed.lock() = Some(Instant::now());
+    }
+
+    /// Whether programs here have done something since a time that the server's attributes, or names, may lack that were asked for
+    /// at that time.
+    pub(crate) fn has_changed_since(&self, since: Instant) -> bool {
+        // In this order: the bytes that are dirty now may be written when the time is compared.
+        self.is_behind()
+            || self.dirty.was_written_since(since)
+            || self.changed.lock().is_some_and(|at| at >= since)
+    }
+
+    /// Whether the server's attributes are not those that a program here has to see.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.dirty.is_unstamped() || !self.dirty.is_clean()
+    }
+
+    /// The directory is one that this mount has made since this time.
+    pub(crate) fn begin_names(&self, since: Instant) {
+        *self.names.lock() = Some(NewDirectory::new(since));
+    }
+
+    /// A request may make this name in the directory.
+    pub(crate) fn add_name(&self, name: &OsStr) {
+        let mut names = self.names.lock();
+        if names.as_mut().is_some_and(|names| !names.add(name)) {
+            *names = None;
+        }
+    }
+
+    /// Nothing is known of the names in the directory any more.
+    pub(crate) fn forget_names(&self) {
+        *self.names.lock() = None;
+    }
+
+    /// Whether the directory had no such name at a time that is not longer ago than `ttl`.
+    pub(crate) fn is_absent(&self, name: &OsStr, ttl: Duration) -> bool {
+        let mut names = self.names.lock();
+        if names.as_ref().is_some_and(|names| names.is_older_than(ttl)) {
+            *names = None;
+        }
+        names.as_ref().is_some_and(|names| names.is_absent(name))
     }
 
     /// Remembers an open file.
@@ -172,6 +226,8 @@ impl<R: Remote> State<R> {
                 len: AtomicU64::new(0),
                 locks: FileLocks::default(),
                 opens: Mutex::default(),
+                changed: Mutex::default(),
+                names: Mutex::default(),
             }),
             lookups: 0,
         })

@@ -13,6 +13,7 @@
 //! | `filesystem` | the kernel's requests |
 //! | `mount` | the tables of a mount; invalidation |
 //! | `names`, `directories`, `files` | what requests do |
+//! | `new_directory` | names that a directory cannot have yet |
 //! | `inodes`, `handles` | numbers for files, and for open files |
 //! | `write_behind`, `readahead`, `workers` | bytes on their way, and the threads that carry them |
 //! | `locks` | locks of files, and the programs that wait for them |
@@ -36,6 +37,7 @@ mod inodes;
 mod locks;
 mod mount;
 mod names;
+mod new_directory;
 mod readahead;
 mod remote;
 mod repeat;

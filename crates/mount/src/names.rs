@@ -1,8 +1,10 @@
 //! Names and attributes.
 
 use std::ffi::OsStr;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use fuser::{Errno, FileAttr, Generation, OpenFlags, RenameFlags};
 use rustix::fs::{FileType, OFlags};
@@ -14,6 +16,9 @@ use crate::inodes::Inode;
 use crate::mount::Mount;
 use crate::remote::{Remote, RemoteOpen};
 use crate::repeat;
+
+/// The permission bit with which the owner of a directory finds names in it.
+const SEARCH_BY_OWNER: u32 = 0o100;
 
 /// The user of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,35 +33,61 @@ pub(crate) struct Entry {
     pub(crate) generation: Generation,
 }
 
+/// A directory in which a request makes or removes a name. When this is dropped, what was read of the directory before is old.
+struct ChangingDirectory<R: Remote>(Arc<Inode<R>>);
+
+impl<R: Remote> Deref for ChangingDirectory<R> {
+    type Target = Inode<R>;
+
+    fn deref(&self) -> &Inode<R> {
+        &self.0
+    }
+}
+
+impl<R: Remote> Drop for ChangingDirectory<R> {
+    fn drop(&mut self) {
+        self.0.note_attributes();
+    }
+}
+
 impl<R: Remote> Mount<R> {
     /// The inode of a number that the kernel holds.
     pub(crate) fn inode(&self, ino: u64) -> Result<Arc<Inode<R>>, Errno> {
         self.inodes.get(ino).ok_or(Errno::ESTALE)
     }
 
-    fn id(&self, ino: u64) -> Result<FileId, Errno> {
-        Ok(self.inode(ino)?.id)
+    /// The directory of a request that makes or removes a name.
+    fn changing(&self, ino: u64) -> Result<ChangingDirectory<R>, Errno> {
+        Ok(ChangingDirectory(self.inode(ino)?))
+    }
+
+    /// The directory of a request that makes this name.
+    fn making(&self, ino: u64, name: &OsStr) -> Result<ChangingDirectory<R>, Errno> {
+        let directory = self.changing(ino)?;
+        directory.add_name(name);
+        Ok(directory)
     }
 
     /// The file of a name.
     pub(crate) fn lookup(&self, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
-        let attributes = self.remote.lookup(self.id(parent)?, name).map_err(|error| errno(&error))?;
-        self.entry(&attributes)
+        let directory = self.inode(parent)?;
+        if directory.is_absent(name, self.ttl) {
+            return Err(Errno::ENOENT);
+        }
+        let since = Instant::now();
+        let attributes = self.remote.lookup(directory.id, name).map_err(|error| errno(&error))?;
+        self.entry(&attributes, since)
     }
 
-    /// An answer that names the file. The kernel takes the length from it, so dirty bytes are written first.
-    pub(crate) fn entry(&self, attributes: &Attributes) -> Result<Entry, Errno> {
+    /// An answer that names the file whose attributes the server was asked for at a time `since`. The kernel takes the length from
+    /// it, so what programs here have written meanwhile, or before, has to show.
+    pub(crate) fn entry(&self, attributes: &Attributes, since: Instant) -> Result<Entry, Errno> {
         let fresh = match self.inodes.find(attributes.id) {
-            Some(inode) if self.is_behind(&inode) => self.attributes_of(&inode)?,
+            Some(inode) if inode.has_changed_since(since) => self.attributes_of(&inode)?,
             _ => *attributes,
         };
         let inode = self.inodes.look_up(fresh.id);
         Ok(Entry { attr: file_attr(inode.ino, &fresh), generation: Generation(fresh.id.generation) })
-    }
-
-    /// Whether the server's attributes are not those that a program here has to see.
-    fn is_behind(&self, inode: &Inode<R>) -> bool {
-        inode.dirty.is_unstamped() || !inode.dirty.is_clean()
     }
 
     /// The attributes of a file.
@@ -66,7 +97,7 @@ impl<R: Remote> Mount<R> {
     }
 
     fn attributes_of(&self, inode: &Inode<R>) -> Result<Attributes, Errno> {
-        if self.is_behind(inode)
+        if inode.is_behind()
             && let Ok(Some(attributes)) = self.settle(inode)
         {
             return Ok(attributes);
@@ -105,9 +136,12 @@ impl<R: Remote> Mount<R> {
     }
 
     fn set_rest(&self, inode: &Inode<R>, set: &SetAttributes) -> Result<FileAttr, Errno> {
+        // Who may search a directory may change.
+        inode.forget_names();
         let result = self.remote.set_attributes(inode.id, set).map_err(|error| errno(&error));
-        if set.len.is_some() {
-            inode.note_change();
+        match set.len {
+            Some(_) => inode.note_change(),
+            None => inode.note_attributes(),
         }
         Ok(file_attr(inode.ino, &result?))
     }
@@ -139,9 +173,10 @@ impl<R: Remote> Mount<R> {
         name: &OsStr,
         result: Result<Option<Attributes>, terrace_export::ExportError>,
     ) -> Result<Entry, Errno> {
+        let since = Instant::now();
         match result.map_err(|error| errno(&error))? {
-            Some(attributes) => self.entry(&self.give_to(caller, parent, &attributes)?),
-            None => self.entry(&self.remote.lookup(parent, name).map_err(|error| errno(&error))?),
+            Some(attributes) => self.entry(&self.give_to(caller, parent, &attributes)?, since),
+            None => self.entry(&self.remote.lookup(parent, name).map_err(|error| errno(&error))?, since),
         }
     }
 
@@ -153,9 +188,15 @@ impl<R: Remote> Mount<R> {
         name: &OsStr,
         mode: u32,
     ) -> Result<Entry, Errno> {
-        let parent = self.id(parent)?;
-        let result = repeat::once(Errno::EEXIST, || self.remote.make_directory(parent, name, mode & 0o7777));
-        self.made(caller, parent, name, result)
+        let (parent, since) = (self.making(parent, name)?, Instant::now());
+        let make = || self.remote.make_directory(parent.id, name, mode & 0o7777);
+        let result = repeat::once(Errno::EEXIST, make);
+        let is_searchable = matches!(&result, Ok(Some(made)) if made.mode & SEARCH_BY_OWNER != 0);
+        let entry = self.made(caller, parent.id, name, result)?;
+        if is_searchable && let Some(inode) = self.inodes.get(entry.attr.ino.0) {
+            inode.begin_names(since);
+        }
+        Ok(entry)
     }
 
     /// Makes a symbolic link.
@@ -166,9 +207,9 @@ impl<R: Remote> Mount<R> {
         name: &OsStr,
         target: &OsStr,
     ) -> Result<Entry, Errno> {
-        let parent = self.id(parent)?;
-        let result = repeat::once(Errno::EEXIST, || self.remote.symlink(parent, name, target));
-        self.made(caller, parent, name, result)
+        let parent = self.making(parent, name)?;
+        let result = repeat::once(Errno::EEXIST, || self.remote.symlink(parent.id, name, target));
+        self.made(caller, parent.id, name, result)
     }
 
     /// Makes a FIFO or an empty regular file. Exports have no sockets and no devices.
@@ -179,11 +220,11 @@ impl<R: Remote> Mount<R> {
         name: &OsStr,
         mode: u32,
     ) -> Result<Entry, Errno> {
-        let id = self.id(parent)?;
         match FileType::from_raw_mode(mode) {
             FileType::Fifo => {
-                let result = repeat::once(Errno::EEXIST, || self.remote.make_fifo(id, name, mode & 0o7777));
-                self.made(caller, id, name, result)
+                let parent = self.making(parent, name)?;
+                let make = || self.remote.make_fifo(parent.id, name, mode & 0o7777);
+                self.made(caller, parent.id, name, repeat::once(Errno::EEXIST, make))
             }
             FileType::RegularFile => {
                 let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
@@ -211,12 +252,12 @@ impl<R: Remote> Mount<R> {
         mode: u32,
         flags: OpenFlags,
     ) -> Result<(Entry, u64), Errno> {
-        let parent = self.id(parent)?;
+        let (parent, since) = (self.making(parent, name)?, Instant::now());
         let access = access_of(flags);
         let is_exclusive = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::EXCL);
         let make = || {
             let is_exclusive = is_exclusive || self.serves_others;
-            self.remote.create(parent, name, mode & 0o7777, access, is_exclusive)
+            self.remote.create(parent.id, name, mode & 0o7777, access, is_exclusive)
         };
         let found = if is_exclusive { Errno::EEXIST } else { Errno::ESTALE };
         let remote = match repeat::once(Errno::EEXIST, make) {
@@ -226,7 +267,8 @@ impl<R: Remote> Mount<R> {
             Err(error) if errno(&error).code() == Errno::EEXIST.code() => return Err(found),
             Err(error) => return Err(errno(&error)),
         };
-        let entry = self.entry(&self.give_to(caller, parent, &remote.opened_attributes())?)?;
+        let given = self.give_to(caller, parent.id, &remote.opened_attributes())?;
+        let entry = self.entry(&given, since)?;
         let inode = self.inode(entry.attr.ino.0)?;
         Ok((entry, self.add_created(&inode, remote, access)))
     }
@@ -234,33 +276,38 @@ impl<R: Remote> Mount<R> {
     /// Makes a further name.
     pub(crate) fn link(&self, ino: u64, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
         let inode = self.inode(ino)?;
-        let parent = self.id(parent)?;
-        let result = repeat::once(Errno::EEXIST, || self.remote.link(inode.id, parent, name));
+        let (parent, since) = (self.making(parent, name)?, Instant::now());
+        let result = repeat::once(Errno::EEXIST, || self.remote.link(inode.id, parent.id, name));
+        inode.note_attributes();
         match result.map_err(|error| errno(&error))? {
-            Some(attributes) => self.entry(&attributes),
+            Some(attributes) => self.entry(&attributes, since),
             None => {
-                let attributes = self.remote.lookup(parent, name).map_err(|error| errno(&error))?;
+                let attributes = self.remote.lookup(parent.id, name).map_err(|error| errno(&error))?;
                 if attributes.id != inode.id {
                     return Err(Errno::EEXIST);
                 }
-                self.entry(&attributes)
+                self.entry(&attributes, since)
             }
         }
     }
 
     /// Removes a name of a file.
     pub(crate) fn unlink(&self, parent: u64, name: &OsStr) -> Result<(), Errno> {
-        let parent = self.id(parent)?;
-        let known = self.remote.known_file(parent, name);
-        let result = repeat::removal(known, |only| self.remote.unlink(parent, name, only), is_gone);
+        let parent = self.changing(parent)?;
+        let known = self.remote.known_file(parent.id, name);
+        let result = repeat::removal(known, |only| self.remote.unlink(parent.id, name, only), is_gone);
+        if let Some(inode) = known.and_then(|file| self.inodes.find(file)) {
+            inode.note_attributes();
+        }
         result.map_err(|error| errno(&error))
     }
 
     /// Removes a directory.
     pub(crate) fn remove_directory(&self, parent: u64, name: &OsStr) -> Result<(), Errno> {
-        let parent = self.id(parent)?;
-        let known = self.remote.known_file(parent, name);
-        let result = repeat::removal(known, |only| self.remote.remove_directory(parent, name, only), is_gone);
+        let parent = self.changing(parent)?;
+        let known = self.remote.known_file(parent.id, name);
+        let remove = |only| self.remote.remove_directory(parent.id, name, only);
+        let result = repeat::removal(known, remove, is_gone);
         result.map_err(|error| errno(&error))
     }
 
@@ -273,7 +320,7 @@ impl<R: Remote> Mount<R> {
         new_name: &OsStr,
         flags: RenameFlags,
     ) -> Result<(), Errno> {
-        let (parent, new_parent) = (self.id(parent)?, self.id(new_parent)?);
+        let (from, to) = (self.changing(parent)?, self.making(new_parent, new_name)?);
         let mode = match flags {
             flags if flags.is_empty() => RenameMode::Replace,
             RenameFlags::RENAME_NOREPLACE => RenameMode::NoReplace,
@@ -282,11 +329,11 @@ impl<R: Remote> Mount<R> {
         };
         let known = match mode {
             RenameMode::Exchange => None,
-            _ => self.remote.known_file(parent, name),
+            _ => self.remote.known_file(from.id, name),
         };
-        let rename = |only| self.remote.rename((parent, name), (new_parent, new_name), mode, only);
+        let rename = |only| self.remote.rename((from.id, name), (to.id, new_name), mode, only);
         let has_new_name =
-            |file, _| self.remote.lookup(new_parent, new_name).is_ok_and(|attributes| attributes.id == file);
+            |file, _| self.remote.lookup(to.id, new_name).is_ok_and(|attributes| attributes.id == file);
         repeat::removal(known, rename, has_new_name).map_err(|error| errno(&error))
     }
 }

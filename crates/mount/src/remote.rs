@@ -23,8 +23,8 @@ pub trait Remote: Send + Sync + 'static {
     fn set_attributes(&self, id: FileId, set: &SetAttributes) -> Result<Attributes, ExportError>;
     /// See [`Client::check_access`].
     fn check_access(&self, id: FileId, mode: u8) -> Result<(), ExportError>;
-    /// See [`Client::open`].
-    fn open(&self, id: FileId, access: OpenAccess) -> Result<Self::File, ExportError>;
+    /// See [`Client::open_and_read`].
+    fn open(&self, id: FileId, access: OpenAccess) -> Result<(Self::File, Option<Vec<u8>>), ExportError>;
     /// See [`Client::create`].
     fn create(
         &self,
@@ -115,8 +115,8 @@ impl Remote for Client {
         Client::check_access(self, id, mode)
     }
 
-    fn open(&self, id: FileId, access: OpenAccess) -> Result<RemoteFile, ExportError> {
-        Client::open(self, id, access)
+    fn open(&self, id: FileId, access: OpenAccess) -> Result<(RemoteFile, Option<Vec<u8>>), ExportError> {
+        Client::open_and_read(self, id, access)
     }
 
     fn create(

@@ -120,6 +120,8 @@ struct State {
     sink: Option<Arc<dyn Sink>>,
     /// When the oldest of the extents was made.
     since: Option<Instant>,
+    /// When extents were last written to the server.
+    written: Option<Instant>,
     errors: Errors,
 }
 
@@ -192,6 +194,11 @@ impl DirtyFile {
         state.extents.is_empty() && state.in_flight.is_empty()
     }
 
+    /// Whether bytes have been written to the server since a time.
+    pub(crate) fn was_written_since(&self, since: Instant) -> bool {
+        self.state.lock().written.is_some_and(|at| at >= since)
+    }
+
     /// Whether there were writes whose time the server has not noted.
     pub(crate) fn is_unstamped(&self) -> bool {
         let state = self.state.lock();
@@ -246,6 +253,7 @@ impl DirtyFile {
         let extents: Vec<_> = taken.iter().map(|(offset, bytes)| (*offset, &bytes[..])).collect();
         let result = sink.write(&extents);
         let mut state = self.state.lock();
+        state.written = Some(Instant::now());
         state.in_flight.retain(|(other, _)| !extents.iter().any(|(offset, _)| *offset == other.start));
         match result {
             Ok(is_time_noted) if is_time_noted && is_last => state.stamped = state.stamped.max(writes),

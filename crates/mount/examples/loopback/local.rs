@@ -150,9 +150,9 @@ impl Remote for Local {
         rustix::fs::access(self.path(id)?, mode).map_err(os)
     }
 
-    fn open(&self, id: FileId, access: OpenAccess) -> Result<LocalFile, ExportError> {
+    fn open(&self, id: FileId, access: OpenAccess) -> Result<(LocalFile, Option<Vec<u8>>), ExportError> {
         let file = options(access).custom_flags(0o400000).open(self.path(id)?).map_err(os)?;
-        LocalFile::new(file)
+        Ok((LocalFile::new(file)?, None))
     }
 
     fn create(
