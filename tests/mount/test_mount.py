@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import fcntl
+import mmap
 import os
 import pathlib
 import shutil
@@ -233,6 +235,34 @@ class Mounts(unittest.TestCase):
                 if not is_closed:
                     os.close(writer)
                 os.close(reader)
+
+    def test_the_bytes_that_came_with_opening_a_file_are_not_older_than_a_lock(self):
+        with place.mounted(options=("--cache", "60")) as at, mounted_again(at) as second:
+            (second / "file").write_text("first")
+            reader = os.open(at.path / "file", os.O_RDONLY)
+            with open(second / "file", "r+", encoding="utf-8") as writer:
+                fcntl.flock(writer, fcntl.LOCK_EX)
+                writer.write("other")
+            fcntl.flock(reader, fcntl.LOCK_SH)
+            self.assertEqual(os.pread(reader, 100, 0), b"other")
+            # A lock that is lost must show, so each read under a lock is the server's.
+            again = os.open(at.path / "file", os.O_RDONLY)
+            with open(at.directory / "file", "r+", encoding="utf-8") as writer:
+                writer.write("third")
+            self.assertEqual(os.pread(again, 100, 0), b"third")
+            os.close(again)
+            os.close(reader)
+
+    def test_a_file_that_is_opened_with_o_direct_is_read_from_the_server(self):
+        with place.mounted(options=("--cache", "60")) as at:
+            (at.directory / "file").write_text("first")
+            reader = os.open(at.path / "file", os.O_RDONLY | os.O_DIRECT)
+            with open(at.directory / "file", "r+", encoding="utf-8") as writer:
+                writer.write("other")
+            with mmap.mmap(-1, mmap.PAGESIZE) as into:
+                self.assertEqual(os.preadv(reader, [into], 0), len("other"))
+                self.assertEqual(into[:5], b"other")
+            os.close(reader)
 
     def test_a_new_directory_gets_names_from_others(self):
         with place.mounted() as at:

@@ -93,10 +93,11 @@ impl<R: Remote> OpenFile<R> {
     }
 
     /// The bytes of a range from the file's beginning on, if they came with the answer to opening it: once, for the program that
-    /// reads the file at once.
+    /// reads the file at once. The server is asked for a file that is locked here: the lock may be lost.
     fn take_content(&self, range: &Range<u64>, ttl: Duration) -> Option<Vec<u8>> {
         let Content { mut bytes, changes, since } = self.content.lock().take()?;
-        let is_current = range.start == 0 && changes == self.inode.changes() && since.elapsed() < ttl;
+        let is_unchanged = changes == self.inode.changes() && !self.inode.locks.is_any_held();
+        let is_current = range.start == 0 && is_unchanged && since.elapsed() < ttl;
         bytes.truncate(usize::try_from(range.end).unwrap_or(usize::MAX));
         is_current.then_some(bytes)
     }
@@ -128,8 +129,10 @@ impl<R: Remote> Mount<R> {
             inode.note_change();
             inode.cached_version.store(attributes.version, Ordering::Relaxed);
         }
+        let is_direct = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::DIRECT);
         // Bytes that were dirty may have reached the server after it had read the file.
-        let bytes = bytes.filter(|_| !inode.is_behind() && !inode.dirty.was_written_since(since));
+        let bytes =
+            bytes.filter(|_| !is_direct && !inode.is_behind() && !inode.dirty.was_written_since(since));
         let changes = changes + u64::from(!is_same);
         let content = bytes.map(|bytes| Content { bytes, changes, since });
         let file = OpenFile::new(&inode, remote, access, content);

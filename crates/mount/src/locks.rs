@@ -87,6 +87,11 @@ impl FileLocks {
         result
     }
 
+    /// Whether a program of this mount holds a lock, which the server may have lost.
+    pub(crate) fn is_any_held(&self) -> bool {
+        !self.state.lock().held.is_empty()
+    }
+
     /// Whether an owner holds a lock.
     pub(crate) fn is_held_by(&self, owner: u64) -> bool {
         self.state.lock().held.iter().any(|held| held.owner == owner)
@@ -178,14 +183,19 @@ struct Waiter<R: Remote> {
     reply: ReplyEmpty,
 }
 
-/// Locks or unlocks a part of an open file.
+/// Locks or unlocks a part of an open file. With a lock, what was read of the file before is old: the holder of the lock before may
+/// have written it.
 ///
 /// # Errors
 /// As for [`FileLocks::set`].
 pub(crate) fn set_lock<R: Remote>(file: &OpenFile<R>, request: &LockRequest) -> Result<(), Errno> {
     file.inode.locks.set(request, |kind| {
         file.remote.lock(file.inode.ino, kind, Duration::ZERO).map_err(|error| errno(&error))
-    })
+    })?;
+    if request.kind != LockKind::Unlock {
+        file.inode.note_change();
+    }
+    Ok(())
 }
 
 impl<R: Remote> LockWaiters<R> {
@@ -294,8 +304,9 @@ mod tests {
         assert_eq!(set(&locks, &request(2, 0..u64::MAX, Unlock)), (Ok(()), vec![Shared]));
         assert_eq!(set(&locks, &request(1, 3..5, Unlock)), (Ok(()), vec![]));
         assert_eq!(locks.state.lock().held.len(), 2);
-        assert!(locks.is_held_by(1) && !locks.is_held_by(2));
+        assert!(locks.is_any_held() && locks.is_held_by(1) && !locks.is_held_by(2));
         assert_eq!(set(&locks, &request(1, 0..10, Unlock)), (Ok(()), vec![Unlock]));
+        assert!(!locks.is_any_held());
     }
 
     #[test]
