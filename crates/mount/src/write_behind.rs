@@ -251,7 +251,7 @@ impl DirtyFile {
         let writes = state.writes;
         drop(state);
         let extents: Vec<_> = taken.iter().map(|(offset, bytes)| (*offset, &bytes[..])).collect();
-        let result = sink.write(&extents);
+        let result = write_extents(&*sink, &extents);
         let mut state = self.state.lock();
         state.written = Some(Instant::now());
         state.in_flight.retain(|(other, _)| !extents.iter().any(|(offset, _)| *offset == other.start));
@@ -441,6 +441,23 @@ impl State {
     }
 }
 
+/// Writes extents together. If that fails, writes each alone, so that an extent that the server refuses takes no other along.
+///
+/// # Errors
+/// Of the first one that cannot be written.
+fn write_extents(sink: &dyn Sink, extents: &[(u64, &[u8])]) -> Result<bool, Errno> {
+    let together = sink.write(extents);
+    if together.is_ok() || extents.len() == 1 {
+        return together;
+    }
+    let mut all = Ok(false);
+    for extent in extents {
+        let alone = sink.write(&[*extent]);
+        all = all.and(alone.map(|_| false));
+    }
+    all
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Weak;
@@ -453,6 +470,10 @@ mod tests {
     struct Memory {
         bytes: Mutex<Vec<u8>>,
         error: Mutex<Option<Errno>>,
+        /// An offset at which nothing can be written.
+        bad: Mutex<Option<u64>>,
+        /// Extents are only written alone.
+        refuses_many: Mutex<bool>,
         /// The number of extents of each call.
         batches: Mutex<Vec<usize>>,
     }
@@ -461,6 +482,10 @@ mod tests {
         fn write(&self, extents: &[(u64, &[u8])]) -> Result<bool, Errno> {
             if let Some(errno) = *self.error.lock() {
                 return Err(errno);
+            }
+            let is_bad = extents.iter().any(|(offset, _)| *self.bad.lock() == Some(*offset));
+            if is_bad || (*self.refuses_many.lock() && extents.len() > 1) {
+                return Err(Errno::ENOSPC);
             }
             let mut file = self.bytes.lock();
             for &(offset, bytes) in extents {
@@ -509,6 +534,35 @@ mod tests {
         assert_eq!(*memory.batches.lock(), [EXTENTS_MAX, 3, 2, 1]);
         assert!(file.is_clean());
         assert_eq!(file.budget.dirty.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn an_extent_that_cannot_be_written_takes_no_other_along() {
+        let (file, memory, sink) = dirty_file(EXTENT_BYTES);
+        let cursor = file.cursor();
+        *memory.bad.lock() = Some(1000);
+        for at in 0..4 {
+            file.write(&sink, at * 1000, &[7; 10]);
+        }
+        file.write_all();
+        assert!(file.is_clean());
+        let bytes = memory.bytes.lock();
+        let written: Vec<u8> = (0..4).map(|at| bytes[at * 1000 + 9]).collect();
+        assert_eq!(written, [7, 0, 7, 7]);
+        assert_eq!(file.report(&cursor).map_err(|errno| errno.code()), Err(Errno::ENOSPC.code()));
+        assert!(file.report(&cursor).is_ok());
+    }
+
+    #[test]
+    fn extents_that_can_be_written_alone_are_no_error() {
+        let (file, memory, sink) = dirty_file(EXTENT_BYTES);
+        let cursor = file.cursor();
+        *memory.refuses_many.lock() = true;
+        file.write(&sink, 0, &[7; 10]);
+        file.write(&sink, 1000, &[7; 10]);
+        file.write_all();
+        assert_eq!(memory.bytes.lock().len(), 1010);
+        assert!(file.report(&cursor).is_ok());
     }
 
     #[test]
