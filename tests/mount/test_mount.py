@@ -222,6 +222,27 @@ class Mounts(unittest.TestCase):
                     pass
             self.assertEqual([name for name in removed if (at.path / name).exists()], [])
 
+    def test_a_listing_under_way_shows_links_that_change_elsewhere(self):
+        with place.mounted(options=("--cache", "60")) as at:
+            (at.path / "listed").mkdir()
+            (at.path / "other").mkdir()
+            names = [f"file{number}" for number in range(300)]
+            for name in names:
+                (at.path / "listed" / name).write_text("short")
+            for links, change in (
+                (2, lambda name: os.link(at.path / "listed" / name, at.path / "other" / name)),
+                (1, lambda name: ((at.path / "other/new").write_text("new"),
+                                  os.rename(at.path / "other/new", at.path / "other" / name))),
+            ):
+                with os.scandir(at.path / "listed") as listing:
+                    next(listing)
+                    for name in names:
+                        change(name)
+                    for _ in listing:  # the rest of the page must not bring a number of links back
+                        pass
+                counts = {os.stat(at.path / "listed" / name).st_nlink for name in names}
+                self.assertEqual(counts, {links})
+
     def test_the_bytes_that_came_with_opening_a_file_are_not_older_than_a_write(self):
         with place.mounted() as at, mounted_again(at) as second:
             (second / "file").write_text("first")

@@ -131,8 +131,8 @@ impl<R: Remote> Mount<R> {
         }
         let is_direct = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::DIRECT);
         // Bytes that were dirty may have reached the server after it had read the file.
-        let bytes =
-            bytes.filter(|_| !is_direct && !inode.is_behind() && !inode.dirty.was_written_since(since));
+        let may_be_old = inode.is_behind() || inode.dirty.last_written().is_some_and(|at| at >= since);
+        let bytes = bytes.filter(|_| !is_direct && !may_be_old);
         let changes = changes + u64::from(!is_same);
         let content = bytes.map(|bytes| Content { bytes, changes, since });
         let file = OpenFile::new(&inode, remote, access, content);

@@ -40,7 +40,8 @@ pub(crate) struct Inode<R: Remote> {
     pub(crate) len: AtomicU64,
     pub(crate) locks: FileLocks,
     opens: Mutex<Vec<Weak<OpenFile<R>>>>,
-    /// When this mount last changed attributes, or names in the directory.
+    /// When this mount last changed attributes, or names in the directory; at first the last change of any file that the kernel
+    /// has forgotten, which may be this one.
     changed: Mutex<Option<Instant>>,
     /// The names in a directory that this mount has just made.
     names: Mutex<Option<NewDirectory>>,
@@ -68,9 +69,12 @@ impl<R: Remote> Inode<R> {
     /// at that time.
     pub(crate) fn has_changed_since(&self, since: Instant) -> bool {
         // In this order: the bytes that are dirty now may be written when the time is compared.
-        self.is_behind()
-            || self.dirty.was_written_since(since)
-            || self.changed.lock().is_some_and(|at| at >= since)
+        self.is_behind() || self.last_change().is_some_and(|at| at >= since)
+    }
+
+    /// When this mount last changed the file or directory on the server.
+    fn last_change(&self) -> Option<Instant> {
+        self.dirty.last_written().max(*self.changed.lock())
     }
 
     /// Whether the server's attributes are not those that a program here has to see.
@@ -137,6 +141,8 @@ struct State<R: Remote> {
     last_other: u64,
     /// An error of write-behind that no open file of a forgotten inode has reported.
     unreported: Option<Errno>,
+    /// The last change of any forgotten inode.
+    forgotten_change: Option<Instant>,
 }
 
 struct Entry<R: Remote> {
@@ -153,6 +159,7 @@ impl<R: Remote> InodeTable<R> {
             by_id: HashMap::new(),
             last_other: OTHER_NUMBERS,
             unreported: None,
+            forgotten_change: None,
         };
         let table = InodeTable { state: Mutex::new(state), budget };
         table.state.lock().insert(ROOT, root, &table.budget);
@@ -194,6 +201,7 @@ impl<R: Remote> InodeTable<R> {
         if let Some(entry) = state.by_number.remove(&ino) {
             state.by_id.remove(&entry.inode.id);
             state.unreported = state.unreported.or(entry.inode.dirty.unreported_error());
+            state.forgotten_change = state.forgotten_change.max(entry.inode.last_change());
         }
     }
 
@@ -215,6 +223,7 @@ impl<R: Remote> State<R> {
     }
 
     fn insert(&mut self, ino: u64, id: FileId, budget: &Arc<Budget>) -> &mut Entry<R> {
+        let changed = self.forgotten_change;
         self.by_id.insert(id, ino);
         self.by_number.entry(ino).or_insert_with(|| Entry {
             inode: Arc::new(Inode {
@@ -226,10 +235,34 @@ impl<R: Remote> State<R> {
                 len: AtomicU64::new(0),
                 locks: FileLocks::default(),
                 opens: Mutex::default(),
-                changed: Mutex::default(),
+                changed: Mutex::new(changed),
                 names: Mutex::default(),
             }),
             lookups: 0,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use terrace_export::Client;
+
+    use super::*;
+    use crate::write_behind::EXTENT_BYTES;
+
+    fn id(ino: u64) -> FileId {
+        FileId { device: 1, ino, generation: 0 }
+    }
+
+    #[test]
+    fn a_change_of_a_file_shows_after_the_kernel_has_forgotten_it() {
+        let table = InodeTable::<Client>::new(id(1), Budget::new(EXTENT_BYTES));
+        let since = Instant::now();
+        let file = table.look_up(id(2));
+        assert!(!file.has_changed_since(since));
+        file.note_attributes();
+        table.forget(file.ino, 1);
+        assert!(table.look_up(id(2)).has_changed_since(since));
+        assert!(!table.look_up(id(2)).has_changed_since(Instant::now()));
     }
 }

@@ -82,12 +82,25 @@ impl<R: Remote> Mount<R> {
     /// An answer that names the file whose attributes the server was asked for at a time `since`. The kernel takes the length from
     /// it, so what programs here have written meanwhile, or before, has to show.
     pub(crate) fn entry(&self, attributes: &Attributes, since: Instant) -> Result<Entry, Errno> {
-        let fresh = match self.inodes.find(attributes.id) {
-            Some(inode) if inode.has_changed_since(since) => self.attributes_of(&inode)?,
-            _ => *attributes,
-        };
-        let inode = self.inodes.look_up(fresh.id);
-        Ok(Entry { attr: file_attr(inode.ino, &fresh), generation: Generation(fresh.id.generation) })
+        let inode = self.inodes.look_up(attributes.id);
+        let fresh = if inode.has_changed_since(since) { self.attributes_of(&inode) } else { Ok(*attributes) };
+        match fresh {
+            Ok(fresh) => {
+                Ok(Entry { attr: file_attr(inode.ino, &fresh), generation: Generation(fresh.id.generation) })
+            }
+            Err(errno) => {
+                // No answer names the inode.
+                self.inodes.forget(inode.ino, 1);
+                Err(errno)
+            }
+        }
+    }
+
+    /// A request has changed attributes of a file other than the one that the kernel names: its names, for one.
+    fn note_attributes_of(&self, file: Option<FileId>) {
+        if let Some(inode) = file.and_then(|file| self.inodes.find(file)) {
+            inode.note_attributes();
+        }
     }
 
     /// The attributes of a file.
@@ -278,17 +291,15 @@ impl<R: Remote> Mount<R> {
         let inode = self.inode(ino)?;
         let (parent, since) = (self.making(parent, name)?, Instant::now());
         let result = repeat::once(Errno::EEXIST, || self.remote.link(inode.id, parent.id, name));
+        let found = result.and_then(|made| made.map_or_else(|| self.remote.lookup(parent.id, name), Ok));
+        let entry = match found.map_err(|error| errno(&error)) {
+            Ok(attributes) if attributes.id != inode.id => Err(Errno::EEXIST),
+            Ok(attributes) => self.entry(&attributes, since),
+            Err(errno) => Err(errno),
+        };
+        // After the answer, which has the attributes as the link has changed them.
         inode.note_attributes();
-        match result.map_err(|error| errno(&error))? {
-            Some(attributes) => self.entry(&attributes, since),
-            None => {
-                let attributes = self.remote.lookup(parent.id, name).map_err(|error| errno(&error))?;
-                if attributes.id != inode.id {
-                    return Err(Errno::EEXIST);
-                }
-                self.entry(&attributes, since)
-            }
-        }
+        entry
     }
 
     /// Removes a name of a file.
@@ -296,9 +307,7 @@ impl<R: Remote> Mount<R> {
         let parent = self.changing(parent)?;
         let known = self.remote.known_file(parent.id, name);
         let result = repeat::removal(known, |only| self.remote.unlink(parent.id, name, only), is_gone);
-        if let Some(inode) = known.and_then(|file| self.inodes.find(file)) {
-            inode.note_attributes();
-        }
+        self.note_attributes_of(known);
         result.map_err(|error| errno(&error))
     }
 
@@ -327,14 +336,16 @@ impl<R: Remote> Mount<R> {
             RenameFlags::RENAME_EXCHANGE => RenameMode::Exchange,
             _ => return Err(Errno::EINVAL),
         };
-        let known = match mode {
-            RenameMode::Exchange => None,
-            _ => self.remote.known_file(from.id, name),
-        };
+        let moved = self.remote.known_file(from.id, name);
+        let replaced = self.remote.known_file(to.id, new_name);
+        let known = moved.filter(|_| mode != RenameMode::Exchange);
         let rename = |only| self.remote.rename((from.id, name), (to.id, new_name), mode, only);
         let has_new_name =
             |file, _| self.remote.lookup(to.id, new_name).is_ok_and(|attributes| attributes.id == file);
-        repeat::removal(known, rename, has_new_name).map_err(|error| errno(&error))
+        let result = repeat::removal(known, rename, has_new_name);
+        self.note_attributes_of(moved);
+        self.note_attributes_of(replaced);
+        result.map_err(|error| errno(&error))
     }
 }
 

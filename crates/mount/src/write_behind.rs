@@ -194,9 +194,9 @@ impl DirtyFile {
         state.extents.is_empty() && state.in_flight.is_empty()
     }
 
-    /// Whether bytes have been written to the server since a time.
-    pub(crate) fn was_written_since(&self, since: Instant) -> bool {
-        self.state.lock().written.is_some_and(|at| at >= since)
+    /// When bytes were last written to the server.
+    pub(crate) fn last_written(&self) -> Option<Instant> {
+        self.state.lock().written
     }
 
     /// Whether there were writes whose time the server has not noted.
