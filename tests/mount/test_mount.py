@@ -304,6 +304,12 @@ class Mounts(unittest.TestCase):
             self.assertEqual((at.path / "newest/renamed").read_text(), "ours")
             self.assertFalse((at.path / "newest/ours").exists())
 
+    def test_a_new_directory_gets_names_from_others_within_a_second_with_any_cache(self):
+        with place.mounted(options=("--cache", "60")) as at:
+            (at.path / "new").mkdir()
+            (at.directory / "new/theirs").write_text("theirs")
+            place.wait_until("the name", lambda: (at.path / "new/theirs").exists(), 3)
+
     def test_without_a_cache_a_new_directory_shows_others_names_at_once(self):
         with place.mounted(options=("--cache", "0")) as at:
             (at.path / "new").mkdir()

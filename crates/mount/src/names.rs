@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fuser::{Errno, FileAttr, Generation, OpenFlags, RenameFlags};
 use rustix::fs::{FileType, OFlags};
@@ -17,6 +17,9 @@ use crate::mount::Mount;
 use crate::remote::{Remote, RemoteOpen};
 use crate::repeat;
 
+/// For no longer than this, a directory that was made here is believed to lack others' names: the kernel keeps no name that is
+/// absent, so no other limit than `--cache` would hold.
+const NEW_DIRECTORY_AGE_MAX: Duration = Duration::from_secs(1);
 /// The permission bit with which the owner of a directory finds names in it.
 const SEARCH_BY_OWNER: u32 = 0o100;
 
@@ -71,7 +74,7 @@ impl<R: Remote> Mount<R> {
     /// The file of a name.
     pub(crate) fn lookup(&self, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
         let directory = self.inode(parent)?;
-        if directory.is_absent(name, self.ttl) {
+        if directory.is_absent(name, self.ttl.min(NEW_DIRECTORY_AGE_MAX)) {
             return Err(Errno::ENOENT);
         }
         let since = Instant::now();
