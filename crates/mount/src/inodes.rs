@@ -251,12 +251,12 @@ mod tests {
     use crate::write_behind::EXTENT_BYTES;
 
     fn id(ino: u64) -> FileId {
-        FileId { device: 1, ino, generation: 0 }
+        FileId { dev: 1, ino, generation: 0 }
     }
 
     #[test]
     fn a_change_of_a_file_shows_after_the_kernel_has_forgotten_it() {
-        let table = InodeTable::<Client>::new(id(1), Budget::new(EXTENT_BYTES));
+        let table = InodeTable::<Client>::new(id(1), Budget::new(EXTENT_BYTES).into());
         let since = Instant::now();
         let file = table.look_up(id(2));
         assert!(!file.has_changed_since(since));

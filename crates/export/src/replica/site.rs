@@ -213,7 +213,8 @@ impl Site {
     fn read_record_bytes(&self, deadline: Instant) -> Result<Option<Vec<u8>>, ExportError> {
         let Some(found) = self.lookup(self.place.beside(SUFFIX), deadline)? else { return Ok(None) };
         let access = OpenAccess::READ | OpenAccess::UNMAPPED;
-        let (opening, attributes) = self.opened(Request::Open { id: found.id, access, content_max: 0 }, deadline)?;
+        let (opening, attributes) =
+            self.opened(Request::Open { id: found.id, access, content_max: 0 }, deadline)?;
         let mut bytes = vec![0; attributes.len.min(2 * SLOT_BYTES as u64 + 1) as usize];
         let read = data::access(&opening, 0, Bytes::Into(&mut bytes), deadline).map_err(reason);
         // It is closed already if it was replaced.
@@ -229,7 +230,8 @@ impl Site {
         match self.lookup(self.place.beside(SUFFIX), deadline)? {
             Some(found) if found.len == 2 * SLOT_BYTES as u64 => {
                 let access = OpenAccess::WRITE | OpenAccess::UNMAPPED;
-                let (opening, _) = self.opened(Request::Open { id: found.id, access }, deadline)?;
+                let (opening, _) =
+                    self.opened(Request::Open { id: found.id, access, content_max: 0 }, deadline)?;
                 self.write_slots(record, opening.open, found.id, deadline)
             }
             _ => self.create_record(record, deadline),
@@ -303,8 +305,9 @@ impl Site {
             };
         };
         let access = OpenAccess::READ | OpenAccess::WRITE | OpenAccess::UNMAPPED;
-        let (opening, _) =
-            self.opened(Request::Open { id: found.id, access, content_max: 0 }, deadline()).map_err(&failed)?;
+        let (opening, _) = self
+            .opened(Request::Open { id: found.id, access, content_max: 0 }, deadline())
+            .map_err(&failed)?;
         self.take_lock(found.id, owner, wait_until, timeout)?;
         // Only the file that has the name now keeps others away. The holder of the lock before may have changed its length.
         let now = self.lookup_file(deadline()).map_err(&failed)?;
