@@ -53,7 +53,9 @@ fn a_node_that_is_started_again_gets_copies_and_the_other_one_may_end_then() {
         nodes[place] = Some(restart(addresses[place], NODE_BYTES));
         // Stores, and pages that leave and come, meanwhile.
         let mut version = 10 * (round as u64 + 1);
+        let started = Instant::now();
         while !has_all_copies(&client) {
+            assert!(started.elapsed() < PATIENCE, "waited in vain for copies: {:?}", client.nodes());
             let page = rng.random_range(0..PAGES);
             version += 1;
             if rng.random_range(0..4) == 0 {
@@ -63,7 +65,8 @@ fn a_node_that_is_started_again_gets_copies_and_the_other_one_may_end_then() {
             versions[page as usize] = version;
         }
         let state = &client.nodes()[place];
-        assert_eq!((state.pages, state.losses), (PAGES, round as u64 / 2 + 1));
+        // A loaded machine may lose a node once more.
+        assert!(state.pages == PAGES && state.losses > round as u64 / 2, "{state:?}");
         assert_eq!(state.rejoins, state.losses);
         assert!(state.copied_pages > 0, "{state:?}");
         check(&client, |page| versions[page as usize]);
@@ -102,6 +105,22 @@ fn a_node_that_has_less_room_than_before_gets_what_fits() {
         client.load(page, &mut bytes).expect("loaded");
         assert!(bytes == content(page, 2), "{page}");
     }
+}
+
+#[test]
+fn a_node_that_refuses_the_client_says_why() {
+    let mut nodes = [0; 2].map(|_| Some(node_over(PathChoice::Udp, NODE_BYTES, |_| ())));
+    let (client, addresses) = mirror(&nodes);
+    drop(nodes[1].take());
+    wait_until("the loss is found", || client.nodes()[1].lost.is_some());
+    // A space has at most 64 times as many pages as its node.
+    nodes[1] = Some(restart(addresses[1], 16 * PAGE_BYTES as u64));
+    let says = |what: &str| client.nodes()[1].lost.as_ref().is_some_and(|lost| lost.contains(what));
+    wait_until("the reason is shown", || says("a space has 1 to 1024 pages"));
+    drop(nodes[1].take());
+    wait_until("the reason is gone", || !says("a space has"));
+    nodes[1] = Some(restart(addresses[1], NODE_BYTES));
+    wait_until("the node is used", || client.nodes()[1].lost.is_none());
 }
 
 #[test]

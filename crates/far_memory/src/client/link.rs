@@ -5,7 +5,7 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
-use terrace_nic::{Device, rc};
+use terrace_nic::{Device, Error, rc};
 
 use super::baseline::Baseline;
 use super::chains::Chains;
@@ -19,8 +19,8 @@ use crate::tcp;
 
 /// How long a node may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the TCP connection is looked at while a reply is late.
-const LOOK_INTERVAL: Duration = Duration::from_millis(2);
+/// How often the TCP connection is checked while a reply is late.
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A connected node.
 pub(super) struct Link {
@@ -28,7 +28,7 @@ pub(super) struct Link {
     stream: TcpStream,
     /// What has come of the node's next line.
     line: Vec<u8>,
-    looked_at: Instant,
+    checked_at: Instant,
     pub transport: Box<dyn Transport>,
     pub budget_pages: u64,
     /// Which entries of the table have a page.
@@ -38,6 +38,8 @@ pub(super) struct Link {
     pub pool: PoolState,
     /// Why the node is lost.
     pub lost: Option<String>,
+    /// Why it cannot be used again although it answers.
+    refusal: Option<String>,
     pub counts: LinkCounts,
 }
 
@@ -51,7 +53,7 @@ pub(super) struct LinkCounts {
 }
 
 impl Link {
-    /// Connects to a node.
+    /// Connects to a node. The link has no map of pages yet.
     pub fn connect(address: SocketAddr, asked: &Asked<'_>) -> Result<Link, ConnectError> {
         let scheme = scheme_of(address)?;
         let mut transport: Box<dyn Transport> = match scheme {
@@ -63,13 +65,14 @@ impl Link {
                 address,
                 stream,
                 line,
-                looked_at: Instant::now(),
+                checked_at: Instant::now(),
                 transport,
                 budget_pages,
-                mapped: vec![0; asked.entries.div_ceil(64) as usize],
+                mapped: Vec::new(),
                 mapped_pages: 0,
                 pool: PoolState::default(),
                 lost: None,
+                refusal: None,
                 counts: LinkCounts::default(),
             }),
             Err(error) => {
@@ -77,6 +80,39 @@ impl Link {
                 Err(error)
             }
         }
+    }
+
+    /// Allocates the map of pages.
+    ///
+    /// # Errors
+    /// `Nic` with ENOMEM.
+    pub fn allocate_map(&mut self, entries: u64) -> Result<(), ConnectError> {
+        let words = entries.div_ceil(64) as usize;
+        self.mapped.try_reserve_exact(words).map_err(|_| Error::NoMemory("a map of pages"))?;
+        self.mapped.resize(words, 0);
+        Ok(())
+    }
+
+    /// Takes the map and the counts of a lost link, in whose place this one is. All pages there are gone.
+    pub fn replace(&mut self, lost: &mut Link) {
+        self.mapped = std::mem::take(&mut lost.mapped);
+        self.mapped.fill(0);
+        self.counts = lost.counts;
+        self.counts.rejoins += 1;
+    }
+
+    /// Notes why the lost node cannot be used again, and warns if the reason is another one than before.
+    pub fn note_refusal(&mut self, reason: Option<String>) {
+        if let Some(reason) = reason.as_ref().filter(|reason| Some(*reason) != self.refusal.as_ref()) {
+            tracing::warn!(node = %self.address, reason, "a lost memory node cannot be used again");
+        }
+        self.refusal = reason;
+    }
+
+    /// Why the node is lost, and cannot be used again.
+    pub fn loss(&self) -> Option<String> {
+        let (lost, refusal) = (self.lost.as_ref()?, self.refusal.as_ref());
+        Some(refusal.map_or_else(|| lost.clone(), |refusal| format!("{lost}; now {refusal}")))
     }
 
     /// Whether the node has a page for this entry.
@@ -113,10 +149,10 @@ impl Link {
         if late > timeout {
             return Some(format!("it has not answered for {} ms", late.as_millis()));
         }
-        if late < LOOK_INTERVAL || now.saturating_duration_since(self.looked_at) < LOOK_INTERVAL {
+        if late < CHECK_INTERVAL || now.saturating_duration_since(self.checked_at) < CHECK_INTERVAL {
             return None;
         }
-        self.looked_at = now;
+        self.checked_at = now;
         self.ended()
     }
 
@@ -222,7 +258,7 @@ fn ask(
             Ok(Some(answer)) => {
                 return serde_json::from_slice(&answer).map_err(|_| ConnectError::Protocol(address));
             }
-            Ok(None) if started.elapsed() < ANSWER_TIMEOUT => std::thread::sleep(LOOK_INTERVAL),
+            Ok(None) if started.elapsed() < ANSWER_TIMEOUT => std::thread::sleep(CHECK_INTERVAL),
             Ok(None) => return Err(unreachable(ErrorKind::TimedOut.into())),
             Err(error) => return Err(unreachable(error)),
         }

@@ -59,7 +59,7 @@ use link::Link;
 use operations::{Kind, Operation, Operations, Sink, Waiter};
 use page_buffer::{BUFFER_ACCESS, new_buffer};
 use refill::{COPIES, Refill};
-use rejoin::{RejoinThread, Rejoining};
+use rejoin::{RejoinThreads, Rejoining};
 use report::Report;
 use space::Space;
 use transport::Asked;
@@ -150,7 +150,7 @@ pub struct Client {
     shared: Arc<PageBuffer>,
     free: Mutex<Vec<usize>>,
     /// Uses lost nodes again, if there are two copies of each page.
-    rejoin: Option<RejoinThread>,
+    rejoin: Option<RejoinThreads>,
 }
 
 impl Client {
@@ -179,7 +179,11 @@ impl Client {
         let completions = config.nodes.len() as u32 * 4 * 4 * depth;
         let cq = device.create_cq(CqInit { depth: completions, channel: None, cookie: 0 })?;
         let asked = Asked { device, pd: &pd, cq: &cq, name: &config.name, entries: space.entries(), depth };
-        let links = config.nodes.iter().map(|node| Link::connect(*node, &asked));
+        let links = config.nodes.iter().map(|node| {
+            let mut link = Link::connect(*node, &asked)?;
+            link.allocate_map(space.entries())?;
+            Ok(link)
+        });
         let links = links.collect::<Result<Vec<_>, ConnectError>>()?;
         let mut operations =
             Operations::new(space, links, config.timeout, config.depth.max(1) as usize * config.nodes.len());
@@ -189,7 +193,7 @@ impl Client {
         let operations = Arc::new(Mutex::new(operations));
         device.attach(Arc::new(Report::new(&operations)));
         let rejoin = (config.copies > 1).then(|| {
-            RejoinThread::start(Rejoining {
+            RejoinThreads::start(Rejoining {
                 device: device.clone(),
                 pd: pd.clone(),
                 cq: cq.clone(),

@@ -400,7 +400,7 @@ impl Operations {
     }
 
     /// Gives nodes up whose processes have ended, although no reply is late.
-    pub fn look_for_ends(&mut self, now: Instant) {
+    pub fn find_ended_nodes(&mut self, now: Instant) {
         for node in 0..self.links.len() {
             if self.links[node].lost.is_none()
                 && let Some(reason) = self.links[node].ended()

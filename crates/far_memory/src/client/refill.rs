@@ -105,8 +105,7 @@ impl Refill {
 impl Operations {
     /// Uses a node again, in whose place this link is. It has no page yet.
     pub fn rejoin(&mut self, node: usize, mut link: Link) {
-        link.counts = self.links[node].counts;
-        link.counts.rejoins += 1;
+        link.replace(&mut self.links[node]);
         let missing_pages = self.wanted_pages[node];
         tracing::warn!(node = %link.address, missing_pages, "a memory node is used again, and pages are copied to it");
         self.links[node] = link;

@@ -1,5 +1,5 @@
-//! The thread that uses lost nodes again, of a client that has two copies of each page. It looks for nodes that have ended,
-//! tries lost ones, and has pages copied to those that have joined.
+//! The threads that use lost nodes again, of a client that has two copies of each page. One finds nodes that have ended, and
+//! tries lost ones. The other one has pages copied to those that have joined: it does not wait for a node that is tried.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use terrace_nic::{Cq, Device, Pd};
 use terrace_sync::Mutex;
 
+use super::connect_error::ConnectError;
 use super::link::Link;
 use super::operations::Operations;
 use super::refill::COPY_INTERVAL;
 use super::transport::Asked;
 
-/// How often nodes are looked at while there is nothing to copy.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+/// How often connections are checked, and whether there is something to copy.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// The time from the loss of a node to the first attempt, and between attempts.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// The most that it grows to for a node that is lost again and again: such a node costs operations in flight the client's
@@ -24,7 +25,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(300);
 /// A node that was used for so long since it has joined is as good as any other.
 const STEADY: Duration = Duration::from_secs(60);
 
-/// What the thread needs of its client.
+/// What the threads need of their client.
 pub(super) struct Rejoining {
     pub device: Arc<Device>,
     pub pd: Arc<Pd>,
@@ -35,39 +36,50 @@ pub(super) struct Rejoining {
     pub operations: Arc<Mutex<Operations>>,
 }
 
-/// The running thread. It ends soon after this is dropped: at the end of an attempt to connect, which is bounded.
-pub(super) struct RejoinThread {
+/// The running threads. They end soon after this is dropped: at the end of an attempt to connect, which is bounded.
+pub(super) struct RejoinThreads {
     stop: Arc<AtomicBool>,
-    thread: Thread,
+    threads: [Thread; 2],
 }
 
-impl RejoinThread {
-    pub fn start(rejoining: Rejoining) -> std::io::Result<RejoinThread> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let builder = std::thread::Builder::new().name("terrace-rejoin".into());
-        let handle = builder.spawn(move || rejoining.run(&stopped))?;
-        Ok(RejoinThread { stop, thread: handle.thread().clone() })
+impl RejoinThreads {
+    pub fn start(rejoining: Rejoining) -> std::io::Result<RejoinThreads> {
+        let (rejoining, stop) = (Arc::new(rejoining), Arc::new(AtomicBool::new(false)));
+        let start = |name: &str, run: fn(&Rejoining, &AtomicBool)| {
+            let (rejoining, stopped) = (rejoining.clone(), stop.clone());
+            let builder = std::thread::Builder::new().name(name.into());
+            Ok(builder.spawn(move || run(&rejoining, &stopped))?.thread().clone())
+        };
+        let rejoin = start("terrace-rejoin", Rejoining::rejoin)?;
+        let refill = start("terrace-refill", Rejoining::refill).inspect_err(|_: &std::io::Error| {
+            stop.store(true, Ordering::Release);
+            rejoin.unpark();
+        })?;
+        Ok(RejoinThreads { stop, threads: [rejoin, refill] })
     }
 }
 
-impl Drop for RejoinThread {
+impl Drop for RejoinThreads {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        self.thread.unpark();
+        self.threads.iter().for_each(Thread::unpark);
     }
 }
 
 impl Rejoining {
-    fn run(&self, stopped: &AtomicBool) {
+    fn rejoin(&self, stopped: &AtomicBool) {
         let count = self.operations.lock().links.len();
         let mut attempts = vec![Attempts::default(); count];
         while !stopped.load(Ordering::Acquire) {
+            self.check_nodes(&mut attempts, stopped);
+            std::thread::park_timeout(CHECK_INTERVAL);
+        }
+    }
+
+    fn refill(&self, stopped: &AtomicBool) {
+        while !stopped.load(Ordering::Acquire) {
             let goes_on = self.advance(stopped);
-            if !goes_on {
-                self.look(&mut attempts, stopped);
-            }
-            std::thread::park_timeout(if goes_on { COPY_INTERVAL } else { LOOK_INTERVAL });
+            std::thread::park_timeout(if goes_on { COPY_INTERVAL } else { CHECK_INTERVAL });
         }
     }
 
@@ -85,15 +97,15 @@ impl Rejoining {
         goes_on
     }
 
-    /// Looks for nodes that have ended, and tries a lost one whose time has come.
-    fn look(&self, attempts: &mut [Attempts], stopped: &AtomicBool) {
+    /// Finds nodes that have ended, and tries lost ones whose time has come.
+    fn check_nodes(&self, attempts: &mut [Attempts], stopped: &AtomicBool) {
         let now = Instant::now();
         let due = {
             let mut operations = self.operations.lock();
             if stopped.load(Ordering::Acquire) {
                 return;
             }
-            operations.look_for_ends(now);
+            operations.find_ended_nodes(now);
             let lost = operations.links.iter().zip(attempts.iter_mut()).enumerate();
             let due = lost.filter_map(|(node, (link, attempts))| {
                 let is_due = attempts.is_due(link.lost.is_some(), now);
@@ -115,6 +127,10 @@ impl Rejoining {
                 }
                 Err(error) => {
                     tracing::debug!(node = %address, %error, "a lost memory node cannot be used");
+                    // That a node is not there needs no further word.
+                    let is_absent = matches!(error, ConnectError::Unreachable(..));
+                    let refusal = (!is_absent).then(|| error.to_string());
+                    self.operations.lock().links[node].note_refusal(refusal);
                     attempts[node].note_failed(Instant::now());
                 }
             }

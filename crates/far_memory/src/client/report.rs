@@ -21,7 +21,7 @@ pub struct NodeState {
     pub pages: u64,
     /// Pages that are stored and should have a copy there, and have none.
     pub missing_pages: u64,
-    /// Why it was given up, if so.
+    /// Why it was given up, if so, and why it cannot be used again although it answers.
     pub lost: Option<String>,
     /// How often it was lost.
     pub losses: u64,
@@ -38,7 +38,7 @@ pub(super) fn states(operations: &Operations) -> Vec<NodeState> {
         address: link.address,
         pages: link.mapped_pages,
         missing_pages: wanted_pages.saturating_sub(link.mapped_pages),
-        lost: link.lost.clone(),
+        lost: link.loss(),
         losses: link.counts.losses,
         rejoins: link.counts.rejoins,
         copied_pages: link.counts.copied_pages,
