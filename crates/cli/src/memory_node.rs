@@ -88,7 +88,7 @@ pub enum MemoryNodeError {
 impl MemoryNodeError {
     /// Whether the command line is wrong.
     pub fn is_usage(&self) -> bool {
-        matches!(self, MemoryNodeError::Node(NodeError::Size))
+        matches!(self, MemoryNodeError::Node(NodeError::Size | NodeError::NoSlab(..)))
     }
 }
 
