@@ -265,8 +265,10 @@ class Mounts(unittest.TestCase):
                 fcntl.flock(writer, fcntl.LOCK_EX)
                 writer.write("other")
             fcntl.flock(reader, fcntl.LOCK_SH)
+            fcntl.flock(reader, fcntl.LOCK_UN)
             self.assertEqual(os.pread(reader, 100, 0), b"other")
             # A lock that is lost must show, so each read under a lock is the server's.
+            fcntl.flock(reader, fcntl.LOCK_SH)
             again = os.open(at.path / "file", os.O_RDONLY)
             with open(at.directory / "file", "r+", encoding="utf-8") as writer:
                 writer.write("third")
