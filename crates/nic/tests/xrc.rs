@@ -209,7 +209,7 @@ fn a_completion_queue_that_overruns_stops_the_targets_of_its_domain() {
     let srq = b.pd.create_xrc_srq(SIZES, &xrcd, &small).expect("a queue");
     srq.post([b.recv(1, 0, 100), b.recv(2, 0, 100)]).expect("posted");
     let (initiator, target) =
-        connected(&a, &b, &xrcd, &Tuning { timeout: 14, retry_cnt: 1, ..Tuning::default() });
+        connected(&a, &b, &xrcd, &Tuning { timeout: 14, retry_cnt: 7, ..Tuning::default() });
     for wr_id in 0..2 {
         let _ = one(&a, &initiator, to(srq.number(), a.wr(wr_id, SendOp::Send, 0, 8)));
     }
