@@ -189,7 +189,7 @@ impl Model {
         }
     }
 
-    /// What must hold: whoever finds the newest epoch, with all its members, finds all that was acknowledged.
+    /// What must hold: an opener that finds the newest epoch, with all its members, finds all that was acknowledged.
     fn check(&self, state: &State) -> Result<(), String> {
         for answering in 1..1 << EXPORTS {
             let newest = newest_of(state, answering);
