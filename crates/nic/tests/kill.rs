@@ -15,7 +15,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use shared::{SharedRegion, register};
 use terrace_nic::*;
-use victim::{End, IMPATIENT, Load, Victim, begin, work};
+use victim::{End, Load, SHORT_RETRIES, Victim, begin, work};
 
 const LEN: usize = 1 << 20;
 /// The longest life of a child, in microseconds, after the first access without packets.
@@ -98,7 +98,7 @@ fn a_killed_process_leaves_no_lock_and_no_resource() {
         let regions = vec![(node.memory.addr(), mr.rkey()), (region.addr, region.mr.rkey())];
         let mut victim = Victim::start(&End { qpn: qp.qpn(), regions }, Load::Mixed);
         let peer = victim.read_line(End::from_line);
-        begin(&node, &qp, &peer, &IMPATIENT);
+        begin(&node, &qp, &peer, &SHORT_RETRIES);
         victim.say_go();
         victim.read_line(|line| (line == "begun").then_some(()));
         let (mut life, started) = (Life::new(&mut rng), Instant::now());

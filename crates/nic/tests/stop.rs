@@ -23,7 +23,7 @@ use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_memory::{Pager, Translation, Waker};
 use terrace_nic::*;
 use terrace_shm::GracePeriod;
-use victim::{End, IMPATIENT, Load, Victim, begin, work};
+use victim::{End, Load, SHORT_RETRIES, Victim, begin, work};
 
 const LEN: usize = 1 << 20;
 /// Length of the region that is larger than its memory, twice as long.
@@ -161,7 +161,7 @@ impl Round<'_> {
         let load = if number % 4 < 3 { Load::Long } else { Load::Mixed };
         let mut victim = Victim::start(&End { qpn: qp.qpn(), regions: all }, load);
         let peer = victim.read_line(End::from_line);
-        begin(node, &qp, &peer, &IMPATIENT);
+        begin(node, &qp, &peer, &SHORT_RETRIES);
         let done = |other: &Bystander| other.done.load(Ordering::Relaxed);
         for other in others {
             let before = done(other);
@@ -270,7 +270,7 @@ fn stopped_in_access(node: &Node, region: &SharedRegion) -> Victim {
         let regions = vec![(region.addr, region.mr.rkey())];
         let mut victim = Victim::start(&End { qpn: qp.qpn(), regions }, Load::Long);
         let peer = victim.read_line(End::from_line);
-        begin(node, &qp, &peer, &IMPATIENT);
+        begin(node, &qp, &peer, &SHORT_RETRIES);
         victim.say_go();
         victim.read_line(|line| (line == "reaching").then_some(()));
         std::thread::sleep(Duration::from_micros(rng.random_range(0..LIFE_US)));

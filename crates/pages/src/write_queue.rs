@@ -58,8 +58,8 @@ impl WriteQueue {
         self.more.notify_all();
     }
 
-    /// Waits for work; with `is_impatient`, for a period at most.
-    pub(crate) fn next(&self, is_impatient: bool) -> Job {
+    /// Waits for work; with `wakes_periodically`, for a period at most.
+    pub(crate) fn next(&self, wakes_periodically: bool) -> Job {
         let mut state = self.state.lock();
         loop {
             if let Some((slot, access)) = state.flushes.pop_front() {
@@ -71,7 +71,7 @@ impl WriteQueue {
             if std::mem::take(&mut state.is_starved) {
                 return Job::Clean;
             }
-            if !is_impatient {
+            if !wakes_periodically {
                 self.more.wait(&mut state);
                 continue;
             }

@@ -76,8 +76,8 @@ fn a_lock_at_an_export_that_is_no_member_does_not_keep_the_file_from_being_opene
     exports.begin(first);
     let local = std::fs::File::open(exports.directory(first).join(NAME)).unwrap();
     local.lock().unwrap();
-    let impatient = ReplicaConfig { timeout: Duration::from_secs(2), ..exports.config() };
-    let file = ReplicatedFile::open(&impatient).unwrap();
+    let with_short_timeout = ReplicaConfig { timeout: Duration::from_secs(2), ..exports.config() };
+    let file = ReplicatedFile::open(&with_short_timeout).unwrap();
     let status = file.status();
     assert_eq!(status.members.len(), 2, "{status:?}");
     assert!(status.outside[0].1.contains("another writer"), "{status:?}");
@@ -93,8 +93,8 @@ fn a_stopped_writer_changes_nothing_later(path: PathChoice) {
         stopped.expect("done 1");
         std::thread::sleep(Duration::from_millis(7 * round));
         stopped.signal(Signal::STOP);
-        let impatient = ReplicaConfig { timeout: LEASE / 4, ..config.clone() };
-        assert!(ReplicatedFile::open(&impatient).is_err());
+        let with_short_timeout = ReplicaConfig { timeout: LEASE / 4, ..config.clone() };
+        assert!(ReplicatedFile::open(&with_short_timeout).is_err());
         let patient = ReplicaConfig { timeout: LEASE + Duration::from_secs(8), ..config.clone() };
         let mut file = ReplicatedFile::open(&patient).unwrap();
         let mut expected = read_all(&mut file);

@@ -102,7 +102,7 @@ pub fn work(
 }
 
 /// Short timeout and one retry, for a peer that may be stopped or killed: its queue pair fails soon.
-pub const IMPATIENT: Tuning =
+pub const SHORT_RETRIES: Tuning =
     Tuning { mtu: 4096, timeout: 10, retry_cnt: 1, rnr_retry: 7, max_rd_atomic: 16 };
 
 /// Connects to the peer.

@@ -28,15 +28,15 @@ const FAILING_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A thread's main loop.
 pub(crate) fn run(engine: &Engine) {
-    let mut is_impatient = false;
+    let mut wakes_periodically = false;
     loop {
-        match engine.to_write.next(is_impatient) {
+        match engine.to_write.next(wakes_periodically) {
             // Pages that could not be written are tried again.
-            Job::Flush(slot, access) => is_impatient |= !engine.carry_out_flush(slot, &access),
+            Job::Flush(slot, access) => wakes_periodically |= !engine.carry_out_flush(slot, &access),
             Job::Clean => {
                 let is_failing = engine.retry_unwritable() | engine.clean_laundry();
-                is_impatient = is_failing || engine.has_starved();
-                is_impatient |= engine.has_many_dirty() && !engine.clean_ahead();
+                wakes_periodically = is_failing || engine.has_starved();
+                wakes_periodically |= engine.has_many_dirty() && !engine.clean_ahead();
                 if is_failing {
                     engine.fail_starved_of_failing(FAILING_PATIENCE);
                     std::thread::sleep(PERIOD);
