@@ -58,10 +58,15 @@ impl PeerMemory {
         }))
     }
 
-    /// Sets how the bytes of a region are accessed, as long as its record has this version.
+    /// Sets how the bytes of a region are accessed, as long as its record has this version. The first source of a version
+    /// stays: several queue pairs ask about a region at a time, and those that were answered first keep the source that
+    /// they accessed last.
     pub fn set_source(&self, key: u32, version: Version, source: Source) {
-        let before = self.sources.write().insert(key, (version, Arc::new(source)));
-        if let Some((_, source)) = before {
+        let mut sources = self.sources.write();
+        if sources.get(&key).is_some_and(|(known, _)| *known == version) {
+            return;
+        }
+        if let Some((_, source)) = sources.insert(key, (version, Arc::new(source))) {
             source.give_up();
         }
     }

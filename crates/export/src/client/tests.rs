@@ -61,6 +61,12 @@ fn a_file_that_is_not_mapped_is_accessed_through_the_server_only() {
         file.write_at(0, b"x").unwrap();
         let opening = file.file.current(client.shared.deadline()).unwrap();
         let (qp, _) = opening.session.pair(Link::Data).unwrap();
+        // Packets carry accesses until the client has been told how the region is reached.
+        let limit =
+            Instant::now() + if is_mapped { Duration::from_secs(20) } else { Duration::from_millis(50) };
+        while qp.write_now(opening.rkey, 0, b"y") == Ok(false) && Instant::now() < limit {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         assert_eq!(qp.write_now(opening.rkey, 0, b"y"), Ok(is_mapped));
         assert_eq!(qp.read_now(opening.rkey, 0, &mut [0]), Ok(is_mapped));
         file.append(b"z").unwrap();
