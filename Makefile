@@ -236,8 +236,7 @@ fork: build ## Fork 2,000 times while threads call every interposed function, an
 crash: ## Kill memory nodes ROUNDS=n times, and clients half as often, and check that no acknowledged data is lost; kill same-host peers 5 times as often, and stop them; kill and stop exports and writers of replicated files
 	@scripts/setup.sh nextest
 	TERRACE_STOP_ROUNDS=$(ROUNDS) TERRACE_KILL_ROUNDS=$$(($(ROUNDS) * 5)) TERRACE_CRASH_ROUNDS=$(ROUNDS) TERRACE_CRASH_DROP_CACHES=1 \
-	    TERRACE_REPLICA_ROUNDS=$$(($(ROUNDS) / 20 + 1)) $(call nextest,crash) --package terrace-nic --package terrace-cli --package terrace-export \
-	    --test stop --test kill --test crash --test replicas
+	    TERRACE_REPLICA_ROUNDS=$$(($(ROUNDS) / 20 + 1)) $(call nextest,crash) --workspace --test stop --test kill --test crash --test replicas
 
 endurance: build ## Run mixed load, faults and kills on eight processes for MINUTES=n (SEED=k for other events)
 	@$(MAKE) --no-print-directory build/endurance/programs/worker
@@ -271,7 +270,7 @@ soak-term: build ## Stress regions larger than memory for STRESS_SECONDS=n each,
 	@scripts/setup.sh conformance
 	@$(MAKE) --no-print-directory build/interop/programs/paged_stress
 	@scripts/setup.sh nextest
-	TERRACE_STRESS_SECONDS=$(STRESS_SECONDS) $(if $(SEED),TERRACE_SEED=$(SEED)) $(call nextest,soak-term) --package terrace-node --test stress
+	TERRACE_STRESS_SECONDS=$(STRESS_SECONDS) $(if $(SEED),TERRACE_SEED=$(SEED)) $(call nextest,soak-term) --workspace --test stress
 	TERRACE_STRESS_SECONDS=$(STRESS_SECONDS) $(if $(SEED),TERRACE_SEED=$(SEED)) $(PYTEST) --junit-xml=results/junit/soak-term-programs.xml -v \
 	    tests/interop/test_conformance.py -k paged/stress
 
