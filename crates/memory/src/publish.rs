@@ -144,12 +144,21 @@ impl Registry {
         result
     }
 
+    /// The version with which other processes see the region of a key; `None` if they do not.
+    pub fn region_version(&self, key: u32) -> Option<Version> {
+        self.version_of(key, &self.slot(key).ok()?.pin())
+    }
+
+    fn version_of(&self, key: u32, entry: &Entry) -> Option<Version> {
+        let is_region = entry.kind == Kind::Region && entry.tag == tag_of(key);
+        self.shared_registry().filter(|_| is_region)?.region_version(self.number(key))
+    }
+
     /// What another process needs to access a region that it sees with this version.
     pub fn memory_of(&self, key: u32, version: Version) -> Option<RegionMemory> {
         let slot = self.slot(key).ok()?;
         let entry = slot.pin();
-        let current = self.shared_registry()?.region_version(self.number(key))?;
-        if entry.kind != Kind::Region || entry.tag != tag_of(key) || current != version {
+        if self.version_of(key, &entry)? != version {
             return None;
         }
         let range = HostRange { addr: entry.start.wrapping_add(entry.to_host), len: entry.len };

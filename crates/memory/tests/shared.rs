@@ -252,6 +252,8 @@ fn what_is_mapped_of_a_region_that_was_taken_away_is_given_up() {
     // Another queue pair has asked as well, before the answer.
     let third = learn();
     assert!(is_mapped(&second) && !is_mapped(&third), "the first answer counts");
+    both.peer.set_source(key, Version(version.0 - 2), Source::Packets);
+    assert!(is_mapped(&second), "the answer to a question about the time before");
     direct.read_into(key, base, &mut byte).expect("read");
     both.direct_access().read_into(key, base, &mut byte).expect("read");
     both.peer.note_gone();

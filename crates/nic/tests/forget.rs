@@ -1,4 +1,4 @@
-//! Same-host peers drop their mappings of deregistered regions, also when they were slow to receive the notices.
+//! Same-host peers find regions, and drop their mappings of deregistered ones, also when messages are received slowly.
 
 mod common;
 #[path = "common/shared.rs"]
@@ -6,8 +6,9 @@ mod shared;
 
 use common::*;
 use shared::{SharedRegion, register};
+use terrace_nic::Mr;
 
-/// More notices than a socket holds, one for each region.
+/// More messages than a socket holds, one for each region.
 const REGIONS: u64 = 600;
 const LEN: u64 = 4096;
 
@@ -17,6 +18,23 @@ fn mappings_of_file_at(addr: u64) -> usize {
     let name = |line: &str| line.split_whitespace().nth(5).map(str::to_owned);
     let at_addr = maps.lines().find(|line| line.starts_with(&format!("{addr:x}-"))).expect("it is mapped");
     maps.lines().filter(|line| name(line) == name(at_addr)).count()
+}
+
+#[test]
+fn a_question_that_does_not_fit_into_the_socket_is_asked_later() {
+    let (a, b) = (Node::local(), Node::local());
+    let (qa, _qb) = rc_pair(&a, &b);
+    let read = |mr: &Mr| qa.read_now(mr.rkey(), mr.addr(), &mut [0; 8]).expect("a queue pair");
+    wait_until("the peer is found", || read(&b.mr));
+    let regions: Vec<_> = (0..REGIONS).map(|number| register(&b, b.memory.addr() + 8 * number, 8)).collect();
+    // Nobody reads the questions.
+    let pause = b.device.pause_for_fork();
+    regions.iter().for_each(|mr| assert!(!read(mr)));
+    // Time to send as many as the socket holds.
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    pause.resume_in_parent();
+    // The queue pair has asked for this one last, and does not ask again.
+    wait_until("the last one is reached without packets", || read(&regions[REGIONS as usize - 1]));
 }
 
 #[test]

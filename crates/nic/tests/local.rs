@@ -492,6 +492,33 @@ fn a_peer_that_has_gone_exhausts_the_retries_as_with_packets() {
 }
 
 #[test]
+fn a_process_is_found_that_has_the_address_of_one_whose_end_was_not_noticed_yet() {
+    let (a, b, qa, qb) = joined();
+    let c = Node::local();
+    let (qc, _c_to_a) = rc_pair(&a, &c);
+    find_route(&a, &qc, c.memory.addr(), c.mr.rkey());
+    // The thread that notices ends is held in the callback for the end of another process.
+    let (reported, is_reported) = std::sync::mpsc::channel();
+    let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
+    let may_go_on = std::sync::Mutex::new(may_go_on);
+    a.device.on_peer_gone(Arc::new(move |_| {
+        let _ = reported.send(());
+        let _ = may_go_on.lock().expect("whole").recv();
+    }));
+    c.device.close();
+    is_reported.recv_timeout(PATIENCE).expect("the end of that process");
+    let slot = Some(b.device.snapshot().slot);
+    qa.destroy().expect("it exists");
+    qb.destroy().expect("it exists");
+    drop((b, qb));
+    let port = PortConfig { address: Some(LOOPBACK), path: PathChoice::Local, slot, ..PortConfig::default() };
+    let next = Node::with(port.device().expect("the same port"), 1 << 20);
+    let (qa, _qb) = rc_pair(&a, &next);
+    drop(go_on);
+    find_route(&a, &qa, next.memory.addr(), next.mr.rkey());
+}
+
+#[test]
 fn calls_do_what_work_requests_would_do_or_return_that_they_did_not() {
     let (a, b, qa, qb) = joined();
     let (va, rkey) = (b.memory.addr(), b.mr.rkey());

@@ -59,16 +59,36 @@ impl PeerMemory {
     }
 
     /// Sets how the bytes of a region are accessed, as long as its record has this version. The first source of a version
-    /// stays: several queue pairs ask about a region at a time, and those that were answered first keep the source that
-    /// they accessed last.
+    /// stays, and is not replaced by that of an earlier one: several queue pairs ask about a region at a time, and those
+    /// that were answered first keep the source that they accessed last.
     pub fn set_source(&self, key: u32, version: Version, source: Source) {
         let mut sources = self.sources.write();
-        if sources.get(&key).is_some_and(|(known, _)| *known == version) {
+        if sources.get(&key).is_some_and(|(known, _)| known.0 >= version.0) {
             return;
         }
+        self.drop_ended(&mut sources);
         if let Some((_, source)) = sources.insert(key, (version, Arc::new(source))) {
             source.give_up();
         }
+    }
+
+    /// Drops the sources of regions that are no more when there is no room for another one: the other process tells of the
+    /// end of regions that are mapped only.
+    fn drop_ended(&self, sources: &mut HashMap<u32, (Version, Arc<Source>)>) {
+        if sources.len() < sources.capacity() {
+            return;
+        }
+        sources.retain(|&key, (version, source)| {
+            let mut seen = SeenRegion::default();
+            let is_current =
+                self.registry.region(key, &mut seen).is_some_and(|view| view.version == *version);
+            if !is_current {
+                source.give_up();
+            }
+            is_current
+        });
+        // The next search comes after as many more.
+        sources.reserve(sources.len() + 1);
     }
 
     /// The other process has taken away the region that had this version. Its mapping is emptied here: queue pairs keep
@@ -455,5 +475,36 @@ impl RegionView<'_> {
         let offset = va.wrapping_sub(self.region.start);
         let is_within = offset <= self.region.len && len <= self.region.len - offset;
         if is_within { Ok(va.wrapping_add(self.region.to_host)) } else { Err(Refusal::NotHere) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng;
+    use rand::rngs::StdRng;
+
+    use super::*;
+    use crate::keys::KeyOrder;
+    use crate::shared_registry::{PublishedRegion, SharedRegistry};
+
+    #[test]
+    fn sources_of_regions_that_are_no_more_take_no_memory() {
+        let order = KeyOrder::new(&mut StdRng::seed_from_u64(4));
+        let registry = SharedRegistry::new(&order).expect("made");
+        let slots = ReaderSlots::new().expect("slots");
+        let sent = registry.file().try_clone_to_owned().expect("a descriptor");
+        let peer = PeerMemory::new(sent, slots, std::process::id() as i32).expect("mapped");
+        let region = PublishedRegion { tag: 0, access: Rights::READ, pd: 1, start: 0, len: 8, to_host: 0 };
+        for number in 0..10_000 {
+            registry.publish_region(number, &region);
+            let version = registry.region_version(number).expect("published");
+            peer.set_source(order.key_of(number), version, Source::Process);
+            if number > 0 {
+                registry.withdraw_region(number);
+            }
+        }
+        assert!(peer.sources.read().len() < 100);
+        let version = registry.region_version(0).expect("published");
+        assert!(peer.source(order.key_of(0), version).is_ok(), "that one has not ended");
     }
 }

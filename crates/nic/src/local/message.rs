@@ -72,7 +72,7 @@ pub(super) fn send(socket: impl AsFd, message: &Message, files: &[BorrowedFd<'_>
     Ok(())
 }
 
-/// Receives a message. `None` when the peer has gone.
+/// Receives a message. `None` when the peer has gone. Descriptors are missing when the process has none left.
 ///
 /// # Errors
 /// `AGAIN` when there is none; `BADMSG` for a malformed one.
@@ -91,7 +91,7 @@ pub(super) fn receive(socket: impl AsFd) -> Result<Option<Received>, Errno> {
     if got.bytes == 0 {
         return Ok(None);
     }
-    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    if got.flags.contains(ReturnFlags::TRUNC) {
         return Err(Errno::BADMSG);
     }
     let message = serde_json::from_slice(&bytes[..got.bytes]).map_err(|_| Errno::BADMSG)?;

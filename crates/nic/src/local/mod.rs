@@ -20,7 +20,7 @@ pub(crate) mod rings;
 mod route;
 mod sockets;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -54,8 +54,8 @@ enum Command {
     Connect(SocketAddr),
     /// Ask the process at this address how its region is reached.
     Ask(SocketAddr, u32, Version),
-    /// Have peers forget a region of this process.
-    Recall(u32, Version),
+    /// Have peers forget what they may have mapped of a region of this process that has ended or changed.
+    Recall(u32),
 }
 
 /// A device's path to same-host peers.
@@ -69,8 +69,8 @@ pub(crate) struct LocalPath {
     sockets: Arc<Mutex<Option<Sockets>>>,
     commands: Mutex<Vec<Command>>,
     peers: RwLock<HashMap<SocketAddr, SameHostPeer>>,
-    /// Own regions that a peer may have mapped, with the version that they had.
-    shared: Mutex<HashMap<u32, Version>>,
+    /// Keys of own regions that a peer may have mapped. Only the thread changes it.
+    shared: Mutex<HashSet<u32>>,
     /// Whether there are RX rings, for threads that would have to wait for the receive lock.
     has_rx_rings: AtomicBool,
     /// Packets received. Changed under the receive lock.
@@ -214,9 +214,8 @@ impl LocalPath {
     /// A region was invalidated or changed: peers that have mapped it get a message to drop the mapping. Nothing waits
     /// for them; a stopped peer keeps the memory until it runs again.
     pub fn recall(&self, key: u32) {
-        if self.is_on() {
-            let shared = self.shared.lock().remove(&key);
-            shared.into_iter().for_each(|version| self.command(Command::Recall(key, version)));
+        if self.is_on() && self.shared.lock().contains(&key) {
+            self.command(Command::Recall(key));
         }
     }
 

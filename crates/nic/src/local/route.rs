@@ -81,7 +81,11 @@ impl Device {
         let is_known = |(remote, _)| self.local.peers.read().contains_key(&remote);
         match core.nic.local.ends.is_some_and(is_known) {
             true => core.qp.set_draining(true),
-            false => core.nic.local.generation = generation,
+            false => {
+                // The peer may have been known, and have gone.
+                core.qp.set_draining(false);
+                core.nic.local.generation = generation;
+            }
         }
     }
 
@@ -104,6 +108,8 @@ impl Device {
         let before = std::mem::take(&mut core.nic.local.route);
         if may_search && let Some(route) = self.find_route(qp, core, before) {
             core.nic.local.route = route;
+            // The question may have gone to a peer that has gone.
+            core.nic.local.last_asked = None;
         }
     }
 
@@ -146,6 +152,13 @@ impl Device {
         if qp.qp_type() == QpType::Rc {
             self.memory.set_queue_pair(qp.qpn(), published_record(qp, core).as_ref());
         }
+    }
+
+    /// Whether a queue pair has its peer at this address.
+    pub(super) fn is_remote_of_any(&self, address: SocketAddr) -> bool {
+        let is_remote =
+            |qp: &Arc<QueuePair>| qp.lock().nic.local.ends.is_some_and(|(remote, _)| remote == address);
+        self.table.all().iter().any(is_remote)
     }
 
     /// Publishes all queue pairs, when the first peer connects.

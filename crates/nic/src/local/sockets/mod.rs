@@ -1,11 +1,17 @@
 //! The sockets to same-host peers.
 
+mod later;
+mod peer;
+mod reader;
 pub(super) mod thread;
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
+
+use later::Later;
 
 use terrace_shm::{PeerReaders, ReaderSlots, RingFile, Version};
 
@@ -16,8 +22,8 @@ use crate::unix_socket::Spare;
 /// it is sent. So at most one answer and one `Forget` for each region that it may have mapped are unsent.
 struct PeerSocket {
     socket: OwnedFd,
-    /// The regions that it may have mapped.
-    may_map: HashSet<(u32, Version)>,
+    /// The regions that it may have mapped, by their keys.
+    may_map: HashMap<u32, Version>,
     unsent: Unsent,
     /// The index of the own GID that it has connected to.
     gid_index: u8,
@@ -43,6 +49,8 @@ struct Peer {
     address: SocketAddr,
     pid: i32,
     reader_slots: Arc<ReaderSlots>,
+    /// How long the attempt to connect to it was delayed, until `Welcome`.
+    delay: Option<Duration>,
     /// Until `Welcome` brings the consumer page.
     ring: Option<RingFile>,
     same_host_peer: Option<SameHostPeer>,
@@ -57,6 +65,7 @@ pub(crate) struct Sockets {
     /// How many peers were ever accepted.
     accepted_count: u64,
     peers: Vec<Peer>,
+    later: Later,
     /// Peers that have gone since the last report.
     gone: Vec<SocketAddr>,
 }

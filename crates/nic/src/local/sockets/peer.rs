@@ -1,0 +1,112 @@
+//! A peer whose memory this process accesses: what it tells of regions.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use terrace_hostmem::HostRange;
+use terrace_shm::{
+    BackedBy, Cached, FrameTables, Framed, Frames, Mapped, MappedFile, PeerMemory, Source, TxRing, Version,
+};
+
+use super::Peer;
+use super::later::Later;
+use crate::device::Device;
+use crate::local::Command;
+use crate::local::message::{Message, Received, RegionPath};
+use crate::local::rings::{PeerTx, SameHostPeer};
+
+/// Half the time after which a region is asked for again whose files could not be received.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
+
+impl Peer {
+    /// `None` for a protocol violation.
+    pub(super) fn handle(
+        &mut self,
+        device: &Device,
+        (message, files): Received,
+        later: &mut Later,
+    ) -> Option<()> {
+        match message {
+            Message::Welcome if self.same_host_peer.is_none() => {
+                let mut files = files.into_iter();
+                let (registry, consumer_page, doorbell) = (files.next()?, files.next()?, files.next()?);
+                let memory = PeerMemory::new(registry, self.reader_slots.clone(), self.pid).ok()?;
+                let tx_ring = TxRing::new(self.ring.take()?, consumer_page).ok()?;
+                let peer_tx = Arc::new(PeerTx::new(tx_ring, doorbell).ok()?);
+                let same_host_peer = SameHostPeer { memory, peer_tx };
+                device.local.peers.write().insert(self.address, same_host_peer.clone());
+                device.local.generation.fetch_add(1, Ordering::Release);
+                (self.same_host_peer, self.delay) = (Some(same_host_peer), None);
+                Some(())
+            }
+            Message::Answer { key, version, path } => {
+                let (memory, version) = (&self.same_host_peer.as_ref()?.memory, Version(version));
+                match self.source(path, files) {
+                    Some(source) => memory.set_source(key, version, source),
+                    None => {
+                        tracing::debug!(
+                            key,
+                            "no descriptor was left for a region's file: it is asked for again"
+                        );
+                        later.add(Command::Ask(self.address, key, version), Some(ASK_AGAIN), Instant::now());
+                    }
+                }
+                Some(())
+            }
+            Message::Forget { key, version } => {
+                self.same_host_peer.as_ref()?.memory.forget(key, Version(version));
+                Some(())
+            }
+            _ => None,
+        }
+    }
+
+    /// A region whose files cannot be used goes by packets. `None` if they are missing.
+    fn source(&self, path: RegionPath, files: impl IntoIterator<Item = OwnedFd>) -> Option<Source> {
+        let mut files = files.into_iter();
+        let mut backed = |offset, addr, len| {
+            files.next().map(|file| BackedBy { file, offset, range: HostRange { addr, len } })
+        };
+        let source = match path {
+            RegionPath::Packets => Ok(Source::Packets),
+            RegionPath::Process => Ok(private_memory(self.pid)),
+            RegionPath::Mapped { offset, addr, len } => {
+                Mapped::new(&backed(offset, addr, len)?).map(Source::Mapped)
+            }
+            RegionPath::File { number, addr, len } => {
+                let backed = backed(addr, addr, len)?;
+                MappedFile::new(&backed, files.next()?, number).map(Source::File)
+            }
+            RegionPath::Framed { offset, count, addr, len } => {
+                let file = files.next()?;
+                let (entries, counters, hits) = (files.next()?, files.next()?, files.next()?);
+                let (range, frames) = (HostRange { addr, len }, Frames { file, offset, count });
+                Framed::new(range, frames, FrameTables { entries, counters, hits }).map(Source::Framed)
+            }
+            RegionPath::Cached { offset, count, is_swap_file, addr, len } => {
+                let backed = backed(offset, addr, len)?;
+                let (entries, counters) = (files.next()?, files.next()?);
+                Cached::new(backed, is_swap_file, entries, counters, count).map(Source::Cached)
+            }
+        };
+        Some(source.unwrap_or_else(|error| {
+            tracing::debug!(%error, ?path, "a region is reached by packets only");
+            Source::Packets
+        }))
+    }
+}
+
+/// How private memory of a peer is accessed.
+fn private_memory(pid: i32) -> Source {
+    let source = Source::process(pid);
+    if matches!(source, Source::Packets) {
+        tracing::info!(
+            pid,
+            "the kernel forbids copies from and to this process (kernel.yama.ptrace_scope, or a container's seccomp \
+             filter): its private memory is accessed through a ring, slower"
+        );
+    }
+    source
+}
