@@ -121,7 +121,7 @@ pub use terrace_memory::{Absence, AccessError, AccessNeed, RegionPolicy};
 pub use terrace_shm::BackedBy;
 pub use terrace_transport::{
     APPEND_LEN_MAX, BindWindow, ByteSource, Datagram, Endpoint, InlineData, LocalError, Masked, Payload,
-    PostError, Provided, QpAttr, QpAttrMask, QpCap, QpCounters, QpState, QpType, RecvWr, SendFlags, SendOp,
-    SendWr, Sge, SgeList, Target, Time, Wc, WcFlags, WcOpcode, WcStatus, wqe_format,
+    PostError, Provided, QpAttr, QpAttrMask, QpCap, QpCounters, QpState, QpType, RETRY_CNT_INFINITE, RecvWr,
+    SendFlags, SendOp, SendWr, Sge, SgeList, Target, Time, Wc, WcFlags, WcOpcode, WcStatus, wqe_format,
 };
 pub use terrace_wire::{Path, QPN_INSTANCE_SHIFT, port_of};

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use terrace_fabric::Gid;
-use terrace_transport::{Endpoint, QpAttr, QpAttrMask, QpCap, QpState, QpType};
+use terrace_transport::{Endpoint, QpAttr, QpAttrMask, QpCap, QpState, QpType, RETRY_CNT_INFINITE};
 use terrace_wire::Path;
 
 use crate::address::AddressVector;
@@ -61,7 +61,8 @@ pub fn initialize(qp: &Arc<QueuePair>, access: u32) -> Result<(), Error> {
     qp.modify(&attr, mask)
 }
 
-/// Moves a queue pair from INIT to RTS, connected to a peer's. The path MTU is the smaller of the two.
+/// Moves a queue pair from INIT to RTS, connected to a peer's. The path MTU is the smaller of the two. It fails when the peer
+/// has not answered for 1.7 seconds.
 ///
 /// # Errors
 /// As [`QueuePair::modify`]; EINVAL for parameters of the peer that are out of range.
@@ -71,6 +72,30 @@ pub fn connect(
     remote: Path,
     peer: Endpoint,
     rnr_retries: u8,
+) -> Result<(), Error> {
+    connect_with(qp, own, remote, peer, (RETRIES, rnr_retries))
+}
+
+/// As [`connect`], for an owner that finds dead peers by other means. The queue pair outlasts any silence: it sends
+/// unanswered requests again, four times a second in the end, until it is destroyed.
+///
+/// # Errors
+/// As [`connect`].
+pub fn connect_persistently(
+    qp: &Arc<QueuePair>,
+    own: Endpoint,
+    remote: Path,
+    peer: Endpoint,
+) -> Result<(), Error> {
+    connect_with(qp, own, remote, peer, (RETRY_CNT_INFINITE, RNR_RETRIES))
+}
+
+fn connect_with(
+    qp: &Arc<QueuePair>,
+    own: Endpoint,
+    remote: Path,
+    peer: Endpoint,
+    (retries, rnr_retries): (u8, u8),
 ) -> Result<(), Error> {
     let mut attr = QpAttr {
         state: QpState::Rtr,
@@ -87,7 +112,7 @@ pub fn connect(
     qp.modify(&attr, QpAttrMask::STATE | path | responder)?;
     attr.state = QpState::Rts;
     attr.sq_psn = own.psn;
-    (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (TIMEOUT, RETRIES, rnr_retries);
+    (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (TIMEOUT, retries, rnr_retries);
     attr.max_rd_atomic = READ_COUNT;
     let retries = QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY;
     let requester = QpAttrMask::SQ_PSN | QpAttrMask::MAX_QP_RD_ATOMIC;

@@ -13,7 +13,9 @@
 //!              +-----+
 //! ```
 
-use crate::types::{ModifyError, QpAttr, QpAttrMask as M, QpConfig, QpState, QpState as S, QpType};
+use crate::types::{
+    ModifyError, QpAttr, QpAttrMask as M, QpConfig, QpState, QpState as S, QpType, RETRY_CNT_INFINITE,
+};
 
 struct Transition {
     from: QpState,
@@ -185,7 +187,13 @@ fn check_values(config: &QpConfig, attr: &QpAttr, mask: M) -> Result<(), ModifyE
         (M::PKEY_INDEX, "pkey_index", attr.pkey_index.into(), attr.pkey_index == 0, "the only index is 0"),
         (M::DEST_QPN, "dest_qpn", attr.dest_qpn.into(), attr.dest_qpn >> 24 == 0, "24 bits"),
         (M::TIMEOUT, "timeout", attr.timeout.into(), attr.timeout < 32, "0 to 31"),
-        (M::RETRY_CNT, "retry_cnt", attr.retry_cnt.into(), attr.retry_cnt < 8, "0 to 7"),
+        (
+            M::RETRY_CNT,
+            "retry_cnt",
+            attr.retry_cnt.into(),
+            attr.retry_cnt < 8 || attr.retry_cnt == RETRY_CNT_INFINITE,
+            "0 to 7",
+        ),
         (M::RNR_RETRY, "rnr_retry", attr.rnr_retry.into(), attr.rnr_retry < 8, "0 to 7"),
         (M::MIN_RNR_TIMER, "min_rnr_timer", attr.min_rnr_timer.into(), attr.min_rnr_timer < 32, "0 to 31"),
         (

@@ -427,6 +427,9 @@ pub struct QpCap {
     pub max_inline_data: u32,
 }
 
+/// A retry count without limit, for queue pairs whose owners find dead peers by other means. The verbs have none.
+pub const RETRY_CNT_INFINITE: u8 = u8::MAX;
+
 /// Attributes of a queue pair that `modify_qp` sets and `query_qp` returns. Attributes that the transport does not use
 /// (alternate path, service level, the address vector in its C form) stay with the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -453,6 +456,7 @@ pub struct QpAttr {
     pub port_num: u8,
     /// Local ACK timeout exponent: 4.096 µs * 2^timeout; 0 means never.
     pub timeout: u8,
+    /// Retries while the peer does not answer: 0 to 7, or [`RETRY_CNT_INFINITE`].
     pub retry_cnt: u8,
     /// 7 means infinite.
     pub rnr_retry: u8,

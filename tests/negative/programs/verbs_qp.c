@@ -291,6 +291,7 @@ static void values(const struct env *env)
     VALUE_REFUSED(IBV_QPS_INIT, IBV_QPS_RTR, memset(&attr.ah_attr.grh.dgid, 0, 16));
     VALUE_REFUSED(IBV_QPS_RTR, IBV_QPS_RTS, attr.timeout = 32);
     VALUE_REFUSED(IBV_QPS_RTR, IBV_QPS_RTS, attr.retry_cnt = 8);
+    VALUE_REFUSED(IBV_QPS_RTR, IBV_QPS_RTS, attr.retry_cnt = 255);
     VALUE_REFUSED(IBV_QPS_RTR, IBV_QPS_RTS, attr.rnr_retry = 8);
     VALUE_REFUSED(IBV_QPS_RTR, IBV_QPS_RTS, attr.max_rd_atomic = (uint8_t)(env->attr.max_qp_init_rd_atom + 1));
     VALUE_REFUSED(IBV_QPS_RESET, (enum ibv_qp_state)7, (void)attr);

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint};
 
-use terrace_nic::{QpAttr, QpAttrMask as M, QpState, QpType};
+use terrace_nic::{QpAttr, QpAttrMask as M, QpState, QpType, RETRY_CNT_INFINITE};
 
 use super::QpObject;
 use super::capacities;
@@ -47,6 +47,8 @@ fn attributes(object: &QpObject, attr: &ibv_qp_attr, mask: M) -> Result<QpAttr> 
     if mask.contains(M::PORT) && u32::from(attr.port_num) != PORT
         || mask.contains(M::PKEY_INDEX) && attr.pkey_index != 0
         || mask.contains(M::PATH_MIG_STATE) && attr.path_mig_state != IBV_MIG_MIGRATED
+        // The transport has a count without limit, which the verbs do not.
+        || mask.contains(M::RETRY_CNT) && attr.retry_cnt == RETRY_CNT_INFINITE
     {
         return Err(EINVAL);
     }

@@ -23,7 +23,8 @@ use crate::common::{Call, Common, Verdict};
 use crate::host::{Completion, Host};
 use crate::timers::{ack_timeout_ns, backoff_ns};
 use crate::types::{
-    ATOMIC_LEN, Payload, PostError, QpType, SendFlags, SendWr, Target, Wc, WcFlags, WcStatus,
+    ATOMIC_LEN, Payload, PostError, QpType, RETRY_CNT_INFINITE, SendFlags, SendWr, Target, Wc, WcFlags,
+    WcStatus,
 };
 use crate::window::Window;
 use operations::{Answer, Suitable};
@@ -242,10 +243,10 @@ impl Requester {
 
     /// Goes back to the oldest unacknowledged packet, or fails the request when no retries are left.
     fn retry(&mut self, now: Time, call: &mut Call<'_, impl Host>) -> Verdict {
-        if self.retries_left == 0 {
+        if self.retries_left == 0 && call.attr.retry_cnt != RETRY_CNT_INFINITE {
             return self.fail_front(call, WcStatus::RetryExceeded, 0);
         }
-        self.retries_left -= 1;
+        self.retries_left = self.retries_left.saturating_sub(1);
         self.retransmit(now, call);
         Verdict::Fine
     }
