@@ -242,7 +242,7 @@ impl Transport for Baseline {
             _ => return Err(Error::Invalid("the node grants what is none of its scheme")),
         }
         let mut peers = peers.iter();
-        peers.try_for_each(|(path, peer)| rc::connect(&self.qp, self.endpoint, *path, *peer, rc::RNR_RETRIES))
+        peers.try_for_each(|(path, peer)| rc::connect_persistently(&self.qp, self.endpoint, *path, *peer))
     }
 
     fn begin(&mut self, function: Function, call: Call, now: Instant) -> Result<(), Error> {

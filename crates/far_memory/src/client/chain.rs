@@ -93,7 +93,7 @@ impl ChainClient {
     /// Connects to the node's end.
     pub fn connect(&mut self, path: Path, peer: Endpoint, table: u64) -> Result<(), Error> {
         self.table = table;
-        rc::connect(&self.qp, self.endpoint, path, peer, rc::RNR_RETRIES)
+        rc::connect_persistently(&self.qp, self.endpoint, path, peer)
     }
 
     /// A receive for the immediate of a reply.

@@ -74,7 +74,7 @@ impl Scene {
         wait_until("the attacker is disconnected", || {
             let mut operations = self.attacker.operations.lock();
             let now = Instant::now();
-            operations.links[0].failure(now + Duration::from_millis(10), Duration::from_secs(60)).is_some()
+            operations.failure(0, now + Duration::from_millis(10)).is_some()
         });
     }
 

@@ -36,6 +36,8 @@ pub(super) struct Link {
     /// How many have, or are being given one.
     pub mapped_pages: u64,
     pub pool: PoolState,
+    /// Whether it does not answer and is waited for.
+    is_silent: bool,
     /// Why the node is lost.
     pub lost: Option<String>,
     /// Why it cannot be used again although it answers.
@@ -71,6 +73,7 @@ impl Link {
                 mapped: Vec::new(),
                 mapped_pages: 0,
                 pool: PoolState::default(),
+                is_silent: false,
                 lost: None,
                 refusal: None,
                 counts: LinkCounts::default(),
@@ -142,13 +145,23 @@ impl Link {
         self.mapped_pages < self.budget_pages && !self.pool.was_empty()
     }
 
-    /// Why the node has to be given up, if so: a reply is late, and the node has closed the connection or takes too long.
-    pub fn failure(&mut self, now: Instant, timeout: Duration) -> Option<String> {
-        let oldest = self.transport.oldest()?;
-        let late = now.saturating_duration_since(oldest);
-        if late > timeout {
-            return Some(format!("it has not answered for {} ms", late.as_millis()));
+    /// How long the oldest operation has taken; `None` if there is none, or the node is lost.
+    pub fn lateness(&self, now: Instant) -> Option<Duration> {
+        let oldest = self.transport.oldest().filter(|_| self.lost.is_none())?;
+        Some(now.saturating_duration_since(oldest))
+    }
+
+    /// Notes whether the node does not answer and is waited for, and warns if that is new.
+    pub fn set_silent(&mut self, is_silent: bool, timeout: Duration) {
+        let was_silent = std::mem::replace(&mut self.is_silent, is_silent);
+        if is_silent && !was_silent {
+            let timeout_s = timeout.as_secs();
+            tracing::warn!(node = %self.address, timeout_s, "a memory node does not answer; it may have the only copies of pages, and is waited for");
         }
+    }
+
+    /// Why the node has closed the connection, if so. It is asked from time to time while a reply is late.
+    pub fn late_end(&mut self, late: Duration, now: Instant) -> Option<String> {
         if late < CHECK_INTERVAL || now.saturating_duration_since(self.checked_at) < CHECK_INTERVAL {
             return None;
         }

@@ -56,7 +56,7 @@ use terrace_sync::Mutex;
 use crate::page_store::{PAGE_BYTES, Page, PageError, PageStore};
 use crate::protocol::DEPTH_MAX;
 use link::Link;
-use operations::{Kind, Operation, Operations, Sink, Waiter};
+use operations::{Kind, Operation, Operations, Sink, Timeouts, Waiter};
 use page_buffer::{BUFFER_ACCESS, new_buffer};
 use refill::{COPIES, Refill};
 use rejoin::{RejoinThreads, Rejoining};
@@ -85,8 +85,11 @@ pub struct ClientConfig {
     pub copies: usize,
     /// Operations in flight at most, on each node: up to 128 are served at a time, others wait.
     pub depth: u32,
-    /// A node that takes longer for an operation is given up.
+    /// A node that takes longer for an operation is given up, if other nodes have copies of all of its pages.
     pub timeout: Duration,
+    /// The same for a node that may have the only copy of a page: it may be slow or stopped, and its pages are there as long as
+    /// its process is. A node whose process or host has ended is given up at once, or 7 seconds later.
+    pub last_copy_timeout: Duration,
     /// A name for `terrace stat`.
     pub name: String,
     /// The configuration of the client's own port.
@@ -94,7 +97,7 @@ pub struct ClientConfig {
 }
 
 impl ClientConfig {
-    /// One copy of each page, up to 64 operations in flight, and a timeout of 5 seconds.
+    /// One copy of each page, up to 64 operations in flight, and timeouts of 5 seconds and 2 minutes.
     pub fn new(nodes: Vec<SocketAddr>, page_count: u64) -> ClientConfig {
         let loopback = nodes.first().map(SocketAddr::ip).filter(|address| address.is_loopback());
         ClientConfig {
@@ -103,6 +106,7 @@ impl ClientConfig {
             copies: 1,
             depth: 64,
             timeout: Duration::from_secs(5),
+            last_copy_timeout: Duration::from_secs(120),
             name: format!("process {}", std::process::id()),
             port: PortConfig { address: loopback, ..PortConfig::default() },
         }
@@ -185,8 +189,9 @@ impl Client {
             Ok(link)
         });
         let links = links.collect::<Result<Vec<_>, ConnectError>>()?;
-        let mut operations =
-            Operations::new(space, links, config.timeout, config.depth.max(1) as usize * config.nodes.len());
+        let timeouts = Timeouts { copied: config.timeout, last_copy: config.last_copy_timeout };
+        let depth_of_all = config.depth.max(1) as usize * config.nodes.len();
+        let mut operations = Operations::new(space, links, timeouts, depth_of_all);
         if config.copies > 1 {
             operations.refill = Some(Refill::new(Arc::new(new_buffer(&pd, COPIES)?)));
         }

@@ -79,11 +79,20 @@ struct InFlight {
     error: Option<PageError>,
 }
 
+/// How long a node may take for an operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timeouts {
+    /// All of its pages have copies on other nodes.
+    pub copied: Duration,
+    /// It may have the only copy of a page.
+    pub last_copy: Duration,
+}
+
 /// The state of a client, under its lock.
 pub(super) struct Operations {
     pub space: Space,
     pub links: Vec<Link>,
-    timeout: Duration,
+    timeouts: Timeouts,
     depth: usize,
     in_flight: Slab<InFlight>,
     /// Pages with an operation in flight, and the later ones that wait for it.
@@ -102,13 +111,13 @@ pub(super) struct Operations {
 }
 
 impl Operations {
-    pub fn new(space: Space, links: Vec<Link>, timeout: Duration, depth: usize) -> Operations {
+    pub fn new(space: Space, links: Vec<Link>, timeouts: Timeouts, depth: usize) -> Operations {
         Operations {
             wanted_pages: vec![0; links.len()],
             refill: None,
             space,
             links,
-            timeout,
+            timeouts,
             depth,
             in_flight: Slab::new(),
             pages: HashMap::new(),
@@ -324,15 +333,30 @@ impl Operations {
         for node in 0..self.links.len() {
             // Some end without a completion.
             self.end_calls(node, now);
-            let link = &mut self.links[node];
-            if link.lost.is_none()
-                && let Some(reason) = link.failure(now, self.timeout)
-            {
+            if let Some(reason) = self.failure(node, now) {
                 self.lose(node, &reason, now);
             }
         }
         self.post(now);
         polled.map(drop)
+    }
+
+    /// Why a node has to be given up, if so: a reply is late, and the node has ended or takes too long. A loss of pages needs
+    /// more than a slow node.
+    pub fn failure(&mut self, node: usize, now: Instant) -> Option<String> {
+        let late = self.links[node].lateness(now)?;
+        let is_silent = late > self.timeouts.copied;
+        if is_silent && (late > self.timeouts.last_copy || self.has_other_copies(node)) {
+            return Some(format!("it has not answered for {} ms", late.as_millis()));
+        }
+        self.links[node].set_silent(is_silent, self.timeouts.last_copy);
+        self.links[node].late_end(late, now)
+    }
+
+    /// Whether all pages of a node have copies on others, which are left.
+    fn has_other_copies(&self, node: usize) -> bool {
+        let mut others = self.links.iter().enumerate().filter(|(other, _)| *other != node);
+        others.all(|(_, link)| link.lost.is_none()) && self.refill.as_ref().is_some_and(Refill::is_complete)
     }
 
     /// A client that was stopped itself must not take its nodes for silent.

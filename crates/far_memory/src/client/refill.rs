@@ -88,6 +88,11 @@ impl Refill {
         self.next.is_some()
     }
 
+    /// Whether all pages have their copies, as far as is known.
+    pub fn is_complete(&self) -> bool {
+        self.next.is_none() && self.free.len() == COPIES
+    }
+
     /// Whether there is something to do soon, or a copy is in flight.
     fn is_running(&self) -> bool {
         self.free.len() < COPIES || self.next.is_some() && self.retry_at.is_none()

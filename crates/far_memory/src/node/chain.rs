@@ -73,7 +73,7 @@ impl Chain {
         chain.connect_control(shared, echo_end)?;
         rc::initialize(&chain.reply, 0)?;
         chain.post(shared, &regions.places(lkey, rounds))?;
-        rc::connect(&chain.reply, endpoint, path, peer, rc::RNR_RETRIES)?;
+        rc::connect_persistently(&chain.reply, endpoint, path, peer)?;
         // The first rounds wait for messages; each enables the round that the message has made ready.
         chain.control.enable_send(rounds.depth * rounds.function.blocks())?;
         Ok(chain)
@@ -88,8 +88,8 @@ impl Chain {
         };
         rc::initialize(&self.control, 0)?;
         rc::initialize(&self.echo, access::REMOTE_ALL)?;
-        rc::connect(&self.echo, echo_end, path_to(own.qpn)?, own, rc::RNR_RETRIES)?;
-        rc::connect(&self.control, own, path_to(echo_end.qpn)?, echo_end, rc::RNR_RETRIES)
+        rc::connect_persistently(&self.echo, echo_end, path_to(own.qpn)?, own)?;
+        rc::connect_persistently(&self.control, own, path_to(echo_end.qpn)?, echo_end)
     }
 
     /// Writes the entries of all rounds.

@@ -134,7 +134,7 @@ impl Tenant {
         rc::initialize(&self.qp, if is_one_sided { access::REMOTE_READ | access::REMOTE_WRITE } else { 0 })?;
         (0..self.depth).try_for_each(|slot| self.post_receive(slot))?;
         self.cq.request_notify(false)?;
-        rc::connect(&self.qp, endpoint, path, peer, rc::RNR_RETRIES)
+        rc::connect_persistently(&self.qp, endpoint, path, peer)
     }
 
     fn post_receive(&self, slot: u32) -> Result<(), Error> {
