@@ -1,6 +1,7 @@
 """NP-RDMA for unmodified programs: `terrace run --nic commodity`, and programs that swap their memory themselves."""
 
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ operation = "read"
 delay_us_min = 800000
 """
 OWN_SWAP = ROOT / "build/examples/own_swap"
+STOPPING = ROOT / "build/negative/libraries/stopping.so"
 
 
 def pages_of(end):
@@ -236,6 +238,91 @@ class SlowStorage(unittest.TestCase):
         time.sleep(0.3)
         self.server.kill()
         self.assertEqual(self.client.status("q", 20), RETRY_EXC_ERR)
+
+
+class StoppedInACopy(unittest.TestCase):
+    """The server is stopped while it copies from the memory that the client's control queue pair lends it. The client waits for such
+    a copy's end before it frees that memory, for up to 10 s, and nothing else of the client waits with it."""
+
+    SOON_S = 3
+    WRITE_BYTES = 64 << 10
+
+    def setUp(self):
+        directory = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory(dir="/var/tmp")))
+        self.stopping = directory / "stop"
+        local = ("--path", "local", "--nic", "commodity")
+        library = ("env", f"TERRACE_STOPPING_FILE={self.stopping}", f"LD_PRELOAD={STOPPING}")
+        self.server = Endpoint("127.0.3.8", *local, "--dram", DRAM, "--swap", directory, wrapper=library)
+        self.client, self.third = Endpoint("127.0.3.9", *local), Endpoint("127.0.3.10", *local)
+        for end in (self.server, self.client, self.third):
+            self.addCleanup(end.stop)
+            end("open")
+        self.addCleanup(self.server.process.send_signal, signal.SIGCONT)
+        self.remote = self.server.mr("region", "anon", REGION)
+        self.server("fill", "region", 0, REGION, SEED)
+        self.third.mr("region", "anon", MIB)
+        self.client.mr("buffer", "anon", REGION)
+        procs.wait_until(lambda: pages_of(self.server)["resident_bytes"] <= 2 * MIB, "pages leave")
+        connect(self.client, "q", self.server, "q")
+        connect(self.client, "other", self.third, "q")
+        self.receive_from_third()
+        self.stop_server()
+
+    def post(self, number):
+        offset = number * self.WRITE_BYTES % REGION
+        self.client("post", "q", "write", number, "buffer", offset, self.WRITE_BYTES, self.remote["addr"] + offset, self.remote["rkey"])
+
+    def stop_server(self):
+        """WRITEs to absent pages, until the server stops in its READ for one of them."""
+        self.stopping.touch()
+        for number in range(REGION // self.WRITE_BYTES):
+            self.post(number)
+            while not self.client.poll("q", 1, 0.05):
+                if process_state(self.server.pid) == "T":
+                    return
+        self.fail("the server has copied nothing from the client's memory")
+
+    def receive_from_third(self):
+        """A message of the third end, for whose receive nothing but the client's engine makes progress. Returns its duration."""
+        started = time.monotonic()
+        self.client("recv", "other", 1, "buffer", 0, 64)
+        self.client("arm", "other")
+        self.third("post", "q", "send", 1, "region", 0, 64, 0, 0)
+        self.client("wait", "other", 15)
+        self.assertEqual((self.client.status("other"), self.third.status("q")), (SUCCESS, SUCCESS))
+        return time.monotonic() - started
+
+    def ending_threads(self):
+        """Threads that wait for a copy's end, to free memory."""
+        listed = subprocess.run(["ps", "-L", "-o", "comm=", "-p", str(self.client.pid)], capture_output=True, text=True, check=True)
+        return [name for name in listed.stdout.split() if name == "terrace-np-end"]
+
+    def assert_memory_ends_with_the_copy(self):
+        procs.wait_until(self.ending_threads, "a thread waits for the copy")
+        time.sleep(0.2)
+        self.assertTrue(self.ending_threads(), "the copy has not ended")
+        self.server.process.send_signal(signal.SIGCONT)
+        procs.wait_until(lambda: not self.ending_threads(), "the memory is freed")
+
+    def test_its_queue_pair_is_destroyed(self):
+        started = time.monotonic()
+        self.client("destroy", "q")
+        self.assertLess(time.monotonic() - started, self.SOON_S)
+        self.assertLess(self.receive_from_third(), self.SOON_S)
+        self.assert_memory_ends_with_the_copy()
+
+    def test_its_control_queue_pair_fails(self):
+        slowest, completions, deadline = 0, [], time.monotonic() + 20
+        while not completions and time.monotonic() < deadline:
+            slowest = max(slowest, self.receive_from_third())
+            completions = self.client.poll("q", 1, 0)
+        self.assertEqual([status for _, status in completions], [RETRY_EXC_ERR])
+        self.assertLess(max(slowest, self.receive_from_third()), self.SOON_S)
+        self.assert_memory_ends_with_the_copy()
+
+
+def process_state(pid):
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def cpu_ticks(pid):
