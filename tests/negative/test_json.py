@@ -1,10 +1,12 @@
 """Documents of `--json`: versioned, and with the fields that docs/json.md lists."""
 
 import json
+import os
 import pathlib
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 
 from support import ROOT, TERRACE, NegativeTest, fresh_address, procs
@@ -12,6 +14,24 @@ from support import ROOT, TERRACE, NegativeTest, fresh_address, procs
 # Objects whose fields are counters, and reports whose fields the page leaves to the text output.
 OPEN = {"devices." + name for name in ("port", "dropped", "same_host", "objects", "injected", "queue_pairs.counts", "clients", "np",
                                      "memory_node", "memory_nodes", "pager", "swap_device")}
+
+
+LIBRARY = ROOT / "build/lib/terrace/libibverbs.so.1"
+# Has a file of an export open to which it has appended two records, one with a commit, and has asked for one that is not there.
+CLIENT = """
+import ctypes, os, sys
+library = ctypes.CDLL(sys.argv[1], use_errno=True)
+for call in (library.terrace_export_connect, library.terrace_export_open):
+    call.restype = ctypes.c_void_p
+library.terrace_file_append.restype = ctypes.c_int64
+connection = ctypes.c_void_p(library.terrace_export_connect(sys.argv[2].encode(), ctypes.c_uint16(0)))
+assert library.terrace_export_open(connection, b"none", os.O_RDONLY, 0) is None
+file = ctypes.c_void_p(library.terrace_export_open(connection, b"log", os.O_RDWR | os.O_CREAT, 0o644))
+assert library.terrace_file_append(file, b"first", ctypes.c_size_t(5), 0) == 0
+assert library.terrace_file_append(file, b"a record", ctypes.c_size_t(8), 1) == 5  # TERRACE_FILE_COMMIT
+print("ready", flush=True)
+sys.stdin.read()
+"""
 
 
 def listed(section):
@@ -60,10 +80,36 @@ class Documents(NegativeTest):
         folder = self.enterContext(tempfile.TemporaryDirectory())
         node = self.serve(folder)
         found = fields(self.document("stat", left.pid)) | fields(self.document("stat", node.process.pid))
-        # Without clients, a fault plan, NP-RDMA, a pool of pages and a pager.
+        # Without clients, a fault plan, NP-RDMA, a pool of pages and a pager; files and exports have a test of their own.
         absent = {f"devices.{name}" for name in ("clients", "injected", "np", "memory_node", "memory_nodes", "pager", "swap_device")}
-        self.assertEqual(found, listed("terrace stat") - absent)
+        names = listed("terrace stat") - absent
+        self.assertEqual(found, {name for name in names if not re.match(r"devices\.(files|export)\b", name)})
         self.assertLessEqual({left.pid, node.process.pid}, {device["pid"] for device in self.document("stat")["devices"]})
+
+    def test_stat_of_an_export(self):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        pathlib.Path(folder, "exported").mkdir()
+        address = fresh_address()
+        server = procs.Program([TERRACE, "export", f"{folder}/exported", "--listen", f"{address}:7447"], folder, "export")
+        self.addCleanup(server.stop)
+        procs.wait_until(lambda: procs.is_listening(7447) and server.paths[0].read_text(), "the export serves")
+        client = subprocess.Popen([sys.executable, "-c", CLIENT, str(LIBRARY), address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(client.wait)
+        self.addCleanup(client.stdout.close)
+        self.addCleanup(client.stdin.close)
+        self.assertEqual(client.stdout.readline(), "ready\n")
+        document = self.document("stat", server.process.pid)
+        (device,) = document["devices"]
+        names = {name for name in listed("terrace stat") if re.match(r"devices\.(files|export)\b", name)}
+        self.assertLessEqual(names, fields(document))
+        self.assertEqual({name for name in fields(document) if re.match(r"devices\.(files|export)\b", name)}, names)
+        counts, (user,) = device["export"], device["export"]["clients"]
+        self.assertEqual((counts["open_files"], counts["locks"], counts["refused"], user["open_files"], user["uid"]), (1, 0, 1, 1, os.geteuid()))
+        self.assertEqual(counts["requests"], user["requests"])
+        self.assertIn(f"process {client.pid}", user["client"])
+        files = device["files"]
+        self.assertEqual({name: files[name] for name in ("open_files", "appends", "appended_bytes", "commits", "refused")},
+                         {"open_files": 1, "appends": 2, "appended_bytes": 13, "commits": 1, "refused": 0})
 
     def test_memory_node(self):
         place = f"{fresh_address()}:{procs.free_port()}"

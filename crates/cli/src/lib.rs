@@ -13,6 +13,7 @@ mod devices;
 mod doctor;
 mod exit;
 mod export;
+mod exports;
 mod far_memory;
 mod far_pages;
 mod json;

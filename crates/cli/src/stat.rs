@@ -1,10 +1,11 @@
 //! `terrace stat`: the counters of the NICs of running processes, as reported by the processes.
 
-use crate::{clients, far_pages, json, node_states, pool, regions, swap_pages, table};
+use crate::{clients, exports, far_pages, json, node_states, pool, regions, swap_pages, table};
 use clap::Args;
 use serde::Deserialize;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
+use terrace_export::ExportStats;
 use terrace_far_memory::{NODES_REPORT, NodeState, NodeStatus};
 use terrace_nbd::Totals;
 use terrace_nic::stat::{Counts, DeviceSnapshot, QpSnapshot, fetch, processes};
@@ -220,6 +221,12 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
     if let Some(now) = np(device) {
         text += &section("NP-RDMA", &now, before.and_then(np).as_ref(), seconds);
     }
+    if let Some(now) = files(device) {
+        text += &section("files", &now, before.and_then(files).as_ref(), seconds);
+    }
+    if let Some(now) = export(device) {
+        text += &exports::text(&now, before.and_then(export).as_ref(), seconds);
+    }
     let clients = clients(device);
     if !clients.is_empty() {
         text += &clients::text(&clients, &before.map(self::clients).unwrap_or_default(), seconds);
@@ -258,6 +265,16 @@ fn np(device: &DeviceSnapshot) -> Option<Counts> {
     device.reports.get("np").and_then(|report| Counts::deserialize(report).ok())
 }
 
+/// The counters of the process's regions that are files, if it has had any.
+fn files(device: &DeviceSnapshot) -> Option<Counts> {
+    device.reports.get("files").and_then(|report| Counts::deserialize(report).ok())
+}
+
+/// The state of an export.
+fn export(device: &DeviceSnapshot) -> Option<ExportStats> {
+    device.reports.get("export").and_then(|report| ExportStats::deserialize(report).ok())
+}
+
 /// The clients of the process's regions.
 fn clients(device: &DeviceSnapshot) -> Vec<ClientStats> {
     let report = device.reports.get("clients");
@@ -286,7 +303,7 @@ fn memory_node(device: &DeviceSnapshot) -> Option<NodeStatus> {
 }
 
 /// Counters below a title. With rates if `before` is given.
-fn section(title: &str, counts: &Counts, before: Option<&Counts>, seconds: u64) -> String {
+pub fn section(title: &str, counts: &Counts, before: Option<&Counts>, seconds: u64) -> String {
     let mut text = format!("\n{title}\n");
     for (name, value) in counts {
         text += &format!("  {name:<22} {value:>15}");

@@ -43,4 +43,4 @@ pub use proto::{
 };
 pub use replica::{MEMBERS_MAX, ReplicaConfig, ReplicaError, ReplicaReader, ReplicaStatus, ReplicatedFile};
 pub use rules::{Rules, RulesError};
-pub use server::{ExportStats, ServeError, Server, ServerConfig};
+pub use server::{ExportClientStats, ExportStats, ServeError, Server, ServerConfig};

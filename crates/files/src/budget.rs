@@ -1,7 +1,7 @@
 //! How many windows there are, and which one leaves for another.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use terrace_sync::Mutex;
@@ -29,6 +29,8 @@ pub trait Owner: Send + Sync + std::fmt::Debug {
 pub struct Budget {
     windows_max: usize,
     count: AtomicUsize,
+    /// The bytes of all windows.
+    bytes: AtomicU64,
     /// In the order in which they were made, or accessed when they would have left: the file, and the window's first
     /// byte. Windows that have gone are found out when their turn comes.
     queue: Mutex<VecDeque<(Weak<dyn Owner>, u64)>>,
@@ -36,23 +38,46 @@ pub struct Budget {
 
 /// A window's place in the budget.
 #[derive(Debug)]
-pub struct Share(Arc<Budget>);
+pub struct Share {
+    budget: Arc<Budget>,
+    bytes: u64,
+}
+
+impl Share {
+    /// The window has so many bytes.
+    pub fn set_bytes(&mut self, bytes: u64) {
+        self.budget.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.budget.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.bytes = bytes;
+    }
+}
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.0.count.fetch_sub(1, Ordering::Relaxed);
+        self.budget.count.fetch_sub(1, Ordering::Relaxed);
+        self.budget.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
 impl Budget {
     /// A budget of this many windows.
     pub fn new(windows_max: usize) -> Arc<Budget> {
-        Arc::new(Budget { windows_max, count: AtomicUsize::new(0), queue: Mutex::default() })
+        Arc::new(Budget {
+            windows_max,
+            count: AtomicUsize::new(0),
+            bytes: AtomicU64::new(0),
+            queue: Mutex::default(),
+        })
     }
 
     /// The number of windows.
     pub fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
+    }
+
+    /// The bytes of all windows.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// Whether a new window takes the place of another one.
@@ -86,7 +111,7 @@ impl Budget {
         let taken = self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
             (count < self.windows_max).then_some(count + 1)
         });
-        let share = taken.is_ok().then(|| Share(self.clone()));
+        let share = taken.is_ok().then(|| Share { budget: self.clone(), bytes: 0 });
         if share.is_some() {
             if queue.len() >= 2 * self.windows_max {
                 queue.retain(|(weak, _)| weak.strong_count() > 0);

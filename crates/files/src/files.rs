@@ -16,6 +16,7 @@ use crate::open_file::OpenFile;
 use crate::published::Lengths;
 use crate::region::{FileExtent, FileRegion};
 use crate::shared::Shared;
+use crate::stats::{Counters, FilesStats, count, read};
 use crate::sys::{self, Handle};
 use crate::workers::Workers;
 
@@ -86,6 +87,7 @@ impl Files {
                 descriptors,
                 workers,
                 lengths: Lengths::default(),
+                counters: Counters::default(),
                 failed: Mutex::default(),
             }),
             open: Mutex::default(),
@@ -98,6 +100,16 @@ impl Files {
     /// `NotPermitted` if the descriptor is not open for reading, or is to be written and is not open for that, or only for
     /// appending; see [`OpenError`] for the others.
     pub fn open(
+        &self,
+        descriptor: BorrowedFd<'_>,
+        is_writable: bool,
+        extent: FileExtent,
+    ) -> Result<Arc<FileRegion>, OpenError> {
+        self.open_region(descriptor, is_writable, extent)
+            .inspect_err(|_| count(&self.shared.counters.refused, 1))
+    }
+
+    fn open_region(
         &self,
         descriptor: BorrowedFd<'_>,
         is_writable: bool,
@@ -159,6 +171,20 @@ impl Files {
     /// The number of windows.
     pub fn window_count(&self) -> usize {
         self.shared.budget.count()
+    }
+
+    /// The statistics now.
+    pub fn stats(&self) -> FilesStats {
+        let Counters { open_files, appends, appended_bytes, commits, refused } = &self.shared.counters;
+        FilesStats {
+            open_files: read(open_files),
+            windows: self.shared.budget.count() as u64,
+            mapped_bytes: self.shared.budget.bytes(),
+            appends: read(appends),
+            appended_bytes: read(appended_bytes),
+            commits: read(commits),
+            refused: read(refused),
+        }
     }
 }
 

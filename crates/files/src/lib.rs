@@ -28,6 +28,7 @@
 //! | `layout` | truncating and punching |
 //! | `published` | the length as same-host peers see it, who map the file themselves |
 //! | `durable` | `fdatasync`, shared by those who wait for it |
+//! | `stats` | what `terrace stat` shows |
 //! | `sys` | system calls |
 //!
 //! # Changes by others
@@ -51,6 +52,7 @@ mod pending;
 mod published;
 mod region;
 mod shared;
+mod stats;
 mod sys;
 mod window;
 mod workers;
@@ -59,3 +61,4 @@ pub use config::{FilesConfig, WINDOW_BYTES};
 pub use files::{Files, OpenError};
 pub use layout::LayoutError;
 pub use region::{FileExtent, FileRegion};
+pub use stats::FilesStats;

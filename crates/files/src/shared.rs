@@ -8,6 +8,7 @@ use crate::budget::Budget;
 use crate::descriptors::Descriptors;
 use crate::open_file::OpenFile;
 use crate::published::Lengths;
+use crate::stats::Counters;
 use crate::workers::Workers;
 
 /// What all files of a process share.
@@ -21,6 +22,8 @@ pub struct Shared {
     pub workers: Arc<Workers>,
     /// The lengths that peers see.
     pub lengths: Lengths,
+    /// For statistics.
+    pub counters: Counters,
     /// Files that could not be written back. They stay for as long as the process, so that this is not forgotten.
     pub failed: Mutex<Vec<Arc<OpenFile>>>,
 }

@@ -27,7 +27,8 @@ pub struct Window {
 
 impl Window {
     /// A window that begins at `start` in the file.
-    pub fn new(start: u64, mapping: Mapping, share: Share, now_ms: u64) -> Window {
+    pub fn new(start: u64, mapping: Mapping, mut share: Share, now_ms: u64) -> Window {
+        share.set_bytes(mapping.len());
         let words = mapping.len().div_ceil(PAGE_BYTES).div_ceil(u64::BITS.into());
         Window {
             start,

@@ -38,6 +38,7 @@ const CONTEXT_OFFSET: usize = offset_of!(Context, verbs) + offset_of!(verbs_cont
 impl Context {
     /// Passes a context with these tables to the program, until [`Context::close`].
     pub fn publish(verbs: verbs_context, device: Arc<Device>, command: OwnedFd) -> *mut ibv_context {
+        device.set_report(Box::new(crate::files::report));
         let context = Arc::new(Context {
             verbs: CPart::new(verbs),
             device,

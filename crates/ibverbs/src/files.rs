@@ -85,6 +85,12 @@ pub fn open(descriptor: BorrowedFd<'_>, is_writable: bool, extent: FileExtent) -
     Ok(FileLease { region: Some(region), generation: GENERATION.load(Ordering::Relaxed) })
 }
 
+/// The statistics of this process's files for `terrace stat`, if there have been any. `None` also while one is opened.
+pub fn report() -> Option<(String, serde_json::Value)> {
+    let files = FILES.try_lock().ok()?;
+    Some(("files".into(), serde_json::to_value(files.as_ref()?.stats()).ok()?))
+}
+
 fn errno_of(error: &OpenError) -> Errno {
     match error {
         OpenError::NotOpen => EBADF,

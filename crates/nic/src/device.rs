@@ -127,6 +127,8 @@ pub struct Device {
     pub(crate) counters: NicCounters,
     pub(crate) engine: Engine,
     pub(crate) callbacks: ProgressCallbacks,
+    /// What `terrace stat` shows beside the device's own counters and the callbacks' reports.
+    pub(crate) report: OnceLock<Report>,
     pub(crate) management: Management,
     pub(crate) key_watcher: OnceLock<KeyWatcher>,
     pub(crate) multicast: MulticastTable<QueuePair>,
@@ -142,6 +144,9 @@ pub struct Device {
     pub(crate) activated: AtomicU32,
     pub(crate) closed: AtomicBool,
 }
+
+/// Statistics in `terrace stat`, under a name; `None` if there is nothing to show.
+pub type Report = Box<dyn Fn() -> Option<(String, serde_json::Value)> + Send + Sync>;
 
 /// Receives the keys of regions and windows that have ended.
 pub type KeyWatcher = Arc<dyn Fn(u32) + Send + Sync>;
@@ -218,6 +223,11 @@ impl Device {
         self.callbacks.attach(callback);
         // The engine may sleep without its descriptor.
         self.engine.wake();
+    }
+
+    /// Has `terrace stat` show a report of what makes no progress with the device. A device keeps its first one.
+    pub fn set_report(&self, report: Report) {
+        let _ = self.report.set(report);
     }
 
     /// Readable while asynchronous events wait. Only `poll` and `fcntl` are of use to others.

@@ -95,7 +95,7 @@ pub use address::{AddressVector, Ah};
 pub use buffer::Buffer;
 pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use cq::{CompChannel, Cq, CqInit};
-pub use device::{Device, DeviceConfig, KeyWatcher, Pd, PortAttributes};
+pub use device::{Device, DeviceConfig, KeyWatcher, Pd, PortAttributes, Report};
 pub use device_name::DeviceName;
 pub use engine::fork::ForkPause;
 pub use error::Error;

@@ -68,6 +68,7 @@ impl Device {
             counters: NicCounters::default(),
             engine: Engine::new(config.engine, config.stat_socket)?,
             callbacks: ProgressCallbacks::default(),
+            report: OnceLock::new(),
             management: Management::new(rng.random()),
             key_watcher: OnceLock::new(),
             multicast: MulticastTable::default(),

@@ -114,8 +114,17 @@ impl Device {
             ]),
             injected: self.faults.as_ref().map(|faults| injected(faults)).unwrap_or_default(),
             queue_pairs: self.table.all().iter().map(|qp| qp.snapshot()).collect(),
-            reports: self.callbacks.all().iter().filter_map(|callback| callback.report()).collect(),
+            reports: self.reports(),
         }
+    }
+}
+
+impl Device {
+    fn reports(&self) -> BTreeMap<String, serde_json::Value> {
+        let mut reports: BTreeMap<_, _> =
+            self.callbacks.all().iter().filter_map(|callback| callback.report()).collect();
+        reports.extend(self.report.get().and_then(|report| report()));
+        reports
     }
 }
 

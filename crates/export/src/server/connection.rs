@@ -12,6 +12,7 @@ use terrace_sync::Mutex;
 use super::locks::HeldLock;
 use super::nodes::Nodes;
 use super::opens::Open;
+use super::stats::ExportClientStats;
 use crate::ends::{Domain, Ends, destroy};
 use crate::proto::{Answer, Body, ChangeSet, Event, FileId, Link, Message, Request};
 use crate::rules::Identity;
@@ -32,6 +33,8 @@ pub const EVENTS_SENT: u64 = u64::MAX - 1;
 struct Pending {
     requests: VecDeque<(u64, Request)>,
     running: usize,
+    /// How many were answered.
+    answered: u64,
     /// Whether the connection is in the workers' queue.
     is_queued: bool,
     is_closed: bool,
@@ -120,6 +123,18 @@ impl Connection {
         })
     }
 
+    /// Its statistics now.
+    pub fn stats(&self) -> ExportClientStats {
+        ExportClientStats {
+            client: self.peer.clone(),
+            uid: self.identity.uid,
+            open_files: self.opens.lock().len(),
+            locks: self.locks.lock().len(),
+            watches: self.watches.lock().len(),
+            requests: self.pending.lock().answered,
+        }
+    }
+
     /// Ends the lease if nothing has come from the client for so long. Returns whether it has ended.
     pub fn check_lease(&self, lease: Duration) -> bool {
         let heard = Duration::from_millis(self.heard_ms.load(Ordering::Relaxed));
@@ -183,6 +198,7 @@ impl Connection {
             let mut pending = self.pending.lock();
             // The client may send its next request as soon as it has the answer.
             pending.running -= 1;
+            pending.answered += 1;
             pending.wants_worker()
         };
         let encoded = Message { id, body: Body::Answer(answer) }.encode();

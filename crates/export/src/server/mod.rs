@@ -10,6 +10,7 @@
 //! | `opens`, `unmapped`, `revoker` | files as regions, their keys; the end of keys |
 //! | `locks` | locks, and who may have them again |
 //! | `watches` | changes of files |
+//! | `stats` | what `terrace stat` shows |
 
 mod connection;
 mod identity;
@@ -20,6 +21,7 @@ mod opens;
 mod requests;
 mod revoker;
 mod state;
+mod stats;
 mod tree;
 mod unmapped;
 mod watches;
@@ -42,8 +44,8 @@ use crate::rules::Rules;
 use listener::Listener;
 pub(crate) use listener::local_name;
 use nodes::DescriptorBudget;
-pub use state::ExportStats;
 use state::{NewState, Receiver, State};
+pub use stats::{ExportClientStats, ExportStats};
 use watches::Watches;
 
 /// Entries of the completion queue, which all connections share.
@@ -149,6 +151,9 @@ impl Server {
             watches: Watches::new()?,
         }));
         device.attach(Arc::new(Receiver { state: state.clone(), bytes: Mutex::default() }));
+        let weak = Arc::downgrade(&state);
+        let files = move || Some(("files".into(), serde_json::to_value(weak.upgrade()?.files.stats()).ok()?));
+        device.set_report(Box::new(files));
         let listener = Listener::new(state.clone(), tcp, unix)?;
         let wake = listener.wake_descriptor();
         let mut server = Server { state, address, wake, threads: Vec::new() };

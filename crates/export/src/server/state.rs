@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
 use terrace_files::Files;
 use terrace_nic::{Cq, Device, ProgressCallback, Wc, WcOpcode, WcStatus};
 use terrace_sync::{Mutex, RwLock};
@@ -18,10 +17,11 @@ use super::nodes::DescriptorBudget;
 use super::opens::{Open, Rights};
 use super::requests::Serving;
 use super::revoker::Revoker;
+use super::stats::ExportStats;
 use super::tree;
 use super::watches::{Interest, Watches};
 use super::workers::{Job, Work};
-use crate::proto::{ChangeSet, Event, FileId, LockKind, Revocation};
+use crate::proto::{Answer, ChangeSet, Event, FileId, LockKind, Revocation};
 use crate::rules::{Identity, Rules};
 
 /// The most completions that are handled at once.
@@ -30,21 +30,6 @@ const COMPLETIONS_PER_PASS: usize = 64;
 /// For how long after the end of a connection its locks are kept because a same-host client is stopped in the middle of an
 /// access of a file that it maps.
 const ENDING_TIME: Duration = Duration::from_secs(5);
-
-/// The statistics of an export, for `terrace stat`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct ExportStats {
-    /// Connected clients.
-    pub clients: usize,
-    /// Open files.
-    pub open_files: usize,
-    /// Locks held.
-    pub locks: usize,
-    /// Requests served.
-    pub requests: u64,
-    /// Keys that were revoked by changes of rights and unlinks.
-    pub revoked: u64,
-}
 
 /// What the threads of a server share.
 pub struct State {
@@ -73,6 +58,7 @@ pub struct State {
     /// Connections whose sockets are to be closed.
     ended: Mutex<Vec<u32>>,
     requests: AtomicU64,
+    refused: AtomicU64,
     revoked: AtomicU64,
 }
 
@@ -122,6 +108,7 @@ impl State {
             ending: Mutex::default(),
             ended: Mutex::default(),
             requests: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
             revoked: AtomicU64::new(0),
         }
     }
@@ -222,6 +209,9 @@ impl State {
                 let Some((id, request)) = request else { return };
                 self.requests.fetch_add(1, Ordering::Relaxed);
                 let answer = Serving { state: self, connection: &connection }.serve(request);
+                if matches!(answer, Answer::Failed { .. }) {
+                    self.refused.fetch_add(1, Ordering::Relaxed);
+                }
                 if connection.answer(id, answer) {
                     self.work.add(Job::Serve(connection.clone()));
                 }
@@ -425,13 +415,15 @@ impl State {
 
     /// The statistics now.
     pub fn stats(&self) -> ExportStats {
-        let connections = self.connections();
+        let mut clients: Vec<_> = self.connections().iter().map(|connection| connection.stats()).collect();
+        clients.sort_by(|one, other| one.client.cmp(&other.client));
         ExportStats {
-            clients: connections.len(),
-            open_files: connections.iter().map(|connection| connection.opens.lock().len()).sum(),
-            locks: connections.iter().map(|connection| connection.locks.lock().len()).sum(),
+            open_files: clients.iter().map(|client| client.open_files).sum(),
+            locks: clients.iter().map(|client| client.locks).sum(),
             requests: self.requests.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
             revoked: self.revoked.load(Ordering::Relaxed),
+            clients,
         }
     }
 

@@ -22,6 +22,7 @@ use crate::durable::Durability;
 use crate::pending::Pending;
 use crate::published::Published;
 use crate::shared::Shared;
+use crate::stats::count;
 use crate::sys::{Handle, HandleTraits, coarse_ms};
 use crate::window::Window;
 use crate::workers::Job;
@@ -126,11 +127,13 @@ impl OpenFile {
         let system = file_system(handle.file.as_fd())?;
         let page_bytes = system.page_bytes;
         let is_memory = system.is_in_memory() || page_bytes != PAGE_BYTES;
+        let len = handle.len()?;
+        count(&shared.counters.open_files, 1);
         Ok(OpenFile {
             kind: if is_memory { Kind::Memory } else { Kind::Disk },
             page_bits: page_bytes.ilog2() as u8,
             shared,
-            len: AtomicU64::new(handle.len()?),
+            len: AtomicU64::new(len),
             len_read_ms: AtomicU64::new(coarse_ms()),
             layout: RwLock::new(Layout {
                 traits: handle.traits,
@@ -160,8 +163,9 @@ impl OpenFile {
     /// `Flush` once a write-back of the file has failed: also for later regions of the file, as the system forgets that.
     pub fn sync(self: &Arc<OpenFile>) -> Result<(), AccessError> {
         let synced = self.rest().durability.sync(&*self.handle()?);
-        if synced.is_err() {
-            self.shared.keep(self);
+        match &synced {
+            Ok(()) => count(&self.shared.counters.commits, 1),
+            Err(_) => self.shared.keep(self),
         }
         synced
     }
@@ -590,6 +594,10 @@ impl OpenFile {
         }
         let appended = end.append(&handle, data, &self.rest().append_progress);
         self.read_len(&handle, coarse_ms());
+        if appended.is_ok() && !data.is_empty() {
+            count(&self.shared.counters.appends, 1);
+            count(&self.shared.counters.appended_bytes, data.len() as u64);
+        }
         appended.map_err(|error| match error.kind() {
             io::ErrorKind::FileTooLarge => AccessError::NoSpace,
             _ => self.error_of(&error),
@@ -609,6 +617,12 @@ impl OpenFile {
                 AccessError::Device
             }
         }
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.shared.counters.open_files.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
