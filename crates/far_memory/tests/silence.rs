@@ -210,6 +210,24 @@ fn a_node_that_stays_stopped_is_given_up_sooner_if_others_have_its_pages() {
 }
 
 #[test]
+fn a_silent_node_is_not_given_up_for_one_that_is_silent_too() {
+    let ((node, address), (other, second)) = (node_process(Scheme::Odrp), node_process(Scheme::Odrp));
+    let client = connect(&[address, second], PathChoice::Udp, |config| config.copies = 2);
+    store_all(&client);
+    [&node, &other].into_iter().for_each(Process::stop);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(3 * SHORT / 2);
+            other.signal(Signal::KILL);
+            node.signal(Signal::CONT);
+        });
+        client.store(0, &content(0, 1)).expect("stored on the one that is left");
+    });
+    load_all(&client);
+    assert_eq!(client.nodes().iter().map(|node| node.losses).collect::<Vec<_>>(), [0, 1]);
+}
+
+#[test]
 fn a_client_that_is_stopped_and_goes_on_has_its_pages() {
     std::thread::scope(|scope| {
         for scheme in [Scheme::Odrp, Scheme::TwoSided] {

@@ -22,6 +22,8 @@ use crate::protocol::Function;
 const COMPLETIONS_PER_POLL: usize = 64;
 /// Of a time without polls, so much counts as time in which nodes did not answer. The client may have been stopped.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// A node answers if no reply of it is late by more than this part of the time after which a node is silent.
+const PROMPT: u32 = 10;
 
 /// What to do with a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -346,17 +348,19 @@ impl Operations {
     pub fn failure(&mut self, node: usize, now: Instant) -> Option<String> {
         let late = self.links[node].lateness(now)?;
         let is_silent = late > self.timeouts.copied;
-        if is_silent && (late > self.timeouts.last_copy || self.has_other_copies(node)) {
+        if is_silent && (late > self.timeouts.last_copy || self.has_other_copies(node, now)) {
             return Some(format!("it has not answered for {} ms", late.as_millis()));
         }
         self.links[node].set_silent(is_silent, self.timeouts.last_copy);
         self.links[node].late_end(late, now)
     }
 
-    /// Whether all pages of a node have copies on others, which are left.
-    fn has_other_copies(&self, node: usize) -> bool {
+    /// Whether all pages of a node have copies on others, which answer: a network that fails silences all of them.
+    fn has_other_copies(&self, node: usize, now: Instant) -> bool {
+        let is_prompt = |late: Duration| late < self.timeouts.copied / PROMPT;
+        let answers = |link: &Link| link.lost.is_none() && link.lateness(now).is_none_or(is_prompt);
         let mut others = self.links.iter().enumerate().filter(|(other, _)| *other != node);
-        others.all(|(_, link)| link.lost.is_none()) && self.refill.as_ref().is_some_and(Refill::is_complete)
+        others.all(|(_, link)| answers(link)) && self.refill.as_ref().is_some_and(Refill::is_complete)
     }
 
     /// A client that was stopped itself must not take its nodes for silent.
