@@ -58,6 +58,13 @@ MUTANTS = {
          "        EpochGuard { epoch: &self.epoch, even: handshake::enter(&self.epoch), slot }",
          "        let guard = EpochGuard { epoch: &self.epoch, even: handshake::enter(&self.epoch), slot };\n"
          "        self.hazard.store(hazard_of(pages), Ordering::Relaxed);\n        guard"),
+        ("domains-after-the-epoch", SHM + "reader_line.rs",
+         "        self.domain.store(domain, Ordering::Relaxed);\n"
+         "        self.key_slot.store(slot, Ordering::Relaxed);\n        self.hazard.store(hazard_of(pages), Ordering::Relaxed);\n"
+         "        EpochGuard { epoch: &self.epoch, even: handshake::enter(&self.epoch), slot }",
+         "        self.key_slot.store(slot, Ordering::Relaxed);\n        self.hazard.store(hazard_of(pages), Ordering::Relaxed);\n"
+         "        let guard = EpochGuard { epoch: &self.epoch, even: handshake::enter(&self.epoch), slot };\n"
+         "        self.domain.store(domain, Ordering::Relaxed);\n        guard"),
         ("new-readers-before-the-fence", SHM + "reader_list.rs",
          "        handshake::fence_after_withdrawal();\n        match self.count.load(Ordering::Relaxed) {",
          "        let count = self.count.load(Ordering::Relaxed);\n"

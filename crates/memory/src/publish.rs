@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
 use terrace_hostmem::HostRange;
-use terrace_shm::{GracePeriod, PublishedQueuePair, PublishedRegion, SharedRegistry, Version};
+use terrace_shm::{GracePeriod, PublishedQueuePair, PublishedRegion, ReaderTimeout, SharedRegistry, Version};
 
 use crate::access::RegisterError;
 use crate::entry::{Entry, Kind};
@@ -104,8 +104,8 @@ impl Registry {
         }
     }
 
-    /// Changes a region while no other process accesses it. If `check` passes, the region is withdrawn, and other
-    /// processes' accesses to it end; then `change` has exclusive access. The wait for those accesses holds no lock:
+    /// Changes a region while no other process accesses it. If `check` passes, the region is withdrawn, and `wait` waits for
+    /// other processes' accesses to it; then `change` has exclusive access. The wait for those accesses holds no lock:
     /// the region serves packets meanwhile. If other processes cannot access the region themselves
     /// ([`Translation::is_open_to_peers`](crate::Translation::is_open_to_peers)), nothing is waited for.
     ///
@@ -116,6 +116,7 @@ impl Registry {
         &self,
         key: u32,
         check: impl Fn(&Entry) -> Result<(), RegisterError>,
+        wait: impl FnOnce(&mut GracePeriod) -> Result<(), ReaderTimeout>,
         change: impl FnOnce(&mut Closed<'_, Entry>) -> Result<R, RegisterError>,
     ) -> Result<R, RegisterError> {
         let slot = self.table.slot_of(key).ok_or(RegisterError::UnknownKey)?;
@@ -128,9 +129,9 @@ impl Registry {
             shared.withdraw_region(self.number(key));
             let is_open = entry.pager.as_ref().is_none_or(|pager| pager.translation().is_open_to_peers());
             let pages = HostRange { addr: entry.start.wrapping_add(entry.to_host), len: entry.len };
-            if is_open { GracePeriod::of_pages(pages) } else { GracePeriod::default() }
+            if is_open { GracePeriod::of_region(entry.pd, pages) } else { GracePeriod::default() }
         };
-        let over = grace.wait_long();
+        let over = wait(&mut grace);
         let _changing = self.changes.pin();
         let mut entry = slot.close();
         entry.withdrawals -= 1;

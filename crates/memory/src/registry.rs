@@ -2,9 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use terrace_hostmem::{AtomicOp, CopySource, HostRange, fault};
-use terrace_shm::{KeyMemo, SharedRegistry, forget_readers};
+use terrace_shm::{GracePeriod, KeyMemo, ReaderTimeout, SharedRegistry, forget_readers};
 
 use crate::access::{Access, AccessError, AccessNeed, Accessor, RegisterError};
 use crate::entry::{Entry, FlushHook, Kind};
@@ -288,7 +289,7 @@ impl Registry {
             change.of(&self.region_slot(key)?.pin(), key)?.checked()?;
         }
         let check = |entry: &Entry| change.of(entry, key)?.check_pager();
-        let (region, old_pager) = self.change_region(key, check, |entry| {
+        let (region, old_pager) = self.change_region(key, check, GracePeriod::wait_long, |entry| {
             let old_pager = entry.pager.clone();
             change.of(entry, key)?.apply(entry)?;
             Ok((Region { key, start: entry.start, len: entry.len }, old_pager))
@@ -303,12 +304,28 @@ impl Registry {
     /// # Errors
     /// `Busy` when windows are bound; `UnknownKey`; `ReaderTimeout`. The region is then as it was.
     pub fn deregister(&self, key: u32) -> Result<(), RegisterError> {
+        self.end_region(key, GracePeriod::wait_long)
+    }
+
+    /// Ends a region, if other processes' accesses to it end within this time.
+    ///
+    /// # Errors
+    /// As for [`Registry::deregister`].
+    pub fn deregister_within(&self, key: u32, limit: Duration) -> Result<(), RegisterError> {
+        self.end_region(key, |grace| grace.wait(limit))
+    }
+
+    fn end_region(
+        &self,
+        key: u32,
+        wait: impl FnOnce(&mut GracePeriod) -> Result<(), ReaderTimeout>,
+    ) -> Result<(), RegisterError> {
         let check = |entry: &Entry| match entry {
             _ if entry.kind != Kind::Region || entry.tag != tag_of(key) => Err(RegisterError::UnknownKey),
             _ if entry.windows.load(Ordering::Relaxed) != 0 => Err(RegisterError::Busy),
             _ => Ok(()),
         };
-        let before = self.change_region(key, check, |entry| Ok(vacate(entry)))?;
+        let before = self.change_region(key, check, wait, |entry| Ok(vacate(entry)))?;
         // Dropping its pager may take a while.
         drop(before);
         let _changing = self.changes.pin();

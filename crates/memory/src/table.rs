@@ -298,7 +298,7 @@ mod tests {
                 scope.spawn(move || {
                     let mut looks = 0;
                     while !done.load(Ordering::Relaxed) || looks == 0 {
-                        let guard = reader_slot.enter_for(Some(number), HostRange { addr: 0, len: 1 });
+                        let guard = reader_slot.enter_for(Some(number), 0, HostRange { addr: 0, len: 1 });
                         let Some(entry) = table.entry_under(&guard) else { continue };
                         let first = entry.start;
                         (0..20).for_each(|_| std::hint::spin_loop());

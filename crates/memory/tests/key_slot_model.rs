@@ -42,7 +42,7 @@ fn table() -> Arc<Table> {
 
 impl Table {
     fn read(&self, slot: usize) {
-        let guard = self.line.enter(Some(slot as u32), HostRange { addr: 0, len: 1 });
+        let guard = self.line.enter(Some(slot as u32), 0, HostRange { addr: 0, len: 1 });
         // SAFETY: `change` waits for epochs that protect this slot.
         if let Some(entry) = unsafe { self.slots[slot].peek() } {
             assert_eq!(entry.get(), entry.get());

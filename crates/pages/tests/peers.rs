@@ -18,7 +18,7 @@ fn a_stopped_reader_keeps_its_page_alone() {
     for page in 0..30 {
         served.read(page * PAGE, 8).unwrap();
     }
-    let guard = slot.enter_for(None, served.range(3 * PAGE, 2 * PAGE));
+    let guard = slot.enter_for(None, 1, served.range(3 * PAGE, 2 * PAGE));
     // Its pages are unmapped, but their frames are not reused: they come back without a read.
     for page in 30..400 {
         assert_eq!(served.read(page * PAGE, 4096).unwrap(), numbered(page));

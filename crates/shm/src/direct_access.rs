@@ -309,7 +309,7 @@ impl DirectAccess {
         let DirectAccess { peer, reader_slot, own, own_qpn, qpn, seen, last } = self;
         let region = peer.region(key, &mut seen.region)?;
         let theirs = HostRange { addr: region.locate(va, 8)?, len: 8 };
-        let _guard = reader_slot.enter(theirs);
+        let _guard = reader_slot.enter(region.region.pd, theirs);
         let connection = (*own, *own_qpn, *qpn);
         let version = peer.check(connection, &mut seen.rights, &region, need)?;
         let source = last.source(peer, key, version, va, theirs.addr)?;
@@ -388,7 +388,7 @@ impl DirectAccess {
         let DirectAccess { peer, reader_slot, own, own_qpn, qpn, seen, last } = self;
         let region = peer.region(key, &mut seen.region)?;
         let theirs = HostRange { addr: region.locate(va, whole)?, len: local.bytes() };
-        let guard = reader_slot.enter_for(local.slot(), theirs);
+        let guard = reader_slot.enter_for(local.slot(), region.region.pd, theirs);
         let here = local.locate(direction, &guard)?;
         let connection = (*own, *own_qpn, *qpn);
         let version = peer.check(connection, &mut seen.rights, &region, direction.needs())?;

@@ -25,6 +25,8 @@ pub(crate) struct Line {
     hazard: AtomicU64,
     /// The number of the other process's queue pair.
     qpn: AtomicU32,
+    /// The protection domain of the other process's region.
+    domain: AtomicU32,
 }
 
 impl Line {
@@ -34,12 +36,13 @@ impl Line {
         self.qpn.store(qpn, Ordering::Relaxed);
     }
 
-    /// Makes the epoch odd until the returned value is dropped. The epoch protects these pages of the other process,
-    /// and key table slot `slot` of this one, if there is one.
+    /// Makes the epoch odd until the returned value is dropped. The epoch protects these pages of a region of the other
+    /// process, which is of protection domain `domain` there, and key table slot `slot` of this one, if there is one.
     #[inline(always)]
-    pub(crate) fn enter(&self, slot: Option<u32>, pages: HostRange) -> EpochGuard<'_> {
+    pub(crate) fn enter(&self, slot: Option<u32>, domain: u32, pages: HostRange) -> EpochGuard<'_> {
         let slot = slot.unwrap_or(NO_SLOT);
-        // A grace period that sees the epoch sees both.
+        // A grace period that sees the epoch sees all three.
+        self.domain.store(domain, Ordering::Relaxed);
         self.key_slot.store(slot, Ordering::Relaxed);
         self.hazard.store(hazard_of(pages), Ordering::Relaxed);
         EpochGuard { epoch: &self.epoch, even: handshake::enter(&self.epoch), slot }
@@ -61,6 +64,11 @@ impl Line {
     /// Whether the epoch protects a page of this range.
     pub(crate) fn is_for_pages(&self, pages: HostRange) -> bool {
         is_hazard_for(self.hazard.load(Ordering::Relaxed), pages)
+    }
+
+    /// Whether the epoch protects a region of this protection domain.
+    pub(crate) fn is_for_domain(&self, domain: u32) -> bool {
+        self.domain.load(Ordering::Relaxed) == domain
     }
 
     /// Whether the slot is of a connection to this queue pair.

@@ -4,7 +4,8 @@
 //! reads it: before the owner takes a region away, it withdraws the region's record, and waits until each odd epoch
 //! that concerns the region has changed ([`GracePeriod`]). Beside the epoch is a hazard pointer: the pages of the owner
 //! that the copy accesses. So a long copy, by a process that was stopped in the middle of it, blocks only changes
-//! of those pages. Beside the hazard pointer is the number of the key table slot that holds the local end of the copy,
+//! of those pages. Beside the hazard pointer is the protection domain of the region: the addresses of regions that are files
+//! are offsets in them, and one number names a page of each. Beside both is the number of the key table slot that holds the local end of the copy,
 //! if the copying process reads that slot without a lock: a change of that slot waits for the epoch in the same manner
 //! ([`wait_for_own_readers`]).
 //!
@@ -103,16 +104,16 @@ pub struct ReaderSlot {
 
 impl ReaderSlot {
     /// Makes the epoch odd until the returned value is dropped: what is read meanwhile in the other process's records
-    /// of these pages stays true.
+    /// of these pages, which are of a region of protection domain `domain`, stays true.
     #[inline(always)]
-    pub(crate) fn enter(&mut self, pages: HostRange) -> EpochGuard<'_> {
-        self.enter_for(None, pages)
+    pub(crate) fn enter(&mut self, domain: u32, pages: HostRange) -> EpochGuard<'_> {
+        self.enter_for(None, domain, pages)
     }
 
     /// The same, and what is read meanwhile in key table slot `slot` of this process stays true, too, if there is one.
     #[inline(always)]
-    pub fn enter_for(&mut self, slot: Option<u32>, pages: HostRange) -> EpochGuard<'_> {
-        line_of(&self.slots.segment, self.index as usize).enter(slot, pages)
+    pub fn enter_for(&mut self, slot: Option<u32>, domain: u32, pages: HostRange) -> EpochGuard<'_> {
+        line_of(&self.slots.segment, self.index as usize).enter(slot, domain, pages)
     }
 }
 
@@ -200,6 +201,11 @@ impl GracePeriod {
     /// For accesses to these pages.
     pub fn of_pages(pages: HostRange) -> GracePeriod {
         GracePeriod::begin(|line| line.is_for_pages(pages))
+    }
+
+    /// For accesses to these pages of regions of a protection domain.
+    pub fn of_region(domain: u32, pages: HostRange) -> GracePeriod {
+        GracePeriod::begin(|line| line.is_for_domain(domain) && line.is_for_pages(pages))
     }
 
     /// For accesses through a queue pair of this process.
@@ -300,6 +306,7 @@ mod tests {
 
     /// Two pages.
     const PAGES: HostRange = HostRange { addr: (5 << 12) + 1, len: 4096 };
+    const DOMAIN: u32 = 3;
     const PATIENCE: Duration = Duration::from_secs(10);
 
     fn sent(slots: &ReaderSlots) -> OwnedFd {
@@ -319,7 +326,7 @@ mod tests {
                 let (record, cells, stop) = (&record, &cells, &stop);
                 scope.spawn(move || {
                     while !stop.load(Ordering::Relaxed) {
-                        let _guard = slot.enter(PAGES);
+                        let _guard = slot.enter(DOMAIN, PAGES);
                         let chosen = record.load(Ordering::Relaxed) as usize;
                         cells[chosen].fetch_add(1, Ordering::Relaxed);
                     }
@@ -347,7 +354,7 @@ mod tests {
         let readers = PeerReaders::admit(sent(&slots), 1).expect("mapped");
         let mut slot = slots.take(7).expect("a slot");
         // As if its process had died in mid-copy.
-        let guard = slot.enter(PAGES);
+        let guard = slot.enter(DOMAIN, PAGES);
         let mut grace = GracePeriod::of_pages(PAGES);
         assert_eq!(grace.wait(Duration::from_millis(5)), Err(ReaderTimeout { pid: 1 }));
         drop(readers);
@@ -363,16 +370,22 @@ mod tests {
         let slots = ReaderSlots::new().expect("made");
         let _readers = PeerReaders::admit(sent(&slots), 1).expect("mapped");
         let mut slot = slots.take(7).expect("a slot");
-        let guard = slot.enter(PAGES);
+        let guard = slot.enter(DOMAIN, PAGES);
         let pages = |addr, len| GracePeriod::of_pages(HostRange { addr, len }).is_over();
         assert!(pages(PAGES.addr - 4097, 4096) && pages(PAGES.addr + (2 << 12), 4096) && pages(0, 0));
         assert!(!pages(0, PAGES.addr) && !pages(PAGES.addr + PAGES.len, 1) && !pages(0, u64::MAX));
         assert!(GracePeriod::of_queue_pair(8).is_over() && !GracePeriod::of_queue_pair(7).is_over());
+        let region = |domain, addr| GracePeriod::of_region(domain, HostRange { addr, len: 1 }).is_over();
+        assert!(!region(DOMAIN, PAGES.addr), "the region itself");
+        assert!(
+            region(DOMAIN + 1, PAGES.addr) && region(DOMAIN, PAGES.addr - 4097),
+            "another domain, another page"
+        );
         let mut grace = GracePeriod::of_pages(PAGES);
         assert!(!grace.is_over());
         drop(guard);
         // A later access has seen the withdrawal.
-        let _again = slot.enter(PAGES);
+        let _again = slot.enter(DOMAIN, PAGES);
         assert!(grace.is_over());
     }
 
@@ -385,7 +398,7 @@ mod tests {
         let mut slot = slots.take(7).expect("a slot");
         let is_waited_for = |addr| !GracePeriod::of_pages(HostRange { addr, len: 1 }).is_over();
         for len in [PAGES.len - PAGE_BYTES, PAGES.len, PAGES.len + 1, 1 << 44] {
-            let _guard = slot.enter(HostRange { addr: PAGES.addr, len });
+            let _guard = slot.enter(DOMAIN, HostRange { addr: PAGES.addr, len });
             assert!(is_waited_for(PAGES.addr) && is_waited_for(PAGES.addr + len - 1), "{len}");
             assert!(!is_waited_for(PAGES.addr - 1), "{len}");
         }

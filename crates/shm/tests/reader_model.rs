@@ -50,6 +50,8 @@ struct World {
     memory: [Watched; 2],
 }
 
+/// The protection domain of the pages.
+const DOMAIN: u32 = 3;
 /// The version of a record that was written once.
 const FIRST: Version = Version(2);
 
@@ -78,7 +80,7 @@ impl World {
 
     /// Copies from page `index` if what was seen of it is still published.
     fn copy(&self, slots: &Slots, index: usize) {
-        let _guard = slots.lines[0].enter(None, page(index));
+        let _guard = slots.lines[0].enter(None, DOMAIN, page(index));
         if record::version(&self.records[index]) == FIRST {
             self.memory[index].get();
         }
@@ -110,7 +112,7 @@ fn nothing_is_copied_after_its_grace_period() {
             let world = world.clone();
             thread::spawn(move || (0..2).for_each(|_| world.copy(&slots, 0)))
         };
-        world.withdraw(0, |line| line.is_for_pages(page(0)));
+        world.withdraw(0, |line| line.is_for_domain(DOMAIN) && line.is_for_pages(page(0)));
         reader.join().unwrap();
     });
 }

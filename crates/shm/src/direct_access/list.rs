@@ -72,7 +72,7 @@ impl DirectAccess {
         if fitting.pieces.len() < 2 {
             return 0;
         }
-        let guard = reader_slot.enter_for(fitting.slot, fitting.hull());
+        let guard = reader_slot.enter_for(fitting.slot, region.region.pd, fitting.hull());
         let connection = (*own, *own_qpn, *qpn);
         let Ok(version) = peer.check(connection, &mut seen.rights, &region, direction.needs()) else {
             return 0;
