@@ -1,6 +1,7 @@
 //! An access that a worker makes.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use terrace_hostmem::{AtomicOp, HostRange};
 use terrace_memory::{AccessError, Transfer, Waker};
@@ -51,6 +52,13 @@ impl InFlight {
         while *count > 0 {
             self.is_idle.wait(&mut count);
         }
+    }
+
+    /// Waits until there are none, or until the deadline. Returns whether there are none.
+    pub fn wait_idle_until(&self, deadline: Instant) -> bool {
+        let mut count = self.count.lock();
+        while *count > 0 && !self.is_idle.wait_until(&mut count, deadline) {}
+        *count == 0
     }
 }
 

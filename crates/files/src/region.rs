@@ -4,6 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
 use terrace_memory::{AccessError, LocalCopies, Pager, PeerTables, SharedFile, Transfer, Translation, Waker};
@@ -89,11 +90,17 @@ impl FileRegion {
         self.file.handle().map_err(io::Error::other)?.next_data(offset)
     }
 
-    /// Waits until no deferred access runs. The caller has taken the region from the NIC, so that none begins.
+    /// Waits until no deferred access runs, for as long as the disk takes. The caller has taken the region from the NIC, so that
+    /// none begins.
     pub fn wait_idle(&self) {
         if let Some(in_flight) = self.in_flight.get() {
             in_flight.wait_idle();
         }
+    }
+
+    /// The same, until the deadline at most. Returns whether no deferred access runs.
+    pub fn wait_idle_until(&self, deadline: Instant) -> bool {
+        self.in_flight.get().is_none_or(|in_flight| in_flight.wait_idle_until(deadline))
     }
 
     /// Makes room for a deferred access that holds this many bytes.

@@ -1,10 +1,11 @@
 //! Memory regions and memory windows.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use terrace_memory::{
     Access, NewPaging, NewRange, Pager, Pattern, RegionChange, RegionPolicy, RegionSpec, RegisterError,
-    WindowKind,
+    Registry, WindowKind,
 };
 use terrace_sync::Mutex;
 use terrace_transport::{BindWindow, Payload, SendFlags, SendOp, SendWr, SgeList};
@@ -190,9 +191,24 @@ impl Mr {
 
     /// Ends the region; EBUSY as for `rereg`, and the region stays as it was. No access is running once it returns.
     pub fn dereg(&self) -> Result<(), Error> {
+        self.end(|memory| memory.deregister(self.key).map_err(register_error))
+    }
+
+    /// The same, but EBUSY unless the accesses of same-host peers end within this time. The log does not name the peer: the caller
+    /// expects that it may be in the middle of an access.
+    pub fn dereg_within(&self, limit: Duration) -> Result<(), Error> {
+        self.end(|memory| match memory.deregister_within(self.key, limit) {
+            Err(RegisterError::ReaderTimeout(_)) => {
+                Err(Error::Busy("a same-host peer is in the middle of an access"))
+            }
+            ended => ended.map_err(register_error),
+        })
+    }
+
+    fn end(&self, deregister: impl FnOnce(&Registry) -> Result<(), Error>) -> Result<(), Error> {
         self.users.check()?;
         let pd = self.pd();
-        pd.device().memory.deregister(self.key).map_err(register_error)?;
+        deregister(&pd.device().memory)?;
         pd.device().local.recall(self.key);
         pd.device().note_key_ended(self.key);
         self.users.end()?;

@@ -13,14 +13,22 @@ use crate::server::{Server, ServerConfig};
 
 const PATHS: [PathChoice; 2] = [PathChoice::Udp, PathChoice::Local];
 
+fn port(path: PathChoice) -> PortConfig {
+    PortConfig { address: Some(Ipv4Addr::LOCALHOST.into()), path, ..PortConfig::default() }
+}
+
+/// A client of a server.
+pub(crate) fn connect(server: &Server, path: PathChoice) -> Client {
+    Client::connect(&ClientConfig { port: port(path), ..ClientConfig::new(server.address()) }).unwrap()
+}
+
 /// A server of a directory, a client, and an empty file that it has open.
 pub(crate) fn start(path: PathChoice) -> (tempfile::TempDir, Server, Client, RemoteFile) {
     let directory = tempfile::tempdir().unwrap();
-    let port = PortConfig { address: Some(Ipv4Addr::LOCALHOST.into()), path, ..PortConfig::default() };
+    let port = port(path);
     let config = ServerConfig::new(directory.path().into(), (Ipv4Addr::LOCALHOST, 0).into());
-    let server = Server::open(&ServerConfig { port: port.clone(), ..config }).unwrap();
-    let config = ClientConfig::new(server.address());
-    let client = Client::connect(&ClientConfig { port, ..config }).unwrap();
+    let server = Server::open(&ServerConfig { port, ..config }).unwrap();
+    let client = connect(&server, path);
     let access = OpenAccess::READ | OpenAccess::WRITE;
     let file = client.create(client.root(), "file".as_ref(), 0o644, access, true).unwrap();
     (directory, server, client, file)

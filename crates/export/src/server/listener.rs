@@ -175,6 +175,7 @@ impl Listener {
             }
         }
         self.state.release_ended_locks();
+        self.state.watches.end_idle();
         self.state.lock_history.forget_old();
         let ended = self.state.drain_ended();
         self.sockets.retain(|_, socket| match socket.qpn {

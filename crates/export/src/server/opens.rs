@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use terrace_files::{FileExtent, FileRegion, Files, LayoutError, OpenError};
@@ -108,7 +109,7 @@ impl Open {
         FileKey { rkey: self.mr.rkey(), len: attributes.len, version: attributes.version }
     }
 
-    /// Revokes the key: no access by it runs any more when this returns.
+    /// Revokes the key: no access by it runs any more when this returns. Waits for as long as the disk takes.
     ///
     /// # Errors
     /// `Busy` when a same-host peer does not end its access. The caller tries again later.
@@ -120,6 +121,20 @@ impl Open {
                 self.region.wait_idle();
                 Ok(())
             }
+        }
+    }
+
+    /// The same, within this time.
+    ///
+    /// # Errors
+    /// `Busy` when a same-host peer does not end its access in time, or the disk does not. The caller tries again later.
+    pub fn revoke_within(&self, limit: Duration) -> Result<(), Error> {
+        let deadline = Instant::now() + limit;
+        match self.mr.dereg_within(limit) {
+            Err(error @ Error::Busy(_)) => Err(error),
+            // Otherwise it has ended already.
+            _ if self.region.wait_idle_until(deadline) => Ok(()),
+            _ => Err(Error::Busy("an access waits for the disk")),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The thread that revokes the keys of clients that have gone: a same-host client that is stopped in the middle of an access
-//! delays that by seconds, and nobody else waits for it.
+//! The thread that revokes the keys of files whose accesses have not ended: a same-host client may be stopped in the middle of
+//! an access, and the disk may be slow. No other thread waits for them longer than a client's close may take.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,16 +11,43 @@ use super::opens::Open;
 use crate::ends::Domain;
 use crate::proto::FileId;
 
-/// The time until a key is tried again whose client does not end its access.
+/// How long a try to revoke a key waits for accesses: keys of other clients wait for the try.
+const TRY: Duration = Duration::from_millis(20);
+/// The time until a key is tried again whose accesses did not end.
 const RETRY: Duration = Duration::from_millis(250);
 /// How long a client that closes a file waits for the end of its key.
-const PATIENCE: Duration = Duration::from_millis(500);
+const CLOSE_WAIT: Duration = Duration::from_millis(500);
 
+/// Each open file is in one of these.
 #[derive(Default)]
 struct Queue {
-    /// The first one is being revoked.
-    opens: VecDeque<Arc<Open>>,
+    /// Those that were not tried yet.
+    untried: VecDeque<Arc<Open>>,
+    /// The one that is being tried.
+    current: Option<Arc<Open>>,
+    /// Those whose accesses did not end, and when each is tried again; the earliest first.
+    retries: VecDeque<(Instant, Arc<Open>)>,
     is_closed: bool,
+}
+
+impl Queue {
+    fn all(&self) -> impl Iterator<Item = &Arc<Open>> {
+        self.untried.iter().chain(&self.current).chain(self.retries.iter().map(|(_, open)| open))
+    }
+
+    /// Takes the next one that is due, and whether it was tried before.
+    fn begin(&mut self, now: Instant) -> Option<(Arc<Open>, bool)> {
+        let is_retry = self.untried.is_empty();
+        let open = match is_retry {
+            false => self.untried.pop_front(),
+            true if self.retries.front().is_some_and(|(at, _)| *at <= now) => {
+                self.retries.pop_front().map(|(_, open)| open)
+            }
+            true => None,
+        };
+        self.current.clone_from(&open);
+        open.map(|open| (open, is_retry))
+    }
 }
 
 /// The open files whose keys are to be revoked.
@@ -38,41 +65,49 @@ pub struct Revoker {
 impl Revoker {
     /// Adds an open file.
     pub fn add(&self, open: Arc<Open>) {
-        self.queue.lock().opens.push_back(open);
+        self.queue.lock().untried.push_back(open);
         self.changed.notify_one();
     }
 
-    /// Adds an open file, and waits for a short time until its key is revoked. It takes longer only while a same-host client is
-    /// stopped in the middle of an access.
+    /// Adds an open file as the next one, and waits for [`CLOSE_WAIT`] at most until its key is revoked.
     pub fn revoke(&self, open: Arc<Open>) {
-        let is_queued = |queue: &Queue| queue.opens.iter().any(|other| Arc::ptr_eq(other, &open));
-        self.add(open.clone());
-        let deadline = Instant::now() + PATIENCE;
         let mut queue = self.queue.lock();
-        while is_queued(&queue) && !self.tried.wait_until(&mut queue, deadline) {}
+        queue.untried.push_front(open.clone());
+        self.changed.notify_one();
+        let deadline = Instant::now() + CLOSE_WAIT;
+        while queue.all().any(|other| Arc::ptr_eq(other, &open))
+            && !self.tried.wait_until(&mut queue, deadline)
+        {}
     }
 
     /// Revokes keys until closed, and calls `revoked` after each.
     pub fn run(&self, revoked: impl Fn()) {
         let mut queue = self.queue.lock();
         while !queue.is_closed {
-            let Some(open) = queue.opens.front().cloned() else {
-                self.changed.wait(&mut queue);
+            let Some((open, is_retry)) = queue.begin(Instant::now()) else {
+                match queue.retries.front().map(|(at, _)| *at) {
+                    Some(at) => _ = self.changed.wait_until(&mut queue, at),
+                    None => self.changed.wait(&mut queue),
+                }
                 continue;
             };
             drop(queue);
-            let result = open.revoke();
+            let result = open.revoke_within(TRY);
             queue = self.queue.lock();
-            queue.opens.pop_front();
+            queue.current = None;
             self.tried.notify_all();
-            if let Err(error) = result {
-                tracing::warn!(%error, "a key is revoked later: a client does not end its access");
-                queue.opens.push_back(open);
-                self.changed.wait_for(&mut queue, RETRY);
-            } else {
-                drop(queue);
-                revoked();
-                queue = self.queue.lock();
+            match result {
+                Ok(()) => {
+                    drop(queue);
+                    revoked();
+                    queue = self.queue.lock();
+                }
+                Err(error) => {
+                    if !is_retry {
+                        tracing::warn!(%error, "a key is revoked later");
+                    }
+                    queue.retries.push_back((Instant::now() + RETRY, open));
+                }
             }
         }
     }
@@ -81,9 +116,8 @@ impl Revoker {
     /// map are left out if `is_overdue`.
     pub fn has_keys(&self, domain: &Arc<Domain>, id: FileId, is_overdue: bool) -> bool {
         let counts = |open: &Arc<Open>| !(is_overdue && open.is_mappable());
-        let queue = self.queue.lock();
-        let is_queued = queue.opens.iter().any(|open| open.id == id && open.is_of(domain) && counts(open));
-        drop(queue);
+        let is_queued =
+            self.queue.lock().all().any(|open| open.id == id && open.is_of(domain) && counts(open));
         is_queued || self.under_way.lock().contains_key(&id)
     }
 
@@ -95,8 +129,8 @@ impl Revoker {
 
     /// Revokes the keys that are left, once the device is closed.
     pub fn revoke_rest(&self) {
-        let opens = std::mem::take(&mut self.queue.lock().opens);
-        for open in opens {
+        let queue = std::mem::take(&mut *self.queue.lock());
+        for open in queue.all() {
             // Without a device no peer accesses anything.
             let _ = open.revoke();
         }
@@ -125,5 +159,74 @@ impl Revoker {
         while under_way.contains_key(&id) {
             self.ended.wait(&mut under_way);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::RwLock;
+
+    use terrace_files::{FileExtent, Files, FilesConfig};
+    use terrace_memory::{Pager, Waker};
+    use terrace_nic::PathChoice;
+
+    use super::*;
+    use crate::client::tests::{connect, start};
+    use crate::proto::OpenAccess;
+
+    /// Keeps all threads busy that wait for the disks of a server's files, until `disk` is unlocked.
+    fn occupy_disk(files: &Files, disk: &Arc<RwLock<()>>) {
+        for _ in 0..FilesConfig::default().workers_max {
+            let file = tempfile::tempfile().unwrap();
+            let region = files.open(file.as_fd(), true, FileExtent::WHOLE).unwrap();
+            let disk = disk.clone();
+            // The thread calls it when the file is persistent.
+            let waker: Waker = Arc::new(move || drop(disk.read()));
+            let range = region.translation().range();
+            region.flush(range, &waker).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_slow_disk_delays_the_close_of_its_own_client_alone() {
+        let (_directory, server, client, file) = start(PathChoice::Local);
+        let state = &server.state;
+        file.write_at(0, &[1; 4096]).unwrap();
+        let connection = state.connections().pop().unwrap();
+        let (&number, open) = connection.opens.lock().iter().next().map(|(n, o)| (n, o.clone())).unwrap();
+        let disk = Arc::new(RwLock::new(()));
+        let occupied = disk.write().unwrap();
+        occupy_disk(&state.files, &disk);
+        std::thread::scope(|scope| {
+            scope.spawn(|| file.commit());
+            while open.region.wait_idle_until(Instant::now()) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let slow = scope.spawn(|| {
+                connection.opens.lock().remove(&number);
+                state.release(&connection, number, open.clone());
+            });
+            let other = connect(&server, PathChoice::Local);
+            let found = other.lookup_path("file".as_ref()).unwrap();
+            let mut times: Vec<_> = (0..9)
+                .map(|_| {
+                    let file = other.open(found.id, OpenAccess::READ | OpenAccess::WRITE).unwrap();
+                    let begun = Instant::now();
+                    file.close().unwrap();
+                    begun.elapsed()
+                })
+                .collect();
+            times.sort();
+            assert!(times[4] < CLOSE_WAIT / 2, "{times:?}");
+            slow.join().unwrap();
+            let has_key = || state.revoker.has_keys(&connection.domain, open.id, false);
+            assert!(has_key(), "the commit has not ended");
+            drop(occupied);
+            while has_key() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        drop(client);
     }
 }

@@ -253,13 +253,13 @@ impl State {
         numbers.iter().filter_map(|number| opens.get(number).cloned()).collect()
     }
 
-    /// Has the key of a file revoked that was taken out of its connection's table: before this returns, unless another client is
-    /// stopped in the middle of an access.
+    /// Has the key of a file revoked that was taken out of its connection's table: before this returns, unless the client is
+    /// stopped in the middle of an access, or its accesses wait for a slow disk. Without an access under way, no other thread
+    /// takes part.
     pub fn release(&self, connection: &Connection, number: u64, open: Arc<Open>) {
         self.withdraw(connection, number, &open);
-        match open.is_mappable() {
-            true => self.revoker.revoke(open),
-            false => self.revoke(open),
+        if open.revoke_within(Duration::ZERO).is_err() {
+            self.revoker.revoke(open);
         }
     }
 
@@ -291,11 +291,9 @@ impl State {
         let opens = std::mem::take(&mut *connection.opens.lock());
         for (number, open) in opens {
             self.withdraw(connection, number, &open);
-            // The client's queue pairs are destroyed, so nobody waits for the keys of files that clients map. The others' keys
-            // wait for no client.
-            match open.is_mappable() {
-                true => self.revoker.add(open),
-                false => self.revoke(open),
+            // The client's queue pairs are destroyed, so nobody waits for the keys.
+            if open.revoke_within(Duration::ZERO).is_err() {
+                self.revoker.add(open);
             }
         }
         let watches = std::mem::take(&mut *connection.watches.lock());

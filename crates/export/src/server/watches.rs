@@ -46,6 +46,8 @@ impl Interest {
 struct Table {
     watched: HashMap<FileId, Watch>,
     by_number: HashMap<i32, FileId>,
+    /// Those that nobody needs, perhaps.
+    idle: Vec<FileId>,
 }
 
 #[derive(Debug)]
@@ -82,9 +84,22 @@ impl Watches {
     /// `ENOSPC` if the user has as many watches as the system permits; `EACCES` if the server may not read it.
     pub fn add(&self, id: FileId, file: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
         let mut table = self.table.lock();
-        let number = inotify::add_watch(&self.inotify, by_descriptor(file), interest.flags())?;
+        let add = || inotify::add_watch(&self.inotify, by_descriptor(file), interest.flags());
+        let number = add().or_else(|error| match error {
+            Errno::NOSPC if !table.idle.is_empty() => {
+                self.end_idle_of(&mut table);
+                add()
+            }
+            error => Err(error),
+        })?;
         table.by_number.insert(number, id);
-        table.watched.entry(id).or_insert(Watch { number, users: 0 }).users += 1;
+        let watch = table.watched.entry(id).or_insert(Watch { number, users: 0 });
+        watch.users += 1;
+        // The kernel has ended an earlier one with the file's last name.
+        let earlier = std::mem::replace(&mut watch.number, number);
+        if earlier != number {
+            table.by_number.remove(&earlier);
+        }
         Ok(())
     }
 
@@ -93,14 +108,29 @@ impl Watches {
         let mut table = self.table.lock();
         let Some(watch) = table.watched.get_mut(&id) else { return };
         watch.users -= 1;
-        if watch.users > 0 {
-            return;
+        if watch.users == 0 {
+            table.idle.push(id);
         }
-        let number = watch.number;
-        table.watched.remove(&id);
-        table.by_number.remove(&number);
-        // It has ended with its file, perhaps.
-        let _ = inotify::remove_watch(&self.inotify, number);
+    }
+
+    /// Ends the watches that nobody needs any more. The kernel reports each end, so they end together, and files that are opened
+    /// again soon keep theirs.
+    pub fn end_idle(&self) {
+        self.end_idle_of(&mut self.table.lock());
+    }
+
+    fn end_idle_of(&self, table: &mut Table) {
+        for id in std::mem::take(&mut table.idle) {
+            let Some(number) =
+                table.watched.get(&id).filter(|watch| watch.users == 0).map(|watch| watch.number)
+            else {
+                continue;
+            };
+            table.watched.remove(&id);
+            table.by_number.remove(&number);
+            // It has ended with its file, perhaps.
+            let _ = inotify::remove_watch(&self.inotify, number);
+        }
     }
 
     /// Reports what has changed to `report`; `None` for all files, when the kernel has lost changes.
@@ -134,4 +164,35 @@ fn change_of(flags: ReadFlags) -> ChangeSet {
     let name = ReadFlags::MOVE_SELF | ReadFlags::DELETE_SELF | ReadFlags::IGNORED;
     change.set(ChangeSet::NAME, flags.intersects(name));
     change
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changes(watches: &Watches) -> Vec<(Option<FileId>, ChangeSet)> {
+        let mut changes = Vec::new();
+        watches.take(|id, change| changes.push((id, change)));
+        changes
+    }
+
+    #[test]
+    fn a_watch_ends_when_nobody_has_needed_it_for_a_while() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let touch = |mode| rustix::fs::chmod(file.path(), rustix::fs::Mode::from_raw_mode(mode)).unwrap();
+        let (watches, id) = (Watches::new().unwrap(), FileId { dev: 1, ino: 2, generation: 3 });
+        let add = || watches.add(id, file.as_file().as_fd(), Interest::Rights).unwrap();
+        add();
+        watches.remove(id);
+        add();
+        watches.end_idle();
+        touch(0o600);
+        assert_eq!(changes(&watches), [(Some(id), ChangeSet::ATTRIBUTES)]);
+        watches.remove(id);
+        watches.end_idle();
+        touch(0o644);
+        assert_eq!(changes(&watches), []);
+        let table = watches.table.lock();
+        assert!(table.watched.is_empty() && table.by_number.is_empty() && table.idle.is_empty());
+    }
 }
