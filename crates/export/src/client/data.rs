@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Instant;
 
+use smallvec::{SmallVec, smallvec};
 use terrace_nic::{Error, QueuePair, SendOp, Sge, WcStatus};
 
 use super::buffers::{RecordMemory, SLOT_BYTES, Slot};
@@ -57,6 +58,9 @@ pub struct Span<'a> {
     /// The program's memory.
     pub bytes: Bytes<'a>,
 }
+
+/// Most accesses have one, for which nothing is allocated.
+pub type Spans<'a> = SmallVec<[Span<'a>; 1]>;
 
 /// What of some spans has not been begun.
 #[derive(Default)]
@@ -130,7 +134,7 @@ impl Bytes<'_> {
 /// A READ or WRITE of all bytes of some spans, under way.
 pub struct Access<'a> {
     opening: &'a Opening,
-    spans: Vec<Span<'a>>,
+    spans: Spans<'a>,
     generation: u64,
     /// What is neither copied nor in flight.
     rest: Cursor,
@@ -146,14 +150,14 @@ impl<'a> Access<'a> {
         bytes: Bytes<'a>,
         deadline: Instant,
     ) -> Result<Access<'a>, Failure> {
-        Access::begin_all(opening, vec![Span { offset, bytes }], deadline)
+        Access::begin_all(opening, smallvec![Span { offset, bytes }], deadline)
     }
 
     /// Begins an access of spans that do not overlap, in any order: copies what needs no packets, and posts as much of the
     /// rest as there is room for. The caller has checked that the file is that long.
     pub fn begin_all(
         opening: &'a Opening,
-        spans: Vec<Span<'a>>,
+        spans: Spans<'a>,
         deadline: Instant,
     ) -> Result<Access<'a>, Failure> {
         let (qp, generation) = opening.session.pair(Link::Data)?;
