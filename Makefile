@@ -120,6 +120,10 @@ build/bench/filemr/regions: bench/filemr/regions.c $(HEADERS)/terrace.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -I$(HEADERS) -o $@ $< -libverbs
 
+build/bench/filemr/local: bench/filemr/local.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< -lpmemlog
+
 build/bench/pager/%: bench/pager/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< -lm
@@ -319,11 +323,13 @@ np-programs: build ## Programs with registered memory of four times their budget
 	$(PYTHON) bench/np/np.py --only store
 	$(PYTHON) bench/np/np.py --only registration
 
-bench-filemr: build ## Regions that are files: translation caches (a model, on recorded traces), registration, rates: two minutes
+bench-filemr: build ## Regions that are files: translation caches (a model, on recorded traces), registration, rates, latency: five minutes (needs root)
 	@scripts/setup.sh bench-filemr
-	@$(MAKE) --no-print-directory build/bench/filemr/regions
+	@$(MAKE) --no-print-directory build/bench/filemr/regions build/bench/filemr/local
+	scripts/release.sh --package terrace-log --example turns
 	$(PYTHON) bench/filemr/filemr.py
 	$(PYTHON) bench/filemr/regions.py
+	unshare --net sh -c 'ip link set lo up && $(PYTHON) bench/filemr/latency.py'
 
 bench-pager: build ## Programs whose memory is on a memory node, beside ODRP's baselines, a swap file and zram: twenty minutes (needs root; ONLY=NAME for some)
 	@scripts/setup.sh bench-pager

@@ -365,7 +365,7 @@ bench) check_rust; install_packages $compiler $verbs $plots perftest linux-perf;
 np-programs) check_rust; install_packages $compiler $verbs $plots openmpi-bin libopenmpi-dev ucx-utils ;;
 bench-peers) check_rust; install_packages $compiler $verbs $plots; install_if_possible $peers ;;
 bench-pager) check_rust; install_packages $compiler $verbs perftest memcached ;;
-bench-filemr) check_rust; install_packages $compiler $verbs strace redis-server redis-tools ;;
+bench-filemr) check_rust; install_packages $compiler $verbs strace redis-server redis-tools libpmemlog-dev fuse3 sshfs openssh-server openssh-client ;;
 # The suites pjdfstest and fsx come from crates.io.
 mount-tests)
     check_rust

@@ -7,6 +7,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
+import latency  # noqa: E402
 import trace  # noqa: E402
 import translation  # noqa: E402
 from translation import Access  # noqa: E402
@@ -71,6 +72,21 @@ class Caches(unittest.TestCase):
             extents = translation.extents_of(file.name)
             self.assertEqual(extents.starts[0], 0)
             self.assertIn(extents.starts, ([0], [0, 4096, 1 << 20]), "one extent where the file system does not say")
+
+
+class Latency(unittest.TestCase):
+    def test_the_bar_is_the_ratio_at_64_bytes(self):
+        def appends(within_us):
+            row = {latency.LOCAL_LOG: {"us": 100.0}, latency.REMOTE_LOG: {"us": 100.0}}
+            return {64: {**row, latency.REMOTE_LOG: {"us": within_us}}, 256: row}
+
+        for within_us, is_met, words in ((125.0, True, ("1.25", "limit 1.53 (met), target 1.25 (met)")),
+                                         (140.0, True, ("1.40", "limit 1.53 (met), target 1.25 (missed)")),
+                                         (154.0, False, ("1.54", "limit 1.53 (missed), target 1.25 (missed)"))):
+            page, found = latency.tables({}, appends(within_us))
+            self.assertEqual(found, is_met)
+            for word in words:
+                self.assertIn(word, page)
 
 
 if __name__ == "__main__":

@@ -206,18 +206,30 @@ impl RemoteFile {
     /// # Errors
     /// As for [`RemoteFile::write_at`].
     pub fn write_short(&self, offset: u64, data: &[u8]) -> Result<bool, ExportError> {
+        let is_beyond = offset.saturating_add(data.len() as u64) > self.len();
+        let by_message = is_beyond && !data.is_empty() && data.len() <= CONTENT_BYTES_MAX;
+        match by_message {
+            true => self.write_by_message(offset, data),
+            false => self.write_at(offset, data),
+        }?;
+        Ok(by_message)
+    }
+
+    /// Writes up to 8 KiB by a message, beyond the end of the file too. The server's program takes part, and notes the time.
+    ///
+    /// # Errors
+    /// As for [`RemoteFile::write_at`].
+    pub fn write_by_message(&self, offset: u64, data: &[u8]) -> Result<(), ExportError> {
         let file = &self.file;
         file.check(OpenAccess::WRITE)?;
-        let end = offset.checked_add(data.len() as u64).ok_or(ExportError::Invalid("beyond any file"))?;
-        if data.is_empty() || data.len() > CONTENT_BYTES_MAX || end <= self.len() {
-            self.write_at(offset, data)?;
-            return Ok(false);
+        if data.len() > CONTENT_BYTES_MAX || offset.checked_add(data.len() as u64).is_none() {
+            return Err(ExportError::Invalid("more than 8 KiB, or beyond any file"));
         }
         file.repeat(|opening, deadline| {
             let request = Request::Write { open: opening.open, offset, data: Text::from(data) };
             file.change_on(opening, request, deadline)?;
             file.note_written(opening);
-            Ok(true)
+            Ok(())
         })
     }
 

@@ -255,6 +255,26 @@ fn a_short_write_beyond_the_end_and_an_append_do_not_overwrite_one_another() {
 }
 
 #[test]
+fn bytes_that_a_message_carries_are_written_within_a_file_and_beyond_its_end() {
+    for path in [PathChoice::Udp, PathChoice::Local] {
+        let directory = tempfile::tempdir().unwrap();
+        let server = serve(directory.path(), path, "root = true");
+        let client = connect(server.address(), path);
+        let file = client.create(client.root(), "file".as_ref(), 0o644, READ_WRITE, true).unwrap();
+        file.write_at(0, b"0123456789").unwrap();
+        file.write_by_message(2, b"ab").unwrap();
+        file.write_by_message(12, b"cd").unwrap();
+        assert_eq!(std::fs::read(directory.path().join("file")).unwrap(), b"01ab456789\0\0cd");
+        assert_eq!(file.len(), 14);
+        for (offset, len) in [(0, 8193), (u64::MAX, 1)] {
+            assert_eq!(errno(file.write_by_message(offset, &vec![0; len])), Errno::INVAL.raw_os_error());
+        }
+        let reader = client.open(file.id(), OpenAccess::READ).unwrap();
+        assert_eq!(errno(reader.write_by_message(0, b"x")), Errno::BADF.raw_os_error());
+    }
+}
+
+#[test]
 fn a_short_file_comes_with_the_answer_to_opening_it() {
     let directory = tempfile::tempdir().unwrap();
     let server = serve(directory.path(), PathChoice::Local, "root = true");
