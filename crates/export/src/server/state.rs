@@ -31,6 +31,10 @@ const COMPLETIONS_PER_PASS: usize = 64;
 /// access of a file that it maps.
 const ENDING_TIME: Duration = Duration::from_secs(5);
 
+/// How long a change of rights waits for the accesses that it has ended the right to. A client that is stopped in the middle of one
+/// would hold a worker for longer.
+const REVOKE_WAIT: Duration = Duration::from_secs(10);
+
 /// What the threads of a server share.
 pub struct State {
     pub device: Arc<Device>,
@@ -278,10 +282,10 @@ impl State {
         }
     }
 
-    /// Revokes a key, now or as soon as possible.
+    /// Revokes a key, within [`REVOKE_WAIT`] or as soon as possible after that.
     pub fn revoke(&self, open: Arc<Open>) {
-        if let Err(error) = open.revoke() {
-            tracing::warn!(%error, "a key is revoked later: a client does not end its access");
+        if let Err(error) = open.revoke_within(REVOKE_WAIT) {
+            tracing::warn!(%error, "a key is revoked later: a client or a disk does not end an access");
             self.revoker.add(open);
         }
     }
