@@ -50,7 +50,6 @@ use terrace_transport::{Payload, PostError, SendFlags, SendOp, SendWr, Time, Wc,
 use crate::proto::{Magic, Mode};
 use crate::region::{Knowledge, Region};
 use crate::sge_list;
-use crate::signature::PAGE_BYTES;
 use calls::{Calls, Request, Task};
 use entry::{Entry, Kind, Route, Seq};
 use grants::Grants;
@@ -158,8 +157,6 @@ pub struct Session {
     task_count: usize,
     /// The entries that wait for calls.
     with_calls: Vec<WithCalls>,
-    /// A buffer for the inspection of data.
-    page_buffer: Box<[u8; PAGE_BYTES]>,
 }
 
 impl Session {
@@ -188,7 +185,6 @@ impl Session {
             checked_count: 0,
             task_count: 0,
             with_calls: Vec::new(),
-            page_buffer: Box::new([0; PAGE_BYTES]),
         }
     }
 

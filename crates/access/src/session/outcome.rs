@@ -66,7 +66,8 @@ impl Session {
         let entry = &self.entries[index];
         let (Some(region), SendOp::Read { va, .. }) = (&entry.region, entry.wr.op) else { return };
         let range = post.range.clone().unwrap_or(0..entry.length);
-        if read::inspect(entry, region, range, memory, &mut self.page_buffer, &mut suspects).is_err() {
+        let mtu_bytes = self.config.mtu_bytes.into();
+        if read::inspect(entry, region, range, mtu_bytes, memory, &mut suspects).is_err() {
             return self.fail(index, WcStatus::LocalProtection, 0);
         }
         // Before the request for the signature page, and after a refusal, bytes that match it are data.

@@ -132,8 +132,8 @@ fn read_call(seq: Seq, entry: &Entry, range: ByteRange, pages: Option<Pages>) ->
     }
 }
 
-/// Inspects the data of a byte range of a READ, and adds the pages that may have been absent to the suspects.
-/// `page_buffer` is scratch memory.
+/// Inspects the data of a posted range of a READ, and adds the pages that may have been absent to the suspects. The NIC
+/// looks up residency once for each packet and page, so one chunk of each is compared.
 ///
 /// # Errors
 /// If the program's memory cannot be read.
@@ -141,24 +141,28 @@ pub(super) fn inspect(
     entry: &Entry,
     region: &Region,
     range: ByteRange,
+    mtu_bytes: u64,
     memory: &impl LocalMemory,
-    page_buffer: &mut [u8; PAGE_BYTES],
     suspects: &mut PageBitmap,
 ) -> Result<(), LocalError> {
     let SendOp::Read { va, .. } = entry.wr.op else { return Ok(()) };
     let page_offset = region.layout().page_offset(va);
-    for page in pages_of(page_offset, &range) {
-        let page_range = range_of(page_offset, page, entry.length);
-        let (from, to) = (page_range.start.max(range.start), page_range.end.min(range.end));
-        let slice = &mut page_buffer[..(to - from) as usize];
-        gather(memory, entry.sges(), from, slice)?;
-        let offset = ((page_offset as u64 + from) % PAGE) as usize;
-        if region.signature_page().matches(offset, slice) || is_overwritten(entry, &(from..to)) {
+    let mut at = range.start;
+    while at < range.end {
+        let page = ((page_offset as u64 + at) / PAGE) as usize;
+        let packet_end = at + mtu_bytes - (at - range.start) % mtu_bytes;
+        let end = packet_end.min(range_of(page_offset, page, entry.length).end).min(range.end);
+        let mut chunk = [0; CHUNK_BYTES];
+        let chunk = &mut chunk[..CHUNK_BYTES.min((end - at) as usize)];
+        gather(memory, entry.sges(), at, chunk)?;
+        let offset = ((page_offset as u64 + at) % PAGE) as usize;
+        if region.signature_page().matches(offset, chunk) || is_overwritten(entry, &(at..end)) {
             if suspects.page_count() == 0 {
                 *suspects = PageBitmap::new(region.layout().page_count(va, entry.length));
             }
             suspects.insert(page);
         }
+        at = end;
     }
     Ok(())
 }

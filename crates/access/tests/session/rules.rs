@@ -68,6 +68,28 @@ fn a_wholly_absent_range_is_not_read() {
 }
 
 #[test]
+fn one_chunk_of_each_packet_is_compared() {
+    for (chunk, suspects) in [(1, None), (5 * 4, Some(vec![0])), (5 * 4 + 3, None)] {
+        let mut harness = Harness::granted(Mode::OneSided);
+        harness.read(0, 2 * 4096, 0);
+        let (posts, _) = sort(&harness.actions());
+        harness.fill(&posts[0], &[]);
+        let (start, len) = (chunk * 256, 256);
+        let signature = harness.region.signature_page().shared();
+        let in_page = start % 4096..start % 4096 + len;
+        harness.local.slice(LOCAL_BASE + start as u64, len).copy_from_slice(&signature[in_page]);
+        harness.complete_post(&posts[0]);
+        match suspects {
+            None => assert_eq!(harness.completions(), [(1001, WcStatus::Success)], "chunk {chunk} is data"),
+            Some(pages) => {
+                let (_, calls) = sort(&harness.actions());
+                assert_eq!(fetched(&calls[0]), (4096, 4096, pages, 4096), "chunk {chunk} begins a packet");
+            }
+        }
+    }
+}
+
+#[test]
 fn suspect_pages_are_fetched_by_one_call_after_the_last_post() {
     let mut harness = Harness::granted(Mode::OneSided);
     harness.absent(&[1]);
