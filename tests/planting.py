@@ -29,7 +29,7 @@ def copy_tree(work):
     """Copies the current sources, committed or not. An identical file keeps its time, and a file that differs gets a new
     time, because cargo compiles files that are newer than its last build."""
     listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard",
-                             "Cargo.toml", "Cargo.lock", "crates", "tests/corpus", "tests/sim"],
+                             "Cargo.toml", "Cargo.lock", "crates", "tests/corpus", "tests/packets", "tests/sim"],
                             cwd=ROOT, check=True, capture_output=True)
     for name in listed.stdout.decode().split("\0"):
         if not name or not (ROOT / name).is_file():

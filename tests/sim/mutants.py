@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Mutation test: inserts faults into a copy of Terrace, one at a time, and checks that the simulation detects each of them.
+"""Mutation test: inserts faults into a copy of Terrace, one at a time, and checks that the simulation detects each of them, or a packet script.
 
     tests/sim/mutants.py [--seeds N] [--work DIRECTORY] [PATTERN...]
 
@@ -55,7 +55,6 @@ MUTANTS = [
     ("solicited-is-forgotten", RESPONDER + "mod.rs", "        solicited: packet.bth.solicited,", "        solicited: false,"),
     ("too-few-responder-resources", RESPONDER + "one_sided.rs",
      "usize::from(common.attr.max_dest_rd_atomic.max(1))", "1"),
-    ("repeated-reads-may-end-the-connection", RESPONDER + "emit.rs", "                if read.repeat {", "                if false {"),
     ("unreliable-messages-may-have-gaps", RESPONDER + "unreliable.rs",
      "let in_sequence = packet.bth.psn == self.expected;", "let in_sequence = true;"),
     ("flushed-receives-are-forgotten", RESPONDER + "mod.rs",
@@ -78,8 +77,6 @@ MUTANTS = [
     ("too-many-reads-are-outstanding", REQUESTER + "emit.rs",
      "self.responses_due.len() >= usize::from(common.attr.max_rd_atomic)",
      "self.responses_due.len() > usize::from(common.attr.max_rd_atomic) + 5"),
-    ("local-invalidate-does-not-wait", REQUESTER + "emit.rs",
-     "SendOp::LocalInvalidate(_) => !self.queue.is_next_oldest(),", "SendOp::LocalInvalidate(_) => false,"),
     ("unsignaled-requests-complete", REQUESTER + "mod.rs",
      "if common.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED) {",
      "if common.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED) || wr.payload.len() == 8 {"),
@@ -137,21 +134,48 @@ NP_MUTANTS = [
      "let into = entry.filter(is_brought)", "let into = entry.filter(|_| false).filter(is_brought)"),
     ("np-what-is-lent-has-no-data", OPTIMISTIC + "calls.rs",
      "let lent = memory.lend(id, &sge, Access::Read)?;", "let lent = memory.lend(id, &sge, Access::Write)?;"),
+    ("np-answers-come-before-the-data", OPTIMISTIC + "target.rs",
+     "                self.actions.push_back(TargetAction::Move(*transfer));\n                *job = Job::Moving(now);\n",
+     "                let transfer = *transfer;\n                *job = Job::Moving(now);\n"
+     "                self.handle_copied(id, memory);\n                self.actions.push_back(TargetAction::Move(transfer));\n"),
+    ("np-copied-ranges-stay-held", OPTIMISTIC + "target.rs",
+     "            *job = Job::Answered(since);\n            memory.release(token);\n", "            *job = Job::Answered(since);\n"),
+    ("np-slots-are-lent-twice", OPTIMISTIC + "calls.rs",
+     "self.next_id.wrapping_sub(oldest) < in_flight_max", "self.in_flight.len() < in_flight_max as usize"),
     ("np-absent-pages-are-written-unchecked", OPTIMISTIC + "checks.rs",
      "*base = version.filter(|version| version % 2 == 1);", "*base = *version;"),
 ]
 
-FAULTS = [("", *fault) for fault in MUTANTS] + [("--np", *fault) for fault in NP_MUTANTS]
+# What no run of the simulation can show: a key that ends some microseconds too early, and a copy of a READ request that is being answered
+# when its memory goes. The packet scripts of tests/packets do.
+SCRIPT_MUTANTS = [
+    ("repeated-reads-may-end-the-connection", RESPONDER + "emit.rs", "                if read.repeat {", "                if false {"),
+    ("local-invalidate-does-not-wait", REQUESTER + "emit.rs",
+     "SendOp::LocalInvalidate(_) => !self.queue.is_next_oldest(),", "SendOp::LocalInvalidate(_) => false,"),
+]
+
+FAULTS = [("", *fault) for fault in MUTANTS] + [("--np", *fault) for fault in NP_MUTANTS] + [
+    ("packets", *fault) for fault in SCRIPT_MUTANTS]
 
 
 def run(work, group, seeds):
-    """Returns the failure that the simulation prints, in one line; `None` if it finds none."""
+    """Returns the failure that the simulation prints, or the packet scripts do, in one line; `None` if there is none."""
+    if group == "packets":
+        return run_scripts(work)
     planting.build(work, "cargo", "build", "--quiet", "--package", "terrace-sim")
     ran = planting.run(work, "cargo", "run", "--quiet", "--package", "terrace-sim", "--", *filter(None, [group]), "--seeds", str(seeds))
     if ran.returncode == 0:
         return None
     lines = [line for line in ran.stdout.splitlines() if re.match(r"seed \d+:", line)]
     return lines[0] if lines else ran.stdout[-200:]
+
+
+def run_scripts(work):
+    suite = ("cargo", "test", "--quiet", "--package", "terrace-transport", "--test", "packets")
+    planting.build(work, *suite, "--no-run")
+    ran = planting.run(work, *suite)
+    lines = [line for line in ran.stdout.splitlines() if ".pkt" in line]
+    return None if ran.returncode == 0 else lines[0].strip() if lines else ran.stdout[-200:]
 
 
 def main():

@@ -84,6 +84,7 @@ const REQUIRED_OF_NP: &[&str] = &[
     "NP-RDMA ranges held for a peer",
     "NP-RDMA repeated behind a repeated WRITE",
     "NP-RDMA signature pages",
+    "NP-RDMA transfers by the peer",
     "NP-RDMA versions changed",
 ];
 

@@ -281,6 +281,8 @@ impl Target {
     /// Takes that the bytes of a transfer to the peer have been copied from the range, and posted on the queue pair that carries
     /// the messages: the answer can follow right behind them, and the range need not be held any more. The end of the
     /// transfer is reported, too: until then, no more than [`TargetConfig::call_count_max`] transfers are answered.
+    /// Not for an owner that sends requests again over another queue pair: the data may be lost with this one, and the answer
+    /// repeated without it.
     pub fn handle_copied(&mut self, token: u64, memory: &mut impl TargetMemory) {
         if self.answered_count() >= self.config.call_count_max as usize {
             return;

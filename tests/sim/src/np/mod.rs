@@ -3,7 +3,8 @@
 //! A node's programs READ, WRITE, count and send on one or two queue pairs to another node, of whose memory pages come and
 //! go at any time, between the packets of a request, too. Pages of their own memory come and go as well, unless a request
 //! holds them. Packets are lost, duplicated and reordered; answers are lost with the control queue pair, and requests sent
-//! again. The devices, their transport and the absent pages are real; the control queue pair is a list of messages.
+//! again. The devices, their transport and the absent pages are real, and so are the control queue pairs, on which targets move the
+//! bytes of long repetitions to and from slots that they are lent.
 //!
 //! Checked are: each READ and each atomic brings what the model has; messages arrive in order, with all that was written
 //! before; a WRITE with an ordering bit is seen behind what it follows; at the end all memory is that of the model, and no addition to a shared counter was lost or made twice; nothing
@@ -21,14 +22,14 @@ mod side;
 use std::sync::Arc;
 
 use terrace_access::optimistic::{Action, TargetAction};
-use terrace_access::proto::Status;
 use terrace_fabric::sim::SimNet;
-use terrace_nic::{ManualClock, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, Wc, WcOpcode, WcStatus};
+use terrace_nic::{ManualClock, RecvWr, Sge, Time, Wc};
 
 use crate::cells;
 use crate::rng::{SimRng, Stream, stream_seed};
 use crate::tally::Tally;
 use crate::world::{Checked, Failure, ensure};
+use messages::Control;
 use pages::PAGE;
 use pair::Pair;
 use plan::Plan;
@@ -114,8 +115,9 @@ impl World {
                 (&**pages[node], start..start + share)
             });
             let described_at = rng.pick(&[0, 50_000]);
-            let qps = setup::connect(&plan, &nodes)?;
-            pairs.push(Pair::new(&plan, index, qps, memory.scratch_key, areas, described_at));
+            let qps = setup::connect(&plan, &nodes, |node| &node.cq)?;
+            let control = Control::new(&plan, &nodes)?;
+            pairs.push(Pair::new(&plan, index, qps, control, memory.scratch_key, areas, described_at));
         }
         let mut counter = [0; 8];
         memory.remote.pages.peek(bytes[1] - 8, &mut counter);
@@ -160,7 +162,7 @@ impl World {
             let Memory { local, remote, .. } = &self.memory;
             self.pairs.iter_mut().try_for_each(|pair| pair.check_order([&local.pages, &remote.pages]))?;
             self.bring_pages();
-            self.deliver_messages()?;
+            self.handle_control()?;
             if self.ticks_at <= before {
                 self.tick()?;
             }
@@ -203,8 +205,7 @@ impl World {
             [
                 pair.initiator.deadline().map(|at| at.0),
                 pair.target.deadline().map(|at| at.0),
-                pair.to_target.front().map(|(at, _)| *at),
-                pair.to_initiator.front().map(|(at, _)| *at),
+                pair.control.next_message(),
             ]
         });
         let nodes = self.nodes.iter().map(|node| node.device.next_deadline().map(|at| at.0));
@@ -292,20 +293,14 @@ impl World {
     fn poll_targets(&mut self) -> Checked {
         for wc in self.completions(1)? {
             let pair = self.pair_of(1, wc.qpn);
-            if matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm) {
-                let buffer = wc.wr_id as usize;
-                let mut data = vec![0; RECEIVE_BYTES];
-                cells::load(&self.memory.received, buffer * RECEIVE_BYTES, &mut data);
-                self.say(|| format!("pair {pair}: message {:?} of {} B", wc.opcode, wc.byte_len));
-                let (pair, remote) = (&mut self.pairs[pair], &self.memory.remote.pages);
-                ensure!(pair.receives.pop_front() == Some(buffer), "a receive has completed too early");
-                pair.free_receives.push(buffer);
-                pair.receive(&wc, &data, remote)?;
-            } else {
-                let moved = (wc.status == WcStatus::Success).then_some(()).ok_or(Status::ClientMemory);
-                let (pairs, mut side) = self.remote_side(pair);
-                pairs[pair].target.handle_moved(wc.wr_id, moved, &mut side);
-            }
+            let buffer = wc.wr_id as usize;
+            let mut data = vec![0; RECEIVE_BYTES];
+            cells::load(&self.memory.received, buffer * RECEIVE_BYTES, &mut data);
+            self.say(|| format!("pair {pair}: message {:?} of {} B", wc.opcode, wc.byte_len));
+            let (pair, remote) = (&mut self.pairs[pair], &self.memory.remote.pages);
+            ensure!(pair.receives.pop_front() == Some(buffer), "a receive has completed too early");
+            pair.free_receives.push(buffer);
+            pair.receive(&wc, &data, remote)?;
         }
         Ok(())
     }
@@ -366,16 +361,8 @@ impl World {
         }
         while let Some(action) = self.pairs[index].target.poll_action(now) {
             match action {
-                TargetAction::Send(message) => self.answer(index, message)?,
-                TargetAction::Move(transfer) => {
-                    let (va, rkey) = (transfer.peer.1, transfer.peer.0);
-                    let op =
-                        if transfer.to_peer { SendOp::Write { va, rkey } } else { SendOp::Read { va, rkey } };
-                    let sge =
-                        Sge { addr: transfer.region.1, length: transfer.length, lkey: transfer.region.0 };
-                    let wr = SendWr::with_sge(transfer.token, op, sge, SendFlags::SIGNALED);
-                    self.pairs[index].qps[1].post_send([Ok(wr)]).map_err(|(_, error)| error)?;
-                }
+                TargetAction::Send(message) => self.answer(index, &message)?,
+                TargetAction::Move(transfer) => self.transfer(index, transfer)?,
                 TargetAction::Break => return Err(Failure(format!("pair {index}: the target has given up"))),
             }
         }

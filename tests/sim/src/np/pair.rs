@@ -7,6 +7,7 @@ use std::sync::Arc;
 use terrace_access::optimistic::{Config, Initiator, OrderBits, Scratch, Target, TargetConfig};
 use terrace_nic::{QueuePair, Wc, WcStatus};
 
+use super::messages::Control;
 use super::model::Model;
 use super::pages::{PAGE, Pages};
 use super::plan::Plan;
@@ -60,9 +61,7 @@ pub(super) struct Pair {
     pub qps: [Arc<QueuePair>; 2],
     pub initiator: Initiator,
     pub target: Target,
-    /// Messages on the control queue pair, with the times of their arrival.
-    pub to_target: VecDeque<(u64, Box<[u8]>)>,
-    pub to_initiator: VecDeque<(u64, Box<[u8]>)>,
+    pub control: Control,
     /// Requests that are not answered, by id.
     pub unanswered: BTreeMap<u64, Box<[u8]>>,
     /// When the initiator learns about the region.
@@ -88,6 +87,7 @@ impl Pair {
         plan: &Plan,
         index: usize,
         qps: [Arc<QueuePair>; 2],
+        control: Control,
         scratch_key: u32,
         areas: [(&Pages, Range<usize>); 2],
         described_at: u64,
@@ -130,8 +130,7 @@ impl Pair {
                 move_bytes_max: plan.call_bytes_max,
                 hold_ns_max: HOLD_NS_MAX,
             }),
-            to_target: VecDeque::new(),
-            to_initiator: VecDeque::new(),
+            control,
             unanswered: BTreeMap::new(),
             described_at,
             is_described: false,
@@ -203,8 +202,8 @@ impl Pair {
 
     /// Whether everything is done on both sides.
     pub fn is_quiet(&self) -> bool {
-        let channels = self.to_target.is_empty() && self.to_initiator.is_empty();
-        self.budget == 0 && self.posted.is_empty() && self.inbound.is_empty() && channels && self.is_over()
+        let is_done = self.budget == 0 && self.posted.is_empty() && self.inbound.is_empty();
+        is_done && self.control.is_quiet() && self.is_over()
     }
 
     fn is_over(&self) -> bool {

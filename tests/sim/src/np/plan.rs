@@ -47,6 +47,11 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// Bytes of the memory that is lent for a call.
+    pub fn lent_bytes(&self) -> usize {
+        self.bytes_max.min(self.call_bytes_max.into()).next_multiple_of(8) as usize
+    }
+
     pub fn draw(rng: &mut SimRng) -> Plan {
         let mtu = rng.pick(&[256, 1024, 4096]);
         let (delay_min_ns, delay_max_ns) = rng.pick(&[(1000, 2000), (500, 10_000)]);

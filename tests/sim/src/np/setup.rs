@@ -24,14 +24,18 @@ const ALL: u32 = 1 | 1 << 1 | 1 << 2 | 1 << 3;
 
 /// Bytes of a receive buffer, and of the longest SEND.
 pub(super) const RECEIVE_BYTES: usize = 4096;
+/// Entries of a completion queue.
+pub(super) const CQ_DEPTH: usize = 1 << 12;
 /// Receive buffers of each pair.
 pub(super) const RECEIVE_COUNT: usize = 4;
 
-/// A node: a device and one completion queue.
+/// A node: a device and its completion queues.
 pub(super) struct Node {
     pub device: Arc<Device>,
     pub pd: Arc<Pd>,
     pub cq: Arc<Cq>,
+    /// Of the control queue pairs.
+    pub control_cq: Arc<Cq>,
 }
 
 impl Node {
@@ -42,8 +46,9 @@ impl Node {
             DeviceConfig { model: NicModel::Commodity, ..DeviceConfig::simulated(port, clock.clone(), seed) };
         let device = Device::open(config)?;
         let pd = device.alloc_pd()?;
-        let cq = device.create_cq(CqInit { depth: 1 << 12, channel: None, cookie: 0 })?;
-        Ok(Node { device, pd, cq })
+        let new_cq = || device.create_cq(CqInit { depth: CQ_DEPTH as u32, channel: None, cookie: 0 });
+        let (cq, control_cq) = (new_cq()?, new_cq()?);
+        Ok(Node { device, pd, cq, control_cq })
     }
 
     fn register(
@@ -103,7 +108,7 @@ impl Memory {
         let local_mr = a.register(local.addr(), local.page_count() * PAGE, LOCAL, ALL, None)?;
         let scratch = zeros(plan.pair_count * (plan.slot_bytes * plan.slot_count) as usize);
         let scratch_mr = a.register(scratch.as_ptr() as u64, scratch.len() * 8, SCRATCH, ALL, None)?;
-        let slot_bytes = plan.bytes_max.min(plan.call_bytes_max.into()).next_multiple_of(8) as usize;
+        let slot_bytes = plan.lent_bytes();
         let lent_cells = zeros(plan.pair_count * plan.call_count_max as usize * slot_bytes);
         let lent_mr = a.register(lent_cells.as_ptr() as u64, lent_cells.len() * 8, LENT, ALL, None)?;
         let lent =
@@ -129,16 +134,20 @@ impl Memory {
 }
 
 /// A queue pair on each node, connected to each other.
-pub(super) fn connect(plan: &Plan, nodes: &[Node; 2]) -> Result<[Arc<QueuePair>; 2], Error> {
+pub(super) fn connect(
+    plan: &Plan,
+    nodes: &[Node; 2],
+    cq_of: fn(&Node) -> &Arc<Cq>,
+) -> Result<[Arc<QueuePair>; 2], Error> {
     let make = |node: &Node| {
         node.pd.create_qp(QpInit {
             qp_type: QpType::Rc,
-            send_cq: node.cq.clone(),
-            recv_cq: node.cq.clone(),
+            send_cq: cq_of(node).clone(),
+            recv_cq: cq_of(node).clone(),
             srq: None,
             cap: QpCap {
-                max_send_wr: 128,
-                max_recv_wr: 16,
+                max_send_wr: 256,
+                max_recv_wr: 32,
                 max_send_sge: 2,
                 max_recv_sge: 1,
                 max_inline_data: 64,
