@@ -132,7 +132,7 @@ impl Initiator {
             let (first_page, count) = (run.start, run.end - run.start);
             let (slot, at, reader) = (0, Time(0), reader.clone());
             let read = VersionRead { reader, region_id, table, first_page, count, slot, at };
-            self.unposted.push_back(Post { token: 0, what: What::Versions(read) });
+            self.unposted.push_back(Post::new(What::Versions(read)));
         }
         runs.len()
     }

@@ -167,12 +167,14 @@ impl Entry {
     }
 
     /// The work request for a byte range of it.
-    pub(super) fn part(&self, token: u64, range: &Range<u64>) -> SendWr {
+    pub(super) fn part(&self, token: u64, range: &Range<u64>, is_signaled: bool) -> SendWr {
+        let mut flags = self.wr.flags;
+        flags.set(SendFlags::SIGNALED, is_signaled);
         SendWr {
             wr_id: token,
             op: sub_op(self.wr.op, range.start),
             payload: sub_payload(&self.wr.payload, range),
-            flags: self.wr.flags | SendFlags::SIGNALED,
+            flags,
             target: self.wr.target.clone(),
         }
     }
@@ -264,7 +266,8 @@ impl Entry {
         if self.state != State::Done {
             self.state = State::Active;
         }
-        if self.check == Check::Due {
+        // The check behind an unsignaled WRITE says that nothing of it is under way any more.
+        if self.check == Check::Due && self.posts == 0 {
             self.check = Check::None;
         }
     }

@@ -53,7 +53,7 @@ use crate::sge_list::{self, LocalMemory};
 use crate::signature::PAGE_BYTES;
 use calls::Calls;
 use checks::{Checks, VersionRead};
-use entry::{Entry, Seq};
+use entry::{Check, Entry, Seq};
 use versions::{KnownVersions, VersionTable};
 
 pub use order::{Class, Order, OrderBits, Rule};
@@ -205,6 +205,14 @@ pub struct Counters {
 struct Post {
     token: u64,
     what: What,
+    /// Whether the queue pair need not complete it if it succeeds: the completion of a later one says so.
+    is_unsignaled: bool,
+}
+
+impl Post {
+    fn new(what: What) -> Post {
+        Post { token: 0, what, is_unsignaled: false }
+    }
 }
 
 #[derive(Debug)]
@@ -244,7 +252,10 @@ pub struct Initiator {
     /// Whether entries may be finished that were not when it was last tried.
     may_finish: bool,
     unposted: VecDeque<Post>,
+    /// In the order of their tokens, which is that of their completions.
     posted: VecDeque<Post>,
+    /// How many of the last of them are unsignaled.
+    unsignaled_count: usize,
     next_token: u64,
     calls: Calls,
     checks: Checks,
@@ -280,6 +291,7 @@ impl Initiator {
             may_finish: false,
             unposted: VecDeque::new(),
             posted: VecDeque::new(),
+            unsignaled_count: 0,
             next_token: 0,
             calls: Calls::default(),
             checks: Checks::new(slot_count),
@@ -412,7 +424,7 @@ impl Initiator {
     fn queue_data(&mut self, index: usize, range: Range<u64>, hold: Option<u64>) {
         self.entries[index].posts += 1;
         let seq = self.seq(index);
-        self.unposted.push_back(Post { token: 0, what: What::Data { seq, range, hold } });
+        self.unposted.push_back(Post::new(What::Data { seq, range, hold }));
     }
 
     /// Takes the next post, unless it needs a slot of the scratch memory and all are in use.
@@ -428,10 +440,15 @@ impl Initiator {
         let wr = match &mut post.what {
             What::Data { seq, range, .. } => {
                 let index = self.index(*seq).expect("an entry stays until its posts have completed");
-                self.entries[index].part(post.token, range)
+                let entry = &self.entries[index];
+                // The READ of the versions is posted behind it, if the queue pair has room for that.
+                post.is_unsignaled =
+                    entry.check != Check::None && self.unsignaled_count < self.config.post_count_max / 2;
+                entry.part(post.token, range, !post.is_unsignaled)
             }
             What::Versions(read) => self.checks.post(post.token, read, &self.config.scratch, now),
         };
+        self.unsignaled_count = if post.is_unsignaled { self.unsignaled_count + 1 } else { 0 };
         self.posted.push_back(post);
         Some(wr)
     }

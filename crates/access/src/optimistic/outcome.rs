@@ -16,15 +16,32 @@ use crate::signature::PAGE_BYTES;
 impl Initiator {
     /// Takes the completion of a post. False for a completion that is none of its posts'.
     pub fn handle_completion(&mut self, now: Time, wc: &Wc, memory: &mut impl HeldMemory) -> bool {
-        let Some(position) = self.posted.iter().position(|post| post.token == wc.wr_id) else { return false };
-        let post = self.posted.remove(position).expect("it was found there");
+        if self.posted.binary_search_by_key(&wc.wr_id, |post| post.token).is_err() {
+            return false;
+        }
         self.note_progress();
+        // The queue pair completes its requests in order: unsignaled ones before this one have not failed.
+        let mut index = 0;
+        while self.posted[index].token != wc.wr_id {
+            if self.posted[index].is_unsignaled {
+                let success = Wc { wr_id: self.posted[index].token, status: WcStatus::Success, ..*wc };
+                self.end_post(now, index, &success, memory);
+            } else {
+                index += 1;
+            }
+        }
+        self.end_post(now, index, wc, memory);
+        true
+    }
+
+    /// Takes the completion of a post, by its index.
+    fn end_post(&mut self, now: Time, index: usize, wc: &Wc, memory: &mut impl HeldMemory) {
+        let Some(post) = self.posted.remove(index) else { return };
         self.take_cause(wc);
         match post.what {
             What::Versions(read) => self.take_versions(now, &read, wc.status, memory),
             What::Data { seq, range, hold } => self.take_data(seq, &range, hold, wc, memory),
         }
-        true
     }
 
     fn take_data(
@@ -227,6 +244,8 @@ impl Initiator {
     pub fn flush(&mut self) {
         self.in_error = true;
         self.note_progress();
+        // Unsignaled WRITEs end with their check.
+        self.checks.request();
         let waiting = self.calls.first_unsent().and_then(|seq| self.index(seq));
         let first = waiting.unwrap_or(self.next_index);
         if first < self.entries.len() {
@@ -258,6 +277,8 @@ impl Initiator {
     /// Records a failure. Later requests are flushed; what they have not posted is not posted any more.
     pub(super) fn fail(&mut self, index: usize, status: WcStatus, vendor_err: u32) {
         self.note_progress();
+        // Unsignaled WRITEs end with their check.
+        self.checks.request();
         let seq = self.seq(index);
         let cause = self.cause_of(seq, status, vendor_err);
         let entry = &mut self.entries[index];

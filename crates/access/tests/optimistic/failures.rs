@@ -1,6 +1,6 @@
 //! Failures, and the end of a queue pair.
 
-use terrace_access::optimistic::OrderBits;
+use terrace_access::optimistic::{Held, OrderBits};
 use terrace_access::proto::{Body, Status};
 use terrace_transport::{SendFlags, SendOp, WcStatus};
 
@@ -49,6 +49,26 @@ fn a_flushed_check_repeats_what_was_acknowledged() {
     assert!(matches!(harness.next(), Some(Next::Break)));
     assert_eq!(harness.completed(), 1);
     assert!(matches!(harness.next(), Some(Next::Complete(2, WcStatus::RemoteAccess))));
+}
+
+#[test]
+fn a_write_behind_a_failure_ends_with_its_check() {
+    let mut harness = Harness::opened();
+    harness.local.answer = Held::Later;
+    harness.read(1, 0, 8, 0);
+    harness.idle();
+    harness.local.answer = Held::Now;
+    harness.write(2, 63 * PAGE, 8, 64, false);
+    harness.post();
+    // The local memory of the READ is gone. The WRITE has no completion if it has succeeded.
+    harness.initiator.handle_held(harness.now, 1, false);
+    assert!(matches!(harness.next(), Some(Next::Break)));
+    assert!(matches!(harness.next(), Some(Next::Complete(1, WcStatus::LocalProtection))));
+    let check = harness.post();
+    assert!(!harness.local.held.is_empty(), "the NIC may send from the memory of the WRITE");
+    harness.complete(&check, WcStatus::Flushed);
+    assert!(matches!(harness.next(), Some(Next::Complete(2, WcStatus::Flushed))));
+    assert!(harness.local.held.is_empty());
 }
 
 #[test]

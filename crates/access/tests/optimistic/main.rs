@@ -8,7 +8,7 @@ use harness::{BASE_VA, Harness, LENT, Next, PAGE, RKEY, TABLE_KEY, region};
 use terrace_access::optimistic::{Held, Order, OrderBits};
 use terrace_access::proto::{Access, Body, Done, Source, Status};
 use terrace_access::region::Knowledge;
-use terrace_transport::{SendFlags, SendOp, SendWr, Time, WcStatus};
+use terrace_transport::{SendFlags, SendOp, SendWr, Time, Wc, WcStatus};
 
 const OK: Body<'static> = Body::Done(Done { status: Status::Ok, count: 1 });
 
@@ -117,9 +117,8 @@ fn a_request_begins_when_an_unsignaled_one_that_it_waits_for_has_finished() {
     let mut harness = Harness::opened();
     harness.write(1, 63 * PAGE, 64, 0, false);
     harness.submit(2, SendOp::Send, 64, 8, SendFlags::SIGNALED, OrderBits::empty());
-    let write = harness.post();
+    harness.post();
     harness.versions(1);
-    harness.succeed(&write);
     assert_eq!(harness.post().op, SendOp::Send);
     // A request that is ordered, or fenced, waits for a READ.
     let op = SendOp::Read { va: BASE_VA, rkey: RKEY };
@@ -133,6 +132,30 @@ fn a_request_begins_when_an_unsignaled_one_that_it_waits_for_has_finished() {
         harness.succeed(&read);
         assert_eq!(harness.post().op, SendOp::Send);
     }
+}
+
+#[test]
+fn a_write_needs_no_completion_beside_that_of_its_check() {
+    let mut harness = Harness::opened();
+    harness.write(1, 63 * PAGE, 64, 0, true);
+    assert!(!harness.post().flags.contains(SendFlags::SIGNALED));
+    harness.versions(1);
+    assert_eq!(harness.completed(), 1);
+    // If a later one fails, it has succeeded.
+    harness.write(2, 63 * PAGE, 64, 0, true);
+    harness.write(3, 63 * PAGE, 64, 0, true);
+    let (first, second) = (harness.post(), harness.post());
+    harness.complete(&second, WcStatus::RemoteAccess);
+    let wc = Wc { wr_id: first.wr_id, ..Wc::default() };
+    assert!(!harness.initiator.handle_completion(harness.now, &wc, &mut harness.local), "it has ended");
+}
+
+#[test]
+fn writes_without_completions_leave_room_for_their_check() {
+    let mut harness = Harness::opened_with(|config| config.post_count_max = 4);
+    (1..5).for_each(|wr_id| harness.write(wr_id, 63 * PAGE, 8, 8 * wr_id, false));
+    let is_signaled = [(); 4].map(|()| harness.post().flags.contains(SendFlags::SIGNALED));
+    assert_eq!(is_signaled, [false, false, true, false]);
 }
 
 #[test]
