@@ -66,8 +66,19 @@ fn range(bytes: &mut [u8]) -> HostRange {
     HostRange { addr: bytes.as_mut_ptr() as u64, len: bytes.len() as u64 }
 }
 
+/// How private memory is accessed: that of another process, and that of the own one.
+fn private_sources() -> [Source; 2] {
+    let own = Source::process(std::process::id().cast_signed());
+    assert!(matches!(own, Source::Own), "the own memory needs no system call");
+    [Source::Process, own]
+}
+
 #[test]
 fn what_one_process_registers_another_reads_and_writes() {
+    private_sources().into_iter().for_each(read_and_write);
+}
+
+fn read_and_write(source: Source) {
     let both = Both::new();
     let memory: Vec<u8> = (0..100_000u32).map(|n| (n * 7) as u8).collect();
     let base = memory.as_ptr() as u64;
@@ -76,7 +87,7 @@ fn what_one_process_registers_another_reads_and_writes() {
     let mut byte = [0u8];
     let unknown = Refusal::Unknown(both.version(key));
     assert_eq!(direct.copy(Direction::Read, key, base, &[range(&mut byte)]), Err(unknown));
-    both.learn(key, Source::Process);
+    both.learn(key, source);
     let (mut first, mut second) = (vec![0u8; 3], vec![0u8; 70_000]);
     direct.copy(Direction::Read, key, base + 5, &[range(&mut first), range(&mut second)]).expect("read");
     assert_eq!([first, second.clone()].concat(), memory[5..70_008]);
@@ -89,14 +100,18 @@ fn what_one_process_registers_another_reads_and_writes() {
 
 #[test]
 fn what_a_packet_would_be_refused_is_left_to_packets() {
+    private_sources().into_iter().zip(private_sources()).for_each(refuse);
+}
+
+fn refuse((source, source_of_read_only): (Source, Source)) {
     let both = Both::new();
     let memory = vec![1u8; 4096];
     let mut direct = both.direct_access();
     let base = memory.as_ptr() as u64;
     let key = both.register(&memory, REMOTE);
     let read_only = both.register(&memory, Access::REMOTE_READ);
-    both.learn(key, Source::Process);
-    both.learn(read_only, Source::Process);
+    both.learn(key, source);
+    both.learn(read_only, source_of_read_only);
     let mut out = vec![0u8; 16];
     let here = [range(&mut out)];
     assert_eq!(direct.copy(Direction::Read, key, base, &here), Ok(()));

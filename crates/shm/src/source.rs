@@ -38,6 +38,8 @@ pub enum Source {
     Framed(Framed),
     /// The kernel copies between the processes.
     Process,
+    /// The region is this process's: a queue pair is connected to one of its own device.
+    Own,
     /// By packets only.
     Packets,
 }
@@ -144,15 +146,20 @@ impl Mapped {
 
     #[inline(always)]
     pub(crate) fn copy(&self, direction: Direction, host: u64, local: HostRange) -> Result<(), Missing> {
-        let theirs = self.place(host, local.len)?;
-        let (to, from) = match direction {
-            Direction::Read => (local.addr, theirs),
-            Direction::Write => (theirs, local.addr),
-        };
-        // SAFETY: the program registered the local range, and has named it in a work request, or it is borrowed for
-        // this call; the other side is our mapping.
-        unsafe { fault::copy_across(to, from, local.len as usize, theirs) }.map_err(|fault::Fault| Missing)
+        copy_here(direction, self.place(host, local.len)?, local)
     }
+}
+
+/// Copies between a local range and a place that this process has of the region.
+#[inline(always)]
+fn copy_here(direction: Direction, theirs: u64, local: HostRange) -> Result<(), Missing> {
+    let (to, from) = match direction {
+        Direction::Read => (local.addr, theirs),
+        Direction::Write => (theirs, local.addr),
+    };
+    // SAFETY: the program registered the local range, and has named it in a work request, or it is borrowed for this call; the
+    // other side is our mapping, or memory that this process has registered, too.
+    unsafe { fault::copy_across(to, from, local.len as usize, theirs) }.map_err(|fault::Fault| Missing)
 }
 
 impl Source {
@@ -163,7 +170,7 @@ impl Source {
             Source::Framed(framed) => framed.give_up(),
             Source::Cached(cached) => cached.give_up(),
             Source::File(file) => file.give_up(),
-            Source::Process | Source::Packets => {}
+            Source::Process | Source::Own | Source::Packets => {}
         }
     }
 
@@ -177,6 +184,7 @@ impl Source {
             Source::Framed(framed) => {
                 framed.place_of_entry(host).map_or(Likely::Unknown, |at| Likely::Entry { va, at })
             }
+            Source::Own => Likely::Bytes { va, at: host },
             Source::Cached(_) | Source::Process | Source::Packets => Likely::Unknown,
         }
     }
@@ -187,6 +195,7 @@ impl Source {
             Source::Mapped(mapped) => mapped.place(host, 8),
             Source::File(file) => file.place(host, 8),
             Source::Framed(framed) => framed.place_of_atomic(host),
+            Source::Own => Ok(host),
             Source::Cached(_) | Source::Process | Source::Packets => Err(Missing),
         }
     }
@@ -225,9 +234,13 @@ impl BackedBy {
 }
 
 impl Source {
-    /// The kernel, if it permits that, otherwise packets.
+    /// This process itself; the kernel, if it permits that; otherwise packets.
     pub fn process(pid: i32) -> Source {
-        if process::is_permitted(pid) { Source::Process } else { Source::Packets }
+        match () {
+            () if pid == std::process::id().cast_signed() => Source::Own,
+            () if process::is_permitted(pid) => Source::Process,
+            () => Source::Packets,
+        }
     }
 
     /// Copies between this process and the other one, ascending, the last byte of a WRITE last.
@@ -245,6 +258,7 @@ impl Source {
             Source::File(file) => file.copy(direction, host, local),
             Source::Framed(framed) => framed.copy(direction, host, local),
             Source::Process => process::copy(direction, pid, host, local),
+            Source::Own => copy_here(direction, host, local),
             Source::Packets => Err(Missing),
         }
     }
