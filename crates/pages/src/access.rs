@@ -36,7 +36,8 @@ pub(crate) struct Access {
     data: Mutex<Box<[u8]>>,
     /// What an atomic operation has found.
     before: AtomicU64,
-    /// Those of its region, whose file it does not keep open.
+    /// Those of its region, which they identify: another region may get its slot. The access does not keep the region's
+    /// file open.
     pub(crate) counters: Arc<RegionCounters>,
     begun: Instant,
     outcome: OnceLock<Result<(), AccessError>>,
@@ -90,6 +91,11 @@ impl Access {
             progress: Mutex::new(Progress { parts_left: 1, result: Ok(()) }),
             _charge: charge,
         })
+    }
+
+    /// Whether it is an access to the region with these counters.
+    pub(crate) fn is_to(&self, counters: &Arc<RegionCounters>) -> bool {
+        Arc::ptr_eq(&self.counters, counters)
     }
 
     /// Adds a part.

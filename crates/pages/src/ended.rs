@@ -11,33 +11,28 @@ use crate::stats::add;
 #[derive(Default)]
 pub(crate) struct Ended {
     wakers: Vec<Waker>,
-    /// Flushes that can begin, with the slots of their regions.
-    pub(crate) flushes: Vec<(u8, Arc<Access>)>,
+    /// Flushes that can begin.
+    pub(crate) flushes: Vec<Arc<Access>>,
     /// Accesses of which a part has ended. Dropping the last reference to one calls the wakers of requesters that wait
     /// for memory.
     accesses: Vec<Arc<Access>>,
 }
 
 impl Ended {
-    /// Records the end of a part of an access to the region of a slot.
-    pub(crate) fn end_part(&mut self, slot: u8, part: &Part, result: Result<(), AccessError>) {
+    /// Records the end of a part of an access.
+    pub(crate) fn end_part(&mut self, part: &Part, result: Result<(), AccessError>) {
         if result.is_err() {
             add(&part.access.counters.errors, 1);
         }
-        self.end_access_part(slot, &part.access, result);
+        self.end_access_part(&part.access, result);
     }
 
     /// Records the end of a part, or of the beginning of an access.
-    pub(crate) fn end_access_part(
-        &mut self,
-        slot: u8,
-        access: &Arc<Access>,
-        result: Result<(), AccessError>,
-    ) {
+    pub(crate) fn end_access_part(&mut self, access: &Arc<Access>, result: Result<(), AccessError>) {
         match access.end_part(result) {
             PartEnd::More => {}
             PartEnd::Wake(waker) => self.wakers.push(waker),
-            PartEnd::Flush => self.flushes.push((slot, access.clone())),
+            PartEnd::Flush => self.flushes.push(access.clone()),
         }
         self.accesses.push(access.clone());
     }

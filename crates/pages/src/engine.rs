@@ -97,7 +97,7 @@ impl Engine {
             && state != PageState::Dirty
             && let Some(refusal) = region.write_refusal()
         {
-            return work.ended.end_part(region.slot, &part, Err(refusal));
+            return work.ended.end_part(&part, Err(refusal));
         }
         match state {
             PageState::Leaving => {
@@ -124,7 +124,7 @@ impl Engine {
     pub(crate) fn feed_starved(&self, shard: &mut Shard, work: &mut Work) {
         while let Some(key) = shard.starved.first() {
             if let Some(part) = shard.starved.pop_barrier() {
-                work.ended.end_part(key.slot, &part, Ok(()));
+                work.ended.end_part(&part, Ok(()));
                 continue;
             }
             let Some(frame) = shard.take_frame() else {
@@ -148,7 +148,7 @@ impl Engine {
         let offset = region.file_offset(key.page);
         if needs_no_read && !region.files.reaches(offset + PAGE_BYTES) {
             let error = region.too_short(offset);
-            parts.iter().for_each(|part| work.ended.end_part(key.slot, part, Err(error)));
+            parts.iter().for_each(|part| work.ended.end_part(part, Err(error)));
             return shard.give_up_fill(&region, key.page, frame);
         }
         shard.fills.insert(key, Fill { frame, stamp, waiting: parts });
@@ -178,7 +178,7 @@ impl Engine {
             let result = if index < failed_count { read } else { self.carry_out(&part, frame) };
             dirty |= part.is_write() && result.is_ok();
             reads += u8::from(result.is_ok() && !matches!(part.task, Task::Barrier));
-            work.ended.end_part(key.slot, &part, result);
+            work.ended.end_part(&part, result);
         }
         if is_lost {
             return shard.give_up_fill(&region, key.page, frame);
@@ -206,7 +206,7 @@ impl Engine {
         }
         let frame = region.table.entry(page).frame();
         let result = self.carry_out(&part, frame);
-        work.ended.end_part(region.slot, &part, result);
+        work.ended.end_part(&part, result);
     }
 
     fn carry_out(&self, part: &Part, frame: u32) -> Result<(), AccessError> {
@@ -247,7 +247,7 @@ impl Engine {
             let error = error(&shard);
             for key in shard.starved.keys(&is_one) {
                 for part in shard.starved.take(key) {
-                    work.ended.end_part(key.slot, &part, Err(error));
+                    work.ended.end_part(&part, Err(error));
                 }
             }
         }

@@ -86,7 +86,7 @@ impl PagedRegion {
         for group in pieces.chunk_by(|before, next| before.page / GROUP_PAGES == next.page / GROUP_PAGES) {
             let mut shard = self.engine.lock(self.region.key(group[0].page));
             if self.region.is_closing.load(Ordering::Acquire) {
-                work.ended.end_access_part(self.region.slot, &access, Err(AccessError::Fault));
+                work.ended.end_access_part(&access, Err(AccessError::Fault));
                 drop(shard);
                 self.engine.settle(work);
                 return Ok(access);
@@ -97,7 +97,7 @@ impl PagedRegion {
                 self.engine.begin_part(&mut shard, &self.region, piece.page, part, &mut work);
             }
         }
-        work.ended.end_access_part(self.region.slot, &access, Ok(()));
+        work.ended.end_access_part(&access, Ok(()));
         self.engine.settle(work);
         Ok(access)
     }
@@ -249,7 +249,7 @@ impl Pager for PagedRegion {
         let access = Access::new(Kind::Flush { first, end }, 0, &self.region.counters, waker, None);
         self.add_barriers(&access, first..end);
         let mut work = Work::default();
-        work.ended.end_access_part(self.region.slot, &access, Ok(()));
+        work.ended.end_access_part(&access, Ok(()));
         self.engine.settle(work);
         Ok(access)
     }

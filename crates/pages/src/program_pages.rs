@@ -159,7 +159,7 @@ impl ProgramPages {
             state.part_count -= parts.len();
             for part in parts {
                 let result = self.carry_out(page, &part);
-                ended.end_part(0, &part, result);
+                ended.end_part(&part, result);
             }
             let version = &self.versions[page as usize];
             if version.load(Ordering::Relaxed).is_multiple_of(2) {
@@ -182,7 +182,7 @@ impl ProgramPages {
         state.is_closed = true;
         state.part_count = 0;
         for part in std::mem::take(&mut state.waiting).into_values().flatten() {
-            ended.end_part(0, &part, Err(AccessError::Fault));
+            ended.end_part(&part, Err(AccessError::Fault));
         }
         let rejected = std::mem::take(&mut state.rejected);
         drop(state);
@@ -249,7 +249,7 @@ impl ProgramPages {
             let part = Part { access: access.clone(), offset: piece.offset, task: task_of(&piece) };
             if self.is_page_present(piece.page) {
                 let result = self.carry_out(piece.page, &part);
-                ended.end_part(0, &part, result);
+                ended.end_part(&part, result);
                 continue;
             }
             match absent.last_mut().filter(|run| run.end == piece.page) {
@@ -259,7 +259,7 @@ impl ProgramPages {
             state.waiting.entry(piece.page).or_default().push(part);
             state.part_count += 1;
         }
-        ended.end_access_part(0, &access, Ok(()));
+        ended.end_access_part(&access, Ok(()));
         drop(state);
         ended.tell();
         self.ask_for(absent);

@@ -21,8 +21,7 @@ pub(crate) struct WriteQueue {
 
 #[derive(Debug, Default)]
 struct State {
-    /// With the slots of their regions.
-    flushes: VecDeque<(u8, Arc<Access>)>,
+    flushes: VecDeque<Arc<Access>>,
     /// Frames are missing.
     is_starved: bool,
     is_closed: bool,
@@ -31,14 +30,14 @@ struct State {
 
 /// What a thread does next.
 pub(crate) enum Job {
-    Flush(u8, Arc<Access>),
+    Flush(Arc<Access>),
     Clean,
     Stop,
 }
 
 impl WriteQueue {
     /// Adds flushes, and wakes a thread for them, or for the laundry.
-    pub(crate) fn add(&self, flushes: Vec<(u8, Arc<Access>)>, is_starved: bool) {
+    pub(crate) fn add(&self, flushes: Vec<Arc<Access>>, is_starved: bool) {
         if flushes.is_empty() && !is_starved {
             return;
         }
@@ -62,8 +61,8 @@ impl WriteQueue {
     pub(crate) fn next(&self, wakes_periodically: bool) -> Job {
         let mut state = self.state.lock();
         loop {
-            if let Some((slot, access)) = state.flushes.pop_front() {
-                return Job::Flush(slot, access);
+            if let Some(access) = state.flushes.pop_front() {
+                return Job::Flush(access);
             }
             if state.is_closed {
                 return Job::Stop;

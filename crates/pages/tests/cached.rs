@@ -53,6 +53,16 @@ fn open(scratch: &Scratch) -> File {
     File::options().read(true).write(true).create(true).truncate(false).open(scratch.file()).unwrap()
 }
 
+fn source(scratch: &Scratch, map: HostRange) -> CachedSource {
+    CachedSource {
+        file: OwnedFd::from(open(scratch)),
+        file_offset: 0,
+        map,
+        is_writable: true,
+        is_swap_file: false,
+    }
+}
+
 impl Program {
     /// Maps the file, has the program do something with its mapping, and registers it.
     fn new(scratch: &Scratch, pages: u64, config: CachedConfig, before: impl FnOnce(HostRange)) -> Program {
@@ -64,14 +74,7 @@ impl Program {
         let map = map(&file, pages * PAGE);
         before(map);
         let files = CachedFiles::open(config).unwrap();
-        let source = CachedSource {
-            file: OwnedFd::from(open(scratch)),
-            file_offset: 0,
-            map,
-            is_writable: true,
-            is_swap_file: false,
-        };
-        let region = files.add(source).unwrap();
+        let region = files.add(source(scratch, map)).unwrap();
         Program { map, file, files, region, waker: Arc::new(|| {}) }
     }
 
@@ -467,4 +470,27 @@ fn a_region_ends_while_accesses_are_under_way() {
     assert_eq!(program.read(0, 8), Err(AccessError::Fault));
     program.region.make_ordinary();
     assert_eq!(program.read(2000 * PAGE, 4096), Ok(numbered(2000)));
+}
+
+/// The flush waits for that of another region. Meanwhile its own region is removed, and a third one gets the slot.
+#[test]
+fn a_flush_of_a_removed_region_fails_and_flushes_no_other_one() {
+    let scratch = Scratch::new("cached-slots");
+    let plan = "[[fault]]\nkind = \"slow-storage\"\ndelay_us_min = 300000\ndelay_us_max = 300001\noperation = \"sync\"";
+    let faults = Arc::new(Faults::new(FaultPlan::parse(plan).unwrap(), "test"));
+    let program = Program::new(&scratch, 256, CachedConfig { faults: Some(faults), ..config(128) }, |_| ());
+    let add = |pages| program.files.add(source(&scratch, map(&program.file, pages * PAGE))).unwrap();
+    let flush = |region: &CachedRegion| {
+        let first = HostRange { addr: region.range().addr, len: PAGE };
+        region.flush(first, &program.waker).unwrap()
+    };
+    let removed = add(256);
+    let before = flush(&program.region);
+    program.until("the first flush begins", || program.stats().flushes == 1);
+    let waiting = flush(&removed);
+    program.files.remove(&removed);
+    let next = add(1);
+    assert_eq!([&before, &waiting].map(|flush| program.wait(flush)), [Ok(()), Err(AccessError::Fault)]);
+    assert_eq!(program.files.stats().regions.iter().map(|region| region.flushes).sum::<u64>(), 1);
+    program.files.remove(&next);
 }

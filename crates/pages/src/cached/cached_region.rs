@@ -92,7 +92,7 @@ impl CachedRegion {
                 self.engine.begin_part(&mut shard, &self.region, piece.page, part, &mut work);
             }
         }
-        work.ended.end_access_part(self.region.slot, &access, result);
+        work.ended.end_access_part(&access, result);
         self.engine.settle(work);
         Ok(access)
     }
@@ -247,7 +247,7 @@ impl Pager for CachedRegion {
         let access = Access::new(Kind::Flush { first, end }, 0, &self.region.counters, waker, None);
         self.add_barriers(&access, first..end);
         let mut work = Work::default();
-        work.ended.end_access_part(self.region.slot, &access, Ok(()));
+        work.ended.end_access_part(&access, Ok(()));
         self.engine.settle(work);
         Ok(access)
     }

@@ -145,7 +145,7 @@ impl Engine {
         match region.table.entry(page).state() {
             PageState::Clean | PageState::Dirty => {
                 let result = carry_out(region, page, &part);
-                work.ended.end_part(region.slot, &part, result);
+                work.ended.end_part(&part, result);
             }
             PageState::Filling => match shard.fills.entry(key) {
                 Entry::Occupied(mut fill) => fill.get_mut().waiting.push(part),
@@ -173,7 +173,7 @@ impl Engine {
         while let Some(key) = shard.starved.first() {
             let region = self.region(key);
             if let Some(part) = shard.starved.pop_barrier() {
-                work.ended.end_part(key.slot, &part, Ok(()));
+                work.ended.end_part(&part, Ok(()));
                 continue;
             }
             let Some(slot) = shard.take_slot(key) else { break };
@@ -212,7 +212,7 @@ impl Engine {
         let access_count = waiting.iter().filter(|part| !matches!(part.task, Task::Barrier)).count();
         for part in waiting {
             let result = read.and_then(|()| carry_out(&region, key.page, &part));
-            work.ended.end_part(key.slot, &part, result);
+            work.ended.end_part(&part, result);
         }
         if read.is_err() {
             region.change(key.page, PageState::Absent, 0);
@@ -244,7 +244,7 @@ impl Engine {
         // Parts that wait for a slot wait for an absent page, and go before later ones.
         let mut work = Work::default();
         for part in shard.starved.take(key) {
-            work.ended.end_part(key.slot, &part, carry_out(region, page, &part));
+            work.ended.end_part(&part, carry_out(region, page, &part));
         }
         drop(shard);
         self.settle(work);
@@ -257,7 +257,7 @@ impl Engine {
         let mut shard = shard.lock();
         for key in shard.starved.keys(|key| is_one(key.slot)) {
             for part in shard.starved.take(key) {
-                work.ended.end_part(key.slot, &part, Err(error));
+                work.ended.end_part(&part, Err(error));
             }
         }
         drop(shard);

@@ -11,9 +11,10 @@ use crate::stats::add;
 
 /// The main loop of the thread.
 pub(super) fn run(engine: &Engine) {
-    while let Some((slot, access)) = engine.flushes.next() {
+    while let Some(access) = engine.flushes.next() {
         let Kind::Flush { first, end } = access.kind else { unreachable!("only flushes are queued") };
-        let region = engine.regions().into_iter().find(|region| region.slot == slot);
+        // By its counters, because another region may have its slot by now.
+        let region = engine.regions().into_iter().find(|region| access.is_to(&region.counters));
         let used = region.as_ref().and_then(|region| Some((region.begin_use()?, region)));
         let result = match used {
             Some((_used, region)) => engine.flush(region, region.range_of(first, end - first)),

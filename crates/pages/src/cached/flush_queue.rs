@@ -16,13 +16,12 @@ pub(super) struct FlushQueue {
 
 #[derive(Debug, Default)]
 struct State {
-    /// With the slots of their regions.
-    flushes: VecDeque<(u8, Arc<Access>)>,
+    flushes: VecDeque<Arc<Access>>,
     is_closed: bool,
 }
 
 impl FlushQueue {
-    pub(super) fn add(&self, flushes: Vec<(u8, Arc<Access>)>) {
+    pub(super) fn add(&self, flushes: Vec<Arc<Access>>) {
         if !flushes.is_empty() {
             self.state.lock().flushes.extend(flushes);
             self.changed.notify_one();
@@ -36,7 +35,7 @@ impl FlushQueue {
     }
 
     /// Waits for a flush. `None` if the thread must stop.
-    pub(super) fn next(&self) -> Option<(u8, Arc<Access>)> {
+    pub(super) fn next(&self) -> Option<Arc<Access>> {
         let mut state = self.state.lock();
         loop {
             if let Some(flush) = state.flushes.pop_front() {

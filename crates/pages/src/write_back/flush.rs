@@ -14,6 +14,7 @@ use crate::engine::Engine;
 use crate::frames::Record;
 use crate::key::{GROUP_PAGES, PageKey};
 use crate::region::Region;
+use crate::shard::Shard;
 use crate::stats::add;
 
 /// For how long a flush waits before it looks again for a page that another thread writes.
@@ -21,9 +22,12 @@ const BUSY_PATIENCE: Duration = Duration::from_millis(1);
 
 impl Engine {
     /// Carries a flush out. Returns whether it succeeded.
-    pub(super) fn carry_out_flush(&self, slot: u8, access: &Arc<Access>) -> bool {
+    pub(super) fn carry_out_flush(&self, access: &Arc<Access>) -> bool {
         let Kind::Flush { first, end } = access.kind else { unreachable!("only flushes are queued") };
-        let region = self.shards()[0].lock().regions.get(&slot).cloned();
+        // By its counters, because another region may have its slot by now.
+        let find =
+            |shard: &Shard| shard.regions.values().find(|region| access.is_to(&region.counters)).cloned();
+        let region = find(&self.shards()[0].lock());
         let result = match region {
             Some(region) => self.flush(&region, first..end),
             None => Err(AccessError::Fault),

@@ -32,7 +32,7 @@ pub(crate) fn run(engine: &Engine) {
     loop {
         match engine.to_write.next(wakes_periodically) {
             // Pages that could not be written are tried again.
-            Job::Flush(slot, access) => wakes_periodically |= !engine.carry_out_flush(slot, &access),
+            Job::Flush(access) => wakes_periodically |= !engine.carry_out_flush(&access),
             Job::Clean => {
                 let is_failing = engine.retry_unwritable() | engine.clean_laundry();
                 wakes_periodically = is_failing || engine.has_starved();
