@@ -23,6 +23,7 @@
 //! | `engine`, `reading`, `read_queue` | parts find or bring their pages; reads are submitted and end |
 //! | `shard`, `starved` | some of the frames and their pages: which page gets which frame, and which one leaves; parts that wait for a frame |
 //! | `region`, `key` | a region: its table, files and counters; the identity of a page |
+//! | `file_syncs` | syncs of a region's file, and what a failed one means |
 //! | `table`, `mapping` | the states of a page, and copies beside changes of state |
 //! | [`replacement`] | which page leaves: S3-FIFO |
 //! | `frames` | the pool: its file, the directory of frames, identities of regions |
@@ -70,6 +71,7 @@ mod config;
 mod ended;
 mod engine;
 mod error;
+mod file_syncs;
 mod frames;
 mod histogram;
 mod key;

@@ -158,7 +158,7 @@ impl Pages {
         self.regions.lock().retain(|known| !Arc::ptr_eq(&known.region, region));
         self.end(region);
         if engine.flush(region, 0..region.table.page_count()).is_err() {
-            tracing::error!(path = ?region.files.path, "a region ends, and not all of its pages could be written: they stay in the pool");
+            tracing::error!(path = ?region.files.path, "a region ends, and not all of its pages could be made durable: those in memory stay in the pool");
             return;
         }
         lock_file::remove(&region.files.path);
@@ -289,7 +289,7 @@ impl Pages {
             if self.engine.flush(region, 0..region.table.page_count()).is_ok() {
                 lock_file::remove(&region.files.path);
             } else {
-                tracing::error!(path = ?region.files.path, "not all pages of a region could be written: they stay in the pool");
+                tracing::error!(path = ?region.files.path, "not all pages of a region could be made durable: those in memory stay in the pool");
             }
         }
         if !self.config.is_kept {

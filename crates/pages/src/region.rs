@@ -9,6 +9,7 @@ use terrace_memory::AccessError;
 use terrace_shm::{PageState, PeerHits};
 
 use crate::error::PagesError;
+use crate::file_syncs::Syncs;
 use crate::frames::FileIdentity;
 use crate::key::PageKey;
 use crate::stats::RegionCounters;
@@ -34,8 +35,7 @@ pub(crate) struct Region {
     peer_hits_max: AtomicU64,
     /// The region takes no new accesses.
     pub(crate) is_closing: AtomicBool,
-    /// A sync has failed: the next flush writes all pages that are in memory again.
-    pub(crate) must_rewrite: AtomicBool,
+    pub(crate) syncs: Syncs,
     /// Pages whose last write-back failed.
     unwritable: AtomicU64,
     /// The last failure was for lack of space.
@@ -63,7 +63,7 @@ impl Region {
             peer_hits: PeerHits::new().map_err(PagesError::system("make counters of hits"))?,
             peer_hits_max: AtomicU64::new(0),
             is_closing: AtomicBool::new(false),
-            must_rewrite: AtomicBool::new(false),
+            syncs: Syncs::default(),
             unwritable: AtomicU64::new(0),
             is_full: AtomicBool::new(false),
             is_reported: AtomicBool::new(false),
@@ -132,6 +132,15 @@ impl Region {
         AccessError::Fault
     }
 
+    /// Logs that a sync has failed, and that pages are lost by that.
+    pub(crate) fn note_pages_lost(&self) {
+        tracing::error!(
+            path = ?self.files.path,
+            "a sync failed, and pages that were written before it have left memory: the file may lack their newest bytes. No \
+             FLUSH of the region succeeds until the server is started again"
+        );
+    }
+
     /// Records that a write or a sync failed. The first failure is logged, until all pages could be written again.
     pub(crate) fn note_write_failure(&self, error: Errno) {
         self.counters.write_backs_failed.fetch_add(1, Ordering::Relaxed);
@@ -177,8 +186,8 @@ impl Region {
         if self.is_full.load(Ordering::Relaxed) { AccessError::NoSpace } else { AccessError::Device }
     }
 
-    /// Whether the last write-back of a page, or the last sync, failed.
+    /// Whether the last write-back of a page, or the last sync, failed, or pages are lost.
     pub(crate) fn is_failing(&self) -> bool {
-        self.unwritable.load(Ordering::Acquire) > 0 || self.must_rewrite.load(Ordering::Acquire)
+        self.unwritable.load(Ordering::Acquire) > 0 || self.syncs.are_failing()
     }
 }

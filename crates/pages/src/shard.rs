@@ -217,6 +217,7 @@ impl Shard {
         self.pool.clear_record(frame);
         let state = if stamp.is_some() { PageState::Ghost } else { PageState::Absent };
         region.change(key.page, state, stamp.unwrap_or(0));
+        region.syncs.note_left();
         add(&region.counters.evictions, 1);
     }
 

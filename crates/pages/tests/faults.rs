@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::{PAGE, Scratch, Served, numbered};
 use terrace_faults::{FaultPlan, Injected};
-use terrace_memory::AccessError;
+use terrace_memory::{AccessError, Pager};
 use terrace_pages::store::{Best, Faults, Faulty};
 use terrace_pages::{BackingFile, PagesConfig};
 
@@ -142,12 +142,79 @@ fn after_a_failed_sync_all_pages_are_written_again() {
     let scratch = Scratch::new("unsynced").with_numbered_pages(64);
     let store = faulty(Faults { seed: 1, sync_errors_permille: 1000, ..Faults::default() });
     let served = Served::new(&scratch, PagesConfig { store: store.clone(), ..scratch.config(128) }, None);
-    served.write(3 * PAGE, &[9; 4096]).unwrap();
-    assert_eq!(served.flush(3 * PAGE, PAGE), Err(AccessError::Flush));
+    for page in [3, 4] {
+        served.write(page * PAGE, &[9; 4096]).unwrap();
+    }
+    assert_eq!(served.flush(3 * PAGE, 2 * PAGE), Err(AccessError::Flush));
+    assert!(served.region.stats().is_failing);
     let written = served.region.stats().pages_written;
     store.heal(true);
-    assert_eq!(served.flush(0, PAGE), Ok(()));
-    assert_eq!(served.region.stats().pages_written, written + 1);
+    // Each by the flush that it belongs to.
+    for page in [3, 4, 3] {
+        assert_eq!(served.flush(page * PAGE, PAGE), Ok(()));
+    }
+    assert_eq!(served.region.stats().pages_written, written + 2);
+    assert!(!served.region.stats().is_failing);
+}
+
+#[test]
+fn no_flush_succeeds_after_a_failed_sync_of_pages_that_have_left_memory() {
+    let scratch = Scratch::new("unsynced-left").with_numbered_pages(400);
+    let store = faulty(Faults { seed: 1, sync_errors_permille: 1000, ..Faults::default() });
+    let served = Served::new(&scratch, PagesConfig { store: store.clone(), ..scratch.config(64) }, None);
+    let has_left = || !served.try_read(3 * PAGE, &mut [0; 8]);
+    let leave = || {
+        let started = Instant::now();
+        while !has_left() {
+            served.pages.evict(64);
+            assert!(started.elapsed() < Duration::from_secs(10), "it leaves");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    // Durable pages may leave.
+    store.heal(true);
+    served.write(3 * PAGE, &[8; 4096]).unwrap();
+    served.flush(3 * PAGE, PAGE).unwrap();
+    leave();
+    store.heal(false);
+    assert_eq!(served.flush(0, PAGE), Err(AccessError::Flush));
+    store.heal(true);
+    assert_eq!(served.flush(3 * PAGE, PAGE), Ok(()));
+    // Page 3 is in the file, and not on the device.
+    served.write(3 * PAGE, &[9; 4096]).unwrap();
+    leave();
+    store.heal(false);
+    assert_eq!(served.flush(0, PAGE), Err(AccessError::Flush));
+    store.heal(true);
+    for page in [3, 0] {
+        assert_eq!(served.flush(page * PAGE, PAGE), Err(AccessError::Flush), "page {page}");
+    }
+    assert!(served.region.stats().is_failing);
+    assert_eq!(served.read(3 * PAGE, 4096).unwrap(), [9; 4096], "accesses go on");
+    served.write(3 * PAGE, &[7; 8]).unwrap();
+}
+
+/// The kernel reports a failure once, to one of them, and it may concern the pages of both.
+#[test]
+fn a_sync_that_fails_fails_the_flushes_that_run_beside_it() {
+    let scratch = Scratch::new("unsynced-both").with_numbered_pages(64);
+    let plan = "[[fault]]\nkind = \"slow-storage\"\ndelay_us_min = 1000000\ndelay_us_max = 1000001\noperation = \"sync\"\n\
+        [[fault]]\nkind = \"failing-storage\"\noperation = \"sync\"\nfor_operations = 1\n";
+    let plan = Arc::new(terrace_faults::Faults::new(FaultPlan::parse(plan).unwrap(), "test"));
+    let served = Served::new(&scratch, PagesConfig { faults: Some(plan), ..scratch.config(128) }, None);
+    for page in [3, 4] {
+        served.write(page * PAGE, &[9; 4096]).unwrap();
+    }
+    let begin = |page| served.region.flush(served.range(page * PAGE, PAGE), &served.waker).unwrap();
+    let first = begin(3);
+    let started = Instant::now();
+    while served.region.stats().flushes == 0 {
+        assert!(started.elapsed() < Duration::from_secs(10), "it begins");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let second = begin(4);
+    assert_eq!([first, second].map(|flush| served.wait(&flush)), [Err(AccessError::Flush); 2]);
+    assert_eq!([3, 4].map(|page| served.flush(page * PAGE, PAGE)), [Ok(()); 2]);
 }
 
 #[test]

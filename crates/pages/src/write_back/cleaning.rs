@@ -144,8 +144,8 @@ impl Engine {
             let Some(Record { slot, page, dirty: true }) = self.pool.record(frame) else { continue };
             let key = PageKey { slot, page };
             let is_cold = self.pool.counters().get(frame as usize) == 0;
-            let is_failing = shard.regions.get(&slot).is_none_or(|region| region.is_failing());
-            if is_cold && !is_failing {
+            let is_refused = shard.regions.get(&slot).is_none_or(|region| region.write_refusal().is_some());
+            if is_cold && !is_refused {
                 tickets.extend(self.begin_write(shard, key, frame));
                 self.take_adjacent(shard, key, &mut tickets);
             }

@@ -2,7 +2,6 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use terrace_memory::AccessError;
@@ -42,16 +41,11 @@ impl Engine {
     /// `Flush` when one of them cannot be written.
     pub(crate) fn flush(&self, region: &Arc<Region>, pages: std::ops::Range<u64>) -> Result<(), AccessError> {
         add(&region.counters.flushes, 1);
-        let rewrites = region.must_rewrite.swap(false, Ordering::AcqRel);
-        if rewrites {
-            self.make_all_dirty(region);
-        }
-        let pages = if rewrites { 0..region.table.page_count() } else { pages };
+        let failures = region.syncs.failures();
         let mut keys = self.dirty_pages(region, pages);
         while !keys.is_empty() {
             let (tickets, busy) = self.begin_writes(region, &keys);
             if self.write_tickets(tickets, |_| Some(region.clone())) {
-                region.must_rewrite.fetch_or(rewrites, Ordering::AcqRel);
                 return Err(AccessError::Flush);
             }
             if !busy.is_empty() {
@@ -59,17 +53,23 @@ impl Engine {
             }
             keys = busy;
         }
-        match self.writes.sync(region.files.buffered().as_fd()) {
-            Ok(()) => {
-                region.note_write_success();
-                Ok(())
-            }
-            Err(error) => {
-                region.must_rewrite.store(true, Ordering::Release);
-                region.note_write_failure(error);
-                Err(AccessError::Flush)
-            }
+        self.sync(region, failures)
+    }
+
+    /// Has the device store what was written. `failures`: of syncs, before the first page of the flush was written.
+    fn sync(&self, region: &Arc<Region>, failures: u64) -> Result<(), AccessError> {
+        let sync = || {
+            let synced = self.writes.sync(region.files.buffered().as_fd());
+            synced.inspect_err(|error| region.note_write_failure(*error))
+        };
+        let were_lost = region.syncs.are_pages_lost();
+        let synced = region.syncs.sync(failures, sync, || self.make_all_dirty(region));
+        if synced.is_ok() {
+            region.note_write_success();
+        } else if !were_lost && region.syncs.are_pages_lost() {
+            region.note_pages_lost();
         }
+        synced.map_err(|_| AccessError::Flush)
     }
 
     /// The dirty pages of a range, in order. Looks at entries or at frames, whichever are fewer: entries that were never
@@ -112,12 +112,17 @@ impl Engine {
     }
 
     /// After a failed sync, what was written before may not be on the device: all pages in memory are written again.
-    fn make_all_dirty(&self, region: &Region) {
+    fn make_all_dirty(&self, region: &Arc<Region>) {
         for shard in self.shards() {
             let mut shard = shard.lock();
+            // Another region has the slot when this one was removed.
+            if !shard.regions.get(&region.slot).is_some_and(|known| Arc::ptr_eq(known, region)) {
+                continue;
+            }
             for frame in shard.frames() {
                 let record = self.pool.record(frame).filter(|record| record.slot == region.slot);
                 if let Some(record) = record {
+                    shard.rescue(region.key(record.page));
                     shard.make_dirty(region, record.page);
                 }
             }

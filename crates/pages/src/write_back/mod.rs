@@ -8,6 +8,8 @@
 //! is tried again several times a second. Meanwhile its region accepts no write that would make another page dirty, and
 //! an access that finds no frame fails after a second: otherwise one full disk would block all regions.
 //!
+//! After a failed sync, all pages of the region in memory are dirty again ([`crate::file_syncs`]).
+//!
 //! | module | content |
 //! |---|---|
 //! | `cleaning` | dirty pages whose frames are needed, or soon will be |

@@ -109,6 +109,9 @@ impl Engine {
         let Ticket { key, frame, is_complete, is_from_laundry } = ticket;
         let mut shard = self.lock(key);
         shard.writing.remove(&key);
+        if is_written {
+            region.syncs.note_written();
+        }
         shard.note_written(region, key, frame, is_written);
         let is_clean = region.table.entry(key.page).state() == PageState::Clean;
         if is_written && is_complete && is_clean {
