@@ -70,7 +70,7 @@ struct FileView {
     path: PathBuf,
     pages_written: u64,
     pools: Vec<PoolView>,
-    /// Another program had written to the file.
+    /// The file, its name or its permissions had changed.
     is_changed: bool,
 }
 
@@ -156,8 +156,8 @@ fn text(recovered: &Recovered) -> String {
     };
     if recovered.is_changed {
         text += &format!(
-            "{path}: another program had written to the file since its server was killed; where it wrote to these pages, \
-             its bytes are replaced\n"
+            "{path}: the file, its name or its permissions have changed since its server was killed; where another program \
+             wrote to these pages, its bytes are replaced\n"
         );
     }
     if recovered.pools.is_empty() {

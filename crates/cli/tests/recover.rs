@@ -194,7 +194,7 @@ fn a_file_that_was_moved_or_changed_is_found_by_its_identity() {
     assert!(fail(&[&holder.pool]).contains("run `terrace recover` with the path that the file has now"));
     assert!(fail(&[&holder.file("region")]).contains("No such file"));
     let said = succeed(&[&moved]);
-    assert!(said.contains("another program had written to the file"), "{said}");
+    assert!(said.contains("the file, its name or its permissions have changed"), "{said}");
     let bytes = std::fs::read(&moved).unwrap();
     assert_eq!((&bytes[..8], &bytes[5 * 4096..][..5]), (&content(0)[..8], &b"other"[..]));
     assert_eq!(bytes[297 * 4096..298 * 4096], content(99));

@@ -11,8 +11,8 @@ use crate::region::Region;
 use crate::shard::Shard;
 use crate::stats::add;
 
-/// Maps the pages of a region that are in the pool. If another program has written to the file meanwhile, the pages
-/// whose bytes the file had are discarded.
+/// Maps the pages of a region that are in the pool. If the file has changed meanwhile, the pages whose bytes
+/// the file had are discarded.
 pub(crate) fn adopt(engine: &Engine, region: &Arc<Region>) {
     let slot = engine.pool.slot(region.slot);
     // If the kernel does not tell, the file is taken for changed.
@@ -40,7 +40,8 @@ pub(crate) fn adopt(engine: &Engine, region: &Arc<Region>) {
             ?path,
             kept = dirty,
             discarded,
-            "another program has written to a region's file: of the pages in the pool, only those with newer bytes are kept"
+            "a region's file, its name or its permissions have changed since its last server wrote to it: of the pages in the \
+             pool, only those with newer bytes are kept"
         );
     } else if adopted + discarded > 0 {
         tracing::info!(?path, pages = adopted, dirty, "pages of a region are taken over from the pool");

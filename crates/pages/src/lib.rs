@@ -52,8 +52,8 @@
 //! The directory's record of a frame is one word, set after the bytes and before the acknowledgement. After a kill, the
 //! next process of the same pool finds each acknowledged write in its frame, or in the file: a record is cleared only
 //! when the file has the bytes. The pool's lock lasts until the last read of the killed process has ended, so no read
-//! arrives in a frame that the next process uses. Clean pages are taken over unless the file has changed since our own
-//! last write to it.
+//! arrives in a frame that the next process uses. Clean pages are taken over unless the file, its name or its permissions
+//! have changed since our own last write to it. Writes of others to a block device are not noticed.
 //!
 //! # Memory
 //! 8 bytes and a bit per page of the region, allocated by 512 pages as they are used, and 15 bytes per frame: with half of

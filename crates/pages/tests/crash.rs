@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use common::{PAGE, Scratch, Served, budget, pools};
 use rand::rngs::StdRng;
@@ -179,8 +180,27 @@ fn a_file_that_was_changed_meanwhile_is_read_again() {
     // Later than our own last write by more than clocks may differ.
     let file = std::fs::File::options().write(true).open(scratch.file()).unwrap();
     file.write_all_at(&[2; 8], 3 * PAGE).unwrap();
-    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(60);
+    let later = SystemTime::now() + Duration::from_secs(60);
     file.set_modified(later).unwrap();
+    let served = Served::new(&scratch, scratch.config(128), None);
+    assert_eq!(served.region.stats().pages_adopted, 0);
+    assert_eq!(served.read(3 * PAGE, 8).unwrap(), [2; 8]);
+}
+
+/// As `cp -p` of a backup does: the file is the same one, and its times are of the past.
+#[test]
+fn a_file_that_was_restored_with_its_times_is_read_again() {
+    let scratch = Scratch::new("restored").with_numbered_pages(100);
+    let served = Served::new(&scratch, scratch.config(128), None);
+    for page in 0..50 {
+        served.read(page * PAGE, 8).unwrap();
+    }
+    drop(served);
+    // Later than our own last write by more than clocks may differ.
+    std::thread::sleep(Duration::from_millis(2200));
+    let file = std::fs::File::options().write(true).open(scratch.file()).unwrap();
+    file.write_all_at(&[2; 8], 3 * PAGE).unwrap();
+    file.set_modified(SystemTime::now() - Duration::from_secs(3600)).unwrap();
     let served = Served::new(&scratch, scratch.config(128), None);
     assert_eq!(served.region.stats().pages_adopted, 0);
     assert_eq!(served.read(3 * PAGE, 8).unwrap(), [2; 8]);

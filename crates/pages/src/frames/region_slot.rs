@@ -137,14 +137,19 @@ impl RegionSlot<'_> {
         self.0[WRITTEN_AT].store(since.as_nanos() as u64, Ordering::Release);
     }
 
-    /// Whether the file has changed after our own last write to it: another program has written to it then.
+    /// Whether the file has changed after our own last write to it: another program may have written to it then. Goes by
+    /// the time of the last change of attributes, too, which no program sets: copies of a backup set the time of the last
+    /// write to one that is past. Does not notice writes to a block device: the times are those of its name in `/dev`.
     ///
     /// # Errors
     /// When the kernel does not tell.
     pub(crate) fn is_changed_by_others(&self, file: BorrowedFd<'_>) -> io::Result<bool> {
         let status = rustix::fs::fstat(file)?;
-        let modified = Duration::new(status.st_mtime.max(0).cast_unsigned(), status.st_mtime_nsec as u32);
-        Ok(modified > Duration::from_nanos(self.load(WRITTEN_AT)) + CLOCK_SLACK)
+        let time =
+            |seconds: i64, nanoseconds| Duration::new(seconds.max(0).cast_unsigned(), nanoseconds as u32);
+        let written = time(status.st_mtime, status.st_mtime_nsec);
+        let changed = time(status.st_ctime, status.st_ctime_nsec);
+        Ok(written.max(changed) > Duration::from_nanos(self.load(WRITTEN_AT)) + CLOCK_SLACK)
     }
 }
 

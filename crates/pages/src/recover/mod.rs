@@ -29,7 +29,7 @@ pub struct Recovered {
     pub pools: Vec<PathBuf>,
     /// Pages that were written to the file.
     pub pages_written: u64,
-    /// Another program had written to the file since its server did, and pages were written over that.
+    /// The file, its name or its permissions had changed since its server wrote to it, and pages were written over that.
     pub is_changed: bool,
     /// Why pools could not be examined that the file's lock file does not name.
     pub unexamined: Vec<PagesError>,

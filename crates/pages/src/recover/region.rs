@@ -22,7 +22,7 @@ const BATCH_PAGES: usize = (64 << 20) / PAGE_BYTES as usize;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Written {
     pub(super) pages: u64,
-    /// Another program had written to the file before.
+    /// The file had changed before.
     pub(super) is_changed: bool,
 }
 
