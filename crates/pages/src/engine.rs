@@ -4,6 +4,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use terrace_hostmem::PAGE_BYTES;
 use terrace_memory::AccessError;
 use terrace_shm::PageState;
@@ -173,17 +174,25 @@ impl Engine {
         let failed_count = if read.is_err() { failed_until_overwritten(&waiting) } else { 0 };
         let is_lost = read.is_err() && failed_count == waiting.len();
         let mut dirty = false;
-        let mut reads = 0;
-        for (index, part) in waiting.into_iter().enumerate() {
-            let result = if index < failed_count { read } else { self.carry_out(&part, frame) };
+        let mut reads = 0u8;
+        let mut results = SmallVec::<[_; 4]>::new();
+        for (index, part) in waiting.iter().enumerate() {
+            let result = if index < failed_count { read } else { self.carry_out(part, frame) };
             dirty |= part.is_write() && result.is_ok();
-            reads += u8::from(result.is_ok() && !matches!(part.task, Task::Barrier));
-            work.ended.end_part(&part, result);
+            let is_access = result.is_ok() && !matches!(part.task, Task::Barrier);
+            reads = reads.saturating_add(is_access.into());
+            results.push(result);
+        }
+        if !is_lost {
+            self.pool.set_record(frame, Record { slot: key.slot, page: key.page, dirty });
+        }
+        // After the record: without it, a write that was acknowledged would not survive a kill.
+        for (part, result) in waiting.iter().zip(results) {
+            work.ended.end_part(part, result);
         }
         if is_lost {
             return shard.give_up_fill(&region, key.page, frame);
         }
-        self.pool.set_record(frame, Record { slot: key.slot, page: key.page, dirty });
         let state = if dirty { PageState::Dirty } else { PageState::Clean };
         region.change(key.page, state, frame);
         let limit = terrace_shm::AccessCounters::MAX;
