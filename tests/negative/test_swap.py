@@ -126,6 +126,38 @@ class Changes(Private):
             self.assertEqual(self.client("word", "m", 0)["value"], 0)
         self.expect_content(region, 0, PAGE, 1)
 
+    def test_a_file_that_is_moved_to_its_place_keeps_its_bytes(self):
+        """Memory that is given up becomes a hole of its swap file: not of a file that the program has mapped there."""
+        size, path = 2 * MIB, pathlib.Path(self.swap) / "own"
+        region = self.private(size=size)
+        self.server("dereg", "r")
+        self.server("map", "own", "file", size, path)
+        self.server("fill", "own", 0, size, 5)
+        self.server("move", "own", region["addr"])
+        self.server("discard", "own", 0, size, "dontneed")
+        self.expect_here("own", 0, size, 5)
+        self.assertNotIn(bytes(64), path.read_bytes())
+
+    def test_discarded_wherever_it_is(self):
+        self.server("map", "r", "anon", 2 * MIB)
+        self.server("fill", "r", 0, 2 * MIB, 4)
+        region = self.server("submr", "m", "r", 0, 2 * MIB, ALL)
+        self.server("dereg", "m")
+
+        def expect_zeros(name, offset, how):
+            self.server("discard", name, offset, PAGE, how)
+            self.assertEqual(self.server("word", name, offset)["value"], 0)
+
+        with self.assertRaises(OSError):
+            self.server("move", "r", region["addr"] + 1)
+        expect_zeros("r", PAGE, "dontneed")
+        self.server("unmap", "r", 8 * PAGE, PAGE)
+        expect_zeros("r", 16 * PAGE, "free")
+        moved = self.server("lengthen", region["addr"], 4 * PAGE, 3 * MIB)["addr"]
+        self.server("mapped", "n", moved, 3 * MIB)
+        expect_zeros("n", 3 * PAGE, "dontneed")
+        self.expect_here("n", 2 * PAGE, PAGE, 4)
+
     def test_unmapped_and_mapped_again_without_notice(self):
         """As free() and malloc() of the C library do, which unmap and map memory by themselves."""
         region = self.private(size=4 * MIB)

@@ -15,6 +15,8 @@
 //! | [`smaps`] | the private memory of another process, and what of it is a thread's stack |
 //! | `swap_space`, `swap_file` | the directory of swap files; a file without a name |
 //! | `swapped` | a range of memory that is a mapping of a swap file, and its way back |
+//! | [`discard`](discard()) | what the program gives up of it |
+//! | `known_files` | the swap files, as the kernel lists their mappings |
 //! | `moving` | private memory moves into a file, while other threads of the process use it |
 //! | `guard` | threads that touch a range wait: `userfaultfd` |
 //! | [`userfault`] | faults become messages, and pages are put there, moved away and protected |
@@ -29,9 +31,11 @@
 #![warn(missing_docs)]
 
 mod backing_store;
+mod discard;
 mod eviction_area;
 mod guard;
 pub mod handshake;
+mod known_files;
 pub mod maps;
 mod moving;
 pub mod pagemap;
@@ -44,6 +48,7 @@ mod sys;
 pub mod userfault;
 
 pub use backing_store::{BackingStore, Completion, FileStore, PageBytes, Transfer, TransferError};
+pub use discard::{discard, has_swapped};
 pub use eviction_area::{BATCH_PAGES, EvictionArea, Task};
 pub use refusal::{Refusal, SwapError};
 pub use swap_space::{BACKED_MIN_BYTES, SwapSpace};

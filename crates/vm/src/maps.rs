@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 
+use rustix::fs::{Mode, OFlags};
 use terrace_hostmem::HostRange;
 
 const MAPS: &str = "/proc/self/maps";
@@ -27,6 +28,11 @@ impl FileId {
         self.inode
     }
 
+    /// The device's numbers.
+    pub(crate) fn device(&self) -> u64 {
+        u64::from(self.major) << 32 | u64::from(self.minor)
+    }
+
     /// Whether a file with these numbers from `stat` is certainly another file: it has the same device numbers, and
     /// another inode.
     pub fn is_surely_not(&self, device: u64, inode: u64) -> bool {
@@ -36,7 +42,7 @@ impl FileId {
 
 /// One line of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Mapping {
+pub(crate) struct Mapping<Path = Vec<u8>> {
     start: u64,
     end: u64,
     readable: bool,
@@ -45,7 +51,7 @@ pub(crate) struct Mapping {
     shared: bool,
     offset: u64,
     file: FileId,
-    path: Vec<u8>,
+    path: Path,
 }
 
 /// Adjacent mappings of adjacent parts of one file, with the same protection: created by one `mmap`, and possibly split
@@ -103,6 +109,58 @@ pub fn shared_files() -> io::Result<HashSet<FileId>> {
 /// The mappings that overlap a range, cut at its ends.
 pub(crate) fn list(range: HostRange) -> io::Result<Vec<Mapping>> {
     list_in(BufReader::with_capacity(1 << 16, File::open(MAPS)?), range)
+}
+
+/// [`each_overlap`] does not read beyond these bytes of a line, which include some 70 before the path.
+pub(crate) const LINE_MAX: usize = 2048;
+
+/// Passes the mappings that overlap a range to `step`, cut at the range's ends, until `step` returns false. Neither
+/// allocates nor takes a lock, and makes the system calls directly.
+///
+/// # Errors
+/// The list cannot be read.
+pub(crate) fn each_overlap(range: HostRange, mut step: impl FnMut(Mapping<&[u8]>) -> bool) -> io::Result<()> {
+    let list = rustix::fs::open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let end = range.addr.saturating_add(range.len);
+    let read = |buffer: &mut [u8]| Ok(rustix::io::read(&list, buffer)?);
+    each_line(read, |line| match Mapping::parse_line(line) {
+        Some(mapping) if mapping.start >= end => false,
+        Some(mapping) if mapping.end > range.addr => step(mapping.cut(range.addr, end)),
+        _ => true,
+    })
+}
+
+/// Passes the lines to `step`, without their newlines and cut at [`LINE_MAX`], until it returns false.
+fn each_line(
+    mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
+    mut step: impl FnMut(&[u8]) -> bool,
+) -> io::Result<()> {
+    let mut buffer = [0; LINE_MAX];
+    let (mut filled, mut is_rest_of_line) = (0, false);
+    loop {
+        let count = read(&mut buffer[filled..])?;
+        filled += count;
+        let mut start = 0;
+        while let Some(len) = buffer[start..filled].iter().position(|&byte| byte == b'\n') {
+            if !is_rest_of_line && !step(&buffer[start..start + len]) {
+                return Ok(());
+            }
+            is_rest_of_line = false;
+            start += len + 1;
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        if start == 0 && filled == LINE_MAX {
+            if !is_rest_of_line && !step(&buffer) {
+                return Ok(());
+            }
+            (filled, is_rest_of_line) = (0, true);
+        } else {
+            buffer.copy_within(start..filled, 0);
+            filled -= start;
+        }
+    }
 }
 
 fn list_in(mut list: impl BufRead, range: HostRange) -> io::Result<Vec<Mapping>> {
@@ -223,7 +281,7 @@ impl Run {
     }
 }
 
-impl Mapping {
+impl<Path: AsRef<[u8]>> Mapping<Path> {
     /// The addresses.
     pub(crate) fn range(&self) -> HostRange {
         HostRange { addr: self.start, len: self.end - self.start }
@@ -231,8 +289,8 @@ impl Mapping {
 
     /// Whether it is private memory without a file, for loads and stores alone. Not the main thread's stack, which grows.
     pub(crate) fn is_private_memory(&self) -> bool {
-        let is_named =
-            self.path.starts_with(b"[") && self.path != b"[heap]" && !self.path.starts_with(b"[anon:");
+        let path = self.path.as_ref();
+        let is_named = path.starts_with(b"[") && path != b"[heap]" && !path.starts_with(b"[anon:");
         let is_data = self.readable && self.writable && !self.executable;
         is_data && !self.shared && self.file.inode == 0 && !is_named
     }
@@ -240,7 +298,7 @@ impl Mapping {
     /// Whether it is private memory without a file that nobody can access.
     pub(crate) fn is_reserved(&self) -> bool {
         let is_accessible = self.readable || self.writable || self.executable;
-        !is_accessible && !self.shared && self.file.inode == 0 && !self.path.starts_with(b"[v")
+        !is_accessible && !self.shared && self.file.inode == 0 && !self.path.as_ref().starts_with(b"[v")
     }
 
     /// Where in the file the mapping begins.
@@ -255,7 +313,12 @@ impl Mapping {
 
     /// Whether both are mappings of one file. Numbers alone do not tell on all file systems.
     pub(crate) fn is_of_same_file(&self, other: &Mapping) -> bool {
-        self.file == other.file && self.path == other.path
+        self.file == other.file && self.path.as_ref() == other.path
+    }
+
+    /// The file's name as the kernel escapes it.
+    pub(crate) fn path(&self) -> &[u8] {
+        self.path.as_ref()
     }
 
     /// The file's identifier.
@@ -271,14 +334,16 @@ impl Mapping {
             | right(self.executable, libc::PROT_EXEC)
     }
 
-    fn cut(mut self, start: u64, end: u64) -> Mapping {
+    fn cut(mut self, start: u64, end: u64) -> Self {
         let before = start.saturating_sub(self.start);
         (self.start, self.offset, self.end) = (self.start + before, self.offset + before, self.end.min(end));
         self
     }
+}
 
+impl<'a> Mapping<&'a [u8]> {
     /// `55d0c8a00000-55d0c8a21000 rw-s 00001000 fd:02 1234     /name with spaces`
-    pub(crate) fn parse(line: &[u8]) -> Option<Mapping> {
+    fn parse_line(line: &'a [u8]) -> Option<Mapping<&'a [u8]>> {
         let mut rest = line;
         let mut field = || {
             let length = rest.iter().position(|&byte| byte == b' ').unwrap_or(rest.len());
@@ -305,9 +370,18 @@ impl Mapping {
                 minor: u32::from_str_radix(minor, 16).ok()?,
                 inode: inode.parse().ok()?,
             },
-            path: rest[padding..].to_owned(),
+            path: &rest[padding..],
         };
         (mapping.start < mapping.end).then_some(mapping)
+    }
+}
+
+impl Mapping {
+    pub(crate) fn parse(line: &[u8]) -> Option<Mapping> {
+        let mapping = Mapping::parse_line(line)?;
+        let path = mapping.path.to_owned();
+        let Mapping { start, end, readable, writable, executable, shared, offset, file, .. } = mapping;
+        Some(Mapping { start, end, readable, writable, executable, shared, offset, file, path })
     }
 
     fn begins_run(&self) -> bool {
@@ -422,6 +496,29 @@ mod tests {
             "1-2 rw-p 0 fe:00 7 /lib/x.so",
         ] {
             assert!(!is_private(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn lines_that_are_read_in_pieces_are_whole_and_long_ones_are_cut() {
+        let long = [b"1-2 rw-s 0 1:2 3 /".as_slice(), &[b'x'; 3 * LINE_MAX]].concat();
+        for piece in [1, 7, 100, LINE_MAX, 10 * LINE_MAX] {
+            let text = [LIST.as_bytes(), &long, b"\n", LIST.as_bytes(), &long[..LINE_MAX], b"\n"].concat();
+            let (mut rest, mut lines) = (text.as_slice(), Vec::new());
+            let read = |buffer: &mut [u8]| {
+                let (now, later) = rest.split_at(rest.len().min(piece).min(buffer.len()));
+                buffer[..now.len()].copy_from_slice(now);
+                rest = later;
+                Ok(now.len())
+            };
+            each_line(read, |line| {
+                lines.push(line.to_owned());
+                true
+            })
+            .unwrap();
+            let listed: Vec<_> = LIST.lines().map(|line| line.as_bytes().to_owned()).collect();
+            let cut = vec![long[..LINE_MAX].to_owned()];
+            assert_eq!(lines, [listed.clone(), cut.clone(), listed, cut].concat(), "pieces of {piece}");
         }
     }
 

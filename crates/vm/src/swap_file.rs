@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use terrace_hostmem::PAGE_BYTES;
 use terrace_shm::file_system;
 
+use crate::known_files::Known;
 use crate::maps::{FileId, Mapping};
 use crate::sys;
 
@@ -19,6 +20,8 @@ const LENGTH_MAX: u64 = 1 << 43;
 /// A file without a name.
 #[derive(Debug)]
 pub(crate) struct SwapFile {
+    /// Dropped before the descriptor is closed: another file may have the inode's number then.
+    _known: Known,
     file: OwnedFd,
     /// A mapping of it, as the kernel lists it.
     listed: Mapping,
@@ -46,7 +49,7 @@ impl SwapFile {
         // Advisory: page faults and reads bring the page that they need and no others.
         let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
         let listed = sys::list_mapping_of(file.as_fd())?;
-        Ok(SwapFile { file, listed })
+        Ok(SwapFile { _known: Known::add(&listed)?, file, listed })
     }
 
     /// Whether its bytes are in memory anyway.

@@ -4,13 +4,14 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use terrace_hostmem::{HostRange, PAGE_BYTES};
-use terrace_vm::{BACKED_MIN_BYTES, Refusal, SwapError, SwapSpace, Swapped, maps};
+use terrace_vm::{BACKED_MIN_BYTES, Refusal, SwapError, SwapSpace, Swapped, discard, has_swapped, maps};
 
 const MIB: u64 = 1 << 20;
 
@@ -206,6 +207,61 @@ fn memory_that_the_program_moves_and_lengthens_stays_its_own() {
     swapped.end().expect("mapped");
     expect();
     assert_eq!(in_child(|| (memory.word(1).load(Ordering::Relaxed) != 2).into()), 0, "a child has it");
+}
+
+#[test]
+fn what_is_given_up_is_zeros_wherever_the_program_has_moved_it() {
+    let (memory, directory) = (Memory::new(2 * MIB), directory());
+    (0..memory.pages()).for_each(|page| memory.word(page).store(7, Ordering::Relaxed));
+    let swapped = back(&memory, directory.path());
+    let old = std::mem::ManuallyDrop::new(memory);
+    let (addr, len) = (old.0.addr as *mut _, old.0.len as usize);
+    // SAFETY: memory of this test, to which no reference exists.
+    let moved = unsafe { libc::mremap(addr, len, 2 * len, libc::MREMAP_MAYMOVE) };
+    assert_ne!(moved, libc::MAP_FAILED);
+    let memory = Memory(HostRange { addr: moved as u64, len: 4 * MIB });
+    assert!(has_swapped(memory.0));
+    let pages =
+        |first, count| HostRange { addr: memory.0.addr + first * PAGE_BYTES, len: count * PAGE_BYTES };
+    for (range, advice) in [(pages(1, 1), libc::MADV_FREE), (pages(3, 2), libc::MADV_DONTNEED)] {
+        // SAFETY: memory of this test.
+        unsafe { discard(range, advice) }.expect("given up");
+    }
+    let words = |first, count| (first..first + count).map(|page| memory.word(page).load(Ordering::Relaxed));
+    assert!(words(0, 7).eq([7, 0, 7, 0, 0, 7, 7]));
+    let unaligned = HostRange { addr: memory.0.addr + 1, len: 1 };
+    // SAFETY: memory of this test.
+    let refused = unsafe { discard(unaligned, libc::MADV_DONTNEED) }.expect_err("not whole pages");
+    assert_eq!(refused.raw_os_error(), Some(libc::EINVAL));
+    swapped.end().expect("mapped");
+}
+
+#[test]
+fn a_file_in_the_place_of_a_swap_file_keeps_its_bytes() {
+    let (memory, directory) = (Memory::new(3 * MIB), directory());
+    (0..memory.pages()).for_each(|page| memory.word(page).store(7, Ordering::Relaxed));
+    let swapped = back(&memory, directory.path());
+    let other = tempfile::tempfile_in(directory.path()).expect("a file");
+    other.write_all_at(&[9; MIB as usize], 0).expect("written");
+    let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+    let inner = HostRange { addr: memory.0.addr + MIB, len: MIB };
+    // SAFETY: a part of this test's memory. The C library of tests is not interposed.
+    let mapped =
+        unsafe { libc::mmap(inner.addr as *mut _, MIB as usize, rights, flags, other.as_raw_fd(), 0) };
+    assert_eq!(mapped as u64, inner.addr);
+    assert!(!has_swapped(inner) && has_swapped(memory.0));
+    // SAFETY: memory of this test.
+    unsafe { discard(memory.0, libc::MADV_DONTNEED) }.expect("given up");
+    let mut bytes = vec![0; MIB as usize];
+    other.read_exact_at(&mut bytes, 0).expect("read");
+    assert!(bytes.iter().all(|byte| *byte == 9), "the file has lost bytes");
+    assert_eq!([0, 255, 512, 767].map(|page| memory.word(page).load(Ordering::Relaxed)), [0; 4]);
+    // SAFETY: memory of this test.
+    unsafe { libc::munmap((memory.0.addr + 4 * PAGE_BYTES) as *mut _, PAGE_BYTES as usize) };
+    // SAFETY: memory of this test.
+    let refused = unsafe { discard(memory.0, libc::MADV_DONTNEED) }.expect_err("there is a gap");
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOMEM));
+    swapped.end().expect("mapped");
 }
 
 #[test]

@@ -21,6 +21,7 @@
  *     pageout NAME OFFSET BYTES                     writes a shared mapping to its file, and has its pages leave memory
  *     free NAME                                     unmaps all of the memory that has this name
  *     storm THREADS                                 starts threads that allocate and free memory for ever
+ *     move NAME ADDRESS                             mremap(2) of all of the memory onto this address
  *     lengthen ADDRESS BYTES MORE                   mremap(2), by a system call that nothing interposes
  *     replace ADDRESS BYTES, mapped NAME ADDRESS BYTES
  *                                                   unmaps memory and maps private memory there, by system calls that
@@ -429,6 +430,16 @@ static void command_replace(void)
     syscall(SYS_munmap, addr, bytes);
     addr = (uint64_t)syscall(SYS_mmap, addr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     printf("ok addr=%llu\n", (unsigned long long)addr);
+}
+
+static void command_move(void)
+{
+    struct region *region = region_named(1);
+    uint8_t *to = (uint8_t *)number(2);
+    void *moved = mremap(region->memory, region->bytes, region->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to);
+    if (moved != MAP_FAILED)
+        region->memory = to;
+    answer_code(moved == MAP_FAILED ? errno : 0);
 }
 
 static void command_lengthen(void)
@@ -859,7 +870,7 @@ static const struct command {
     {"close", command_close},     {"lock", command_lock},       {"word", command_word},         {"hex", command_hex},
     {"bytes", command_bytes},     {"mw", command_mw},           {"bind", command_bind},         {"map", command_map},
     {"discard", command_discard}, {"replace", command_replace}, {"mapped", command_mapped},
-    {"lengthen", command_lengthen}, {"storm", command_storm},
+    {"lengthen", command_lengthen}, {"storm", command_storm},   {"move", command_move},
     {"pageout", command_pageout}, {"free", command_free},       {"events", command_events},
 };
 

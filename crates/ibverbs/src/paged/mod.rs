@@ -20,7 +20,8 @@ use std::ffi::c_int;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use ranges::{discard, forget, may_be_shared, may_be_swapped};
+pub use ranges::may_be_shared;
+use ranges::may_be_swapped;
 use table::NoLease;
 pub use table::{ForkHold, Lease, before_change, hold_for_fork};
 use terrace_baseline::{BaselineConfig, BaselineError, IoMethod, check_budget};

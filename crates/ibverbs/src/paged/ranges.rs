@@ -1,4 +1,4 @@
-//! The ranges of the paged mappings, for calls that change mappings. The list is read before every `munmap` and `madvise`
+//! The ranges of the paged mappings, for calls that change mappings. The list is read before every `munmap` and `mprotect`
 //! of the program, and from within allocators. So no function that these call takes a lock or allocates, and the list is
 //! consistent at a fork.
 
@@ -88,28 +88,26 @@ pub fn clear() {
 /// Whether a range may overlap a leased mapping.
 #[inline]
 pub fn may_overlap(range: HostRange) -> bool {
-    any(range, LEASED, |_, _| true) || OVERFLOWN.load(Ordering::Relaxed)
+    any(range, LEASED) || OVERFLOWN.load(Ordering::Relaxed)
 }
 
-/// Whether a range may overlap memory that was private.
+/// Whether a range may overlap memory that was private. What the program has moved, or unmapped without notice, is listed
+/// where it was.
 #[inline]
 pub fn may_be_swapped(range: HostRange) -> bool {
-    any(range, SWAPPED, |_, _| true)
+    any(range, SWAPPED)
 }
 
-/// Whether `is_it` holds for the overlap of a range with any mapping that has this flag.
+/// Whether a range overlaps any mapping that has this flag.
 #[inline]
-fn any(range: HostRange, flag: u64, is_it: impl FnMut(&Slot, HostRange) -> bool) -> bool {
+fn any(range: HostRange, flag: u64) -> bool {
     let used = USED.load(Ordering::Relaxed);
-    used != 0 && any_of(used, range, flag, is_it)
+    used != 0 && any_of(used, range, flag)
 }
 
 #[cold]
-fn any_of(used: usize, range: HostRange, flag: u64, mut is_it: impl FnMut(&Slot, HostRange) -> bool) -> bool {
-    SLOTS[..used].iter().any(|slot| {
-        slot.flags.load(Ordering::SeqCst) & flag != 0
-            && slot.overlap(range).is_some_and(|overlap| is_it(slot, overlap))
-    })
+fn any_of(used: usize, range: HostRange, flag: u64) -> bool {
+    SLOTS[..used].iter().any(|slot| slot.flags.load(Ordering::SeqCst) & flag != 0 && slot.overlaps(range))
 }
 
 /// Whether same-host peers may map a file that is mapped at a range. A swap file's mapping may become private again unless
@@ -124,33 +122,9 @@ pub fn may_be_shared(range: HostRange, file: FileId) -> bool {
     })
 }
 
-/// Has memory that was private read as zeros, as far as it is in a range: its pages become a hole of their swap file.
-/// Memory that was mapped in its place stays as it is, unless that is a shared mapping that [`forget`] was not told of.
-/// Returns whether there was any.
-pub fn discard(range: HostRange) -> bool {
-    let mut has_discarded = false;
-    any(range, SWAPPED, |_, part| {
-        // SAFETY: for a shared mapping, the call is what the program asks for. The kernel checks all else.
-        has_discarded |=
-            unsafe { libc::syscall(libc::SYS_madvise, part.addr, part.len, libc::MADV_REMOVE) } == 0;
-        false
-    });
-    has_discarded
-}
-
-/// Other memory is mapped at a range now, or none, where the program had no region registered.
-pub fn forget(range: HostRange) {
-    any(range, SWAPPED, |slot, part| {
-        if slot.flags.load(Ordering::SeqCst) & LEASED == 0 {
-            slot.cut(part);
-        }
-        false
-    });
-}
-
 /// What to tell the user of a SIGBUS at an address. Called by a signal handler.
 pub fn explain_bus_error(addr: u64) -> Option<&'static str> {
-    may_be_swapped(HostRange { addr, len: 1 }).then_some(
+    terrace_vm::has_swapped(HostRange { addr, len: 1 }).then_some(
         "terrace: the program has touched registered memory that its swap file cannot keep or give back: the disk of --swap \
          is full, or fails\n",
     )
@@ -162,30 +136,14 @@ impl Slot {
         HostRange { addr, len: end.saturating_sub(addr) }
     }
 
-    /// The overlap of the mapping with a range.
-    fn overlap(&self, range: HostRange) -> Option<HostRange> {
+    fn overlaps(&self, range: HostRange) -> bool {
         let (start, end) = (self.start.load(Ordering::SeqCst), self.end.load(Ordering::SeqCst));
-        let from = start.max(range.addr);
-        let to = end.min(range.addr.saturating_add(range.len));
-        (from < to).then(|| HostRange { addr: from, len: to - from })
-    }
-
-    /// Takes a part out of the mapping, by one store: of what is before and behind a part in the middle, the latter goes,
-    /// too.
-    fn cut(&self, part: HostRange) {
-        let end = part.addr + part.len;
-        if self.start.load(Ordering::SeqCst) == part.addr && self.end.load(Ordering::SeqCst) != end {
-            self.start.store(end, Ordering::SeqCst);
-        } else {
-            self.end.store(part.addr, Ordering::SeqCst);
-        }
+        start.max(range.addr) < end.min(range.addr.saturating_add(range.len))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::ptr::null_mut;
-
     use super::*;
 
     /// An address range that other tests do not map.
@@ -238,42 +196,5 @@ mod tests {
         assert!(may_overlap(range(0, 100)));
         second.remove();
         assert!(!may_overlap(range(0, 100)));
-    }
-
-    #[test]
-    fn memory_that_is_mapped_in_the_place_of_other_is_forgotten_where_nothing_is_registered() {
-        let at = |addr| range((1u64 << 20) + addr, 1);
-        let listed = add(range(1 << 20, 100), some_file(), true);
-        forget(range(1 << 20, 100));
-        assert!(may_be_swapped(at(0)) && may_be_swapped(at(99)), "regions are registered");
-        listed.set_leased(false);
-        forget(range((1 << 20) - 10, 20));
-        forget(range((1 << 20) + 90, 20));
-        assert_eq!([9, 10, 89, 90].map(|addr| may_be_swapped(at(addr))), [false, true, true, false]);
-        forget(range((1 << 20) + 50, 1));
-        assert_eq!([49, 50, 60].map(|addr| may_be_swapped(at(addr))), [true, false, false]);
-        forget(range(0, 1 << 30));
-        assert!(!may_be_swapped(range(0, 1 << 30)));
-        listed.remove();
-    }
-
-    #[test]
-    fn what_is_discarded_of_a_shared_mapping_is_zeros_and_private_memory_stays() {
-        for (kind, is_discarded) in [(libc::MAP_SHARED, true), (libc::MAP_PRIVATE, false)] {
-            let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_ANONYMOUS);
-            // SAFETY: a new mapping, wherever the kernel has room.
-            let addr = unsafe { libc::mmap(null_mut(), 4 * 4096, rights, flags, -1, 0) };
-            assert_ne!(addr, libc::MAP_FAILED);
-            // SAFETY: the mapping from above, which only this test uses.
-            let bytes = unsafe { std::slice::from_raw_parts_mut(addr.cast::<u8>(), 4 * 4096) };
-            bytes.fill(7);
-            let listed = add(HostRange { addr: addr as u64, len: 4 * 4096 }, some_file(), true);
-            listed.set_leased(false);
-            assert_eq!(discard(HostRange { addr: addr as u64 + 4096, len: 2 * 4096 }), is_discarded);
-            assert!(!discard(HostRange { addr: addr as u64 + 1, len: 1 }), "not whole pages");
-            let inner = if is_discarded { 0 } else { 7 };
-            assert_eq!([0, 1, 2, 3].map(|page| bytes[page * 4096]), [7, inner, inner, 7]);
-            listed.remove();
-        }
     }
 }

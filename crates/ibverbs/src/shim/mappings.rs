@@ -9,6 +9,7 @@ use std::ffi::{c_int, c_long, c_void};
 use libc::{off_t, off64_t, size_t};
 use terrace_hostmem::HostRange;
 
+use crate::errno::{EAGAIN, Errno, minus_one};
 use crate::paged;
 
 fn range(addr: *const c_void, len: size_t) -> HostRange {
@@ -22,7 +23,6 @@ fn range(addr: *const c_void, len: size_t) -> HostRange {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(addr: *mut c_void, len: size_t) -> c_int {
     paged::before_change(range(addr, len));
-    paged::forget(range(addr, len));
     // SAFETY: the caller's.
     unsafe { libc::syscall(libc::SYS_munmap, addr, len) as c_int }
 }
@@ -39,21 +39,22 @@ pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: size_t, protection: c_
 }
 
 /// `madvise(2)`. Memory that was private, and is a mapping of a swap file now, would keep its bytes with `MADV_DONTNEED`,
-/// and takes no `MADV_FREE`: it is emptied first. Children would share it with `MADV_DOFORK`: they do not get it.
+/// and takes no `MADV_FREE`: it is emptied. Children would share it with `MADV_DOFORK`: they do not get it.
 ///
 /// # Safety
 /// As for the C library's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, mut advice: c_int) -> c_int {
+pub unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, advice: c_int) -> c_int {
     match advice {
-        libc::MADV_DONTNEED | libc::MADV_FREE if paged::discard(range(addr, len)) => {
-            advice = libc::MADV_DONTNEED;
+        libc::MADV_DONTNEED | libc::MADV_FREE => {
+            // SAFETY: the caller's.
+            let discarded = unsafe { terrace_vm::discard(range(addr, len), advice) };
+            minus_one(discarded.map_err(|error| error.raw_os_error().map_or(EAGAIN, Errno)))
         }
-        libc::MADV_DOFORK if paged::may_be_swapped(range(addr, len)) => return 0,
-        _ => {}
+        libc::MADV_DOFORK if terrace_vm::has_swapped(range(addr, len)) => 0,
+        // SAFETY: the caller's.
+        _ => unsafe { libc::syscall(libc::SYS_madvise, addr, len, c_long::from(advice)) as c_int },
     }
-    // SAFETY: the caller's.
-    unsafe { libc::syscall(libc::SYS_madvise, addr, len, c_long::from(advice)) as c_int }
 }
 
 /// `mremap(2)`. The last argument is there only with `MREMAP_FIXED`; without it the kernel ignores it.
@@ -72,7 +73,6 @@ pub unsafe extern "C" fn mremap(
     if flags & libc::MREMAP_FIXED != 0 {
         paged::before_change(range(new, new_len));
     }
-    paged::forget(range(old, old_len));
     // SAFETY: the caller's.
     unsafe { libc::syscall(libc::SYS_mremap, old, old_len, new_len, c_long::from(flags), new) as *mut c_void }
 }
@@ -95,12 +95,8 @@ pub unsafe extern "C" fn mmap64(
     }
     let (protection, flags, fd) = (c_long::from(protection), c_long::from(flags), c_long::from(fd));
     // SAFETY: the caller's.
-    let mapped =
-        unsafe { libc::syscall(libc::SYS_mmap, addr, len, protection, flags, fd, offset) as *mut c_void };
-    if mapped != libc::MAP_FAILED {
-        paged::forget(range(mapped, len));
-    }
-    mapped
+    // SAFETY: the caller's.
+    unsafe { libc::syscall(libc::SYS_mmap, addr, len, protection, flags, fd, offset) as *mut c_void }
 }
 
 /// As `mmap64`; both have 64-bit offsets.
