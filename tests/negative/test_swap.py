@@ -158,6 +158,17 @@ class Changes(Private):
         expect_zeros("n", 3 * PAGE, "dontneed")
         self.expect_here("n", 2 * PAGE, PAGE, 4)
 
+    def test_discarded_after_many_others_were_registered(self):
+        """Beyond 128 ranges that are not registered, all of them become private."""
+        self.server("map", "plain", "anon", 130 * MIB)
+        self.server("fill", "plain", 0, PAGE, 2)
+        for number in range(130):
+            self.server("submr", "m", "plain", number * MIB, MIB, ALL)
+            self.server("dereg", "m")
+        self.assertLess(len(self.swap_mappings()), 128)
+        self.server("discard", "plain", 0, PAGE, "dontneed")
+        self.assertEqual(self.server("word", "plain", 0)["value"], 0)
+
     def test_unmapped_and_mapped_again_without_notice(self):
         """As free() and malloc() of the C library do, which unmap and map memory by themselves."""
         region = self.private(size=4 * MIB)
@@ -256,6 +267,10 @@ class Changes(Private):
         self.assertEqual(self.server("reap", child), [], "memory that is not registered is inherited")
         self.expect_here("plain", 0, BYTES, 2)
         self.assertEqual(self.tiered_regions(), {region["addr"]: BYTES})
+        for offset, how in ((PAGE, "dontneed"), (9 * PAGE, "free")):
+            self.server("discard", "plain", offset, 4 * PAGE, how)
+            self.assertEqual(self.server("word", "plain", offset)["value"], 0, how)
+            self.expect_here("plain", offset + 4 * PAGE, 4 * PAGE, 2)
         ordinary = self.server("submr", "q", "plain", 0, BYTES, ALL)
         self.write(ordinary, 5, PAGE, 6)
         self.expect_content(ordinary, 5, PAGE, 6)

@@ -1,4 +1,6 @@
-//! Memory that the program gives up, as `madvise(2)` gives up private memory: of a swap file, its pages become a hole.
+//! Memory that the program gives up, as `madvise(2)` gives up private memory. In a swap file, its pages become a hole.
+//! Where it was in one before, and is private again, the kernel would read the file's bytes again: memory without a file
+//! takes its place. The file keeps them, because children may have private mappings of it.
 //!
 //! The kernel's list of mappings says where swap files are mapped, because the C library maps, moves and unmaps memory by
 //! system calls that nothing interposes: a file of the program's may be in the place of one by now.
@@ -69,14 +71,21 @@ unsafe fn discard_mappings(pages: HostRange, advice: libc::c_int) -> io::Result<
 /// # Safety
 /// As for [`discard`]; the part is one of the mapping.
 unsafe fn discard_part(mapping: &Mapping<&[u8]>, part: HostRange, advice: libc::c_int) -> io::Result<()> {
-    let advice = if is_swapped(mapping) { libc::MADV_REMOVE } else { advice };
-    // SAFETY: the caller's. Only the pages of a swap file are removed, which are this memory alone.
-    unsafe { sys::advise(part, advice) }
-}
-
-/// Whether a mapping is a shared one of a swap file.
-fn is_swapped(mapping: &Mapping<&[u8]>) -> bool {
-    mapping.is_shared() && known_files::has(mapping)
+    let is_known = known_files::has(mapping);
+    let advice = match advice {
+        // Only of a swap file, whose pages are this memory alone.
+        _ if is_known && mapping.is_shared() => libc::MADV_REMOVE,
+        // Of locked memory, this is an error.
+        _ if is_known => libc::MADV_DONTNEED,
+        _ => advice,
+    };
+    // SAFETY: the caller's.
+    unsafe { sys::advise(part, advice) }?;
+    if is_known && !mapping.is_shared() {
+        // SAFETY: the program has given it up.
+        unsafe { sys::map_zeros(part, mapping.rights()) }?;
+    }
+    Ok(())
 }
 
 /// Whether a part of a range is in a swap file, as far as the list of mappings can be read.
@@ -84,7 +93,7 @@ pub fn has_swapped(range: HostRange) -> bool {
     let mut is_found = false;
     if known_files::is_any() {
         let listed = maps::each_overlap(range, |mapping| {
-            is_found = is_swapped(&mapping);
+            is_found = mapping.is_shared() && known_files::has(&mapping);
             !is_found
         });
         is_found |= listed.is_err();

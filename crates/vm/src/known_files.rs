@@ -40,7 +40,7 @@ impl Known {
     /// Adds the file behind a mapping. While it is in the list, its inode must not become another file's.
     ///
     /// # Errors
-    /// `NFILE` if the list is full, `NAMETOOLONG`.
+    /// `Other` if the list is full; `NAMETOOLONG`.
     pub(crate) fn add(mapping: &Mapping) -> io::Result<Known> {
         if mapping.path().len() > PATH_MAX {
             return Err(Errno::NAMETOOLONG.into());
@@ -48,7 +48,8 @@ impl Known {
         let claim = |slot: &Slot| {
             slot.inode.compare_exchange(0, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
-        let index = FILES.iter().position(claim).ok_or(Errno::NFILE)?;
+        let full = || io::Error::other(format!("{FILES_MAX} ranges of memory are in swap files already"));
+        let index = FILES.iter().position(claim).ok_or_else(full)?;
         FILES[index].device.store(mapping.file().device(), Ordering::Relaxed);
         FILES[index].path_hash.store(hash(mapping.path()), Ordering::Relaxed);
         FILES[index].inode.store(mapping.file().inode(), Ordering::Release);

@@ -98,12 +98,12 @@ pub fn find(range: HostRange) -> io::Result<Result<Run, NoRun>> {
     find_in(BufReader::with_capacity(1 << 16, File::open(MAPS)?), range)
 }
 
-/// The files that have shared mappings.
+/// The files that have mappings.
 ///
 /// # Errors
 /// The list cannot be read.
-pub fn shared_files() -> io::Result<HashSet<FileId>> {
-    Ok(list(EVERYTHING)?.iter().filter(|mapping| mapping.shared).map(|mapping| mapping.file).collect())
+pub fn files() -> io::Result<HashSet<FileId>> {
+    Ok(list(EVERYTHING)?.iter().map(|mapping| mapping.file).collect())
 }
 
 /// The mappings that overlap a range, cut at its ends.

@@ -8,7 +8,7 @@ use crate::maps;
 use crate::moving::Mover;
 use crate::refusal::{Refusal, SwapError};
 use crate::swap_file::SwapFile;
-use crate::swapped::Swapped;
+use crate::swapped::{Swapped, close_unmapped};
 
 /// Shorter ranges stay private. Each range has a file, and mappings of its own.
 pub const BACKED_MIN_BYTES: u64 = 1 << 20;
@@ -60,6 +60,7 @@ impl SwapSpace {
         if has_pinned_memory() {
             return Err(Refusal::Pinned);
         }
+        close_unmapped();
         let file = SwapFile::create(&self.directory, pages.len);
         let file = file.map_err(Refusal::system("create a swap file"))?;
         let mut mover = Mover::new(&file)?;

@@ -3,12 +3,27 @@
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 
 use terrace_hostmem::HostRange;
 
 use crate::maps::{self, FileId};
 use crate::swap_file::SwapFile;
 use crate::sys::{self, Sharing};
+
+/// The files of memory that is private again. Private mappings of them may be there: the process keeps their descriptors,
+/// so that no other file gets the inode's number, and [`discard`](crate::discard()) knows them. A forked child has them, too.
+static ENDED: Mutex<Vec<SwapFile>> = Mutex::new(Vec::new());
+
+/// Closes files of which the process has no mapping any more.
+pub(crate) fn close_unmapped() {
+    let mut ended = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !ended.is_empty()
+        && let Ok(mapped) = maps::files()
+    {
+        ended.retain(|file| mapped.contains(&file.id()));
+    }
+}
 
 /// A range of the program's memory that is a mapping of a swap file. Its first byte is the file's first byte.
 ///
@@ -49,7 +64,8 @@ impl Swapped {
     }
 
     /// Makes the memory private again, as far as the program has not unmapped it, and wherever it has moved it: for all
-    /// threads at all times, it has the same bytes. What is not stored to from then on stays in the file.
+    /// threads at all times, it has the same bytes. What is not stored to from then on stays in the file, which is closed
+    /// when memory is moved after the program has unmapped all of it.
     ///
     /// A mapping that another thread unmaps in the very instant, and maps other memory in its place, would be replaced:
     /// no system call asks for both. So each is looked up again just before.
@@ -57,6 +73,12 @@ impl Swapped {
     /// # Errors
     /// The system's. The memory then stays a mapping that children do not inherit, or in part.
     pub fn end(self) -> io::Result<()> {
+        let ended = self.map_private();
+        ENDED.lock().unwrap_or_else(PoisonError::into_inner).push(self.file);
+        ended
+    }
+
+    fn map_private(&self) -> io::Result<()> {
         for mapping in maps::list(maps::EVERYTHING)?.iter().filter(|mapping| self.file.is_behind(mapping)) {
             if maps::at(mapping.range().addr)?.as_ref() != Some(mapping) {
                 continue;

@@ -51,6 +51,16 @@ pub(crate) unsafe fn map_file(
     check(result).map(|_| ())
 }
 
+/// Maps memory without a file, which reads as zeros, in the place of what is mapped at a range.
+///
+/// # Safety
+/// The program has given up the contents of the range.
+pub(crate) unsafe fn map_zeros(range: HostRange, rights: libc::c_int) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: the caller's.
+    check(unsafe { libc::syscall(libc::SYS_mmap, range.addr, range.len, rights, flags, -1, 0) }).map(|_| ())
+}
+
 /// Maps the first bytes of a file, shared, wherever the kernel has room.
 pub(crate) fn map_shared(file: BorrowedFd<'_>, len: u64) -> io::Result<u64> {
     let rights = libc::PROT_READ | libc::PROT_WRITE;

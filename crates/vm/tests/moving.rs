@@ -3,7 +3,7 @@
 //! Run as root: other users may not have threads wait (see [`Refusal::Privilege`]).
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
@@ -172,6 +172,45 @@ fn children_do_not_share_the_memory() {
 }
 
 #[test]
+fn what_is_given_up_after_it_was_private_again_is_zeros_and_children_keep_theirs() {
+    let (memory, directory) = (Memory::new(2 * MIB), directory());
+    (0..memory.pages()).for_each(|page| memory.word(page).store(7, Ordering::Relaxed));
+    back(&memory, directory.path()).end().expect("mapped");
+    memory.word(3).store(8, Ordering::Relaxed);
+    let pages =
+        |first, count| HostRange { addr: memory.0.addr + first * PAGE_BYTES, len: count * PAGE_BYTES };
+    let words = || [0, 1, 2, 3, 4, 5].map(|page| memory.word(page).load(Ordering::Relaxed));
+    let status = in_child(|| {
+        // SAFETY: memory of this test.
+        unsafe { discard(pages(4, 1), libc::MADV_DONTNEED) }.expect("given up");
+        (words() == [7, 7, 7, 8, 0, 7]).into()
+    });
+    assert_eq!(libc::WEXITSTATUS(status), 1, "the child has its own");
+    let (mut child_is_there, mut i_am_there) = std::io::pipe().expect("a pipe");
+    let (mut is_given_up, mut give_up) = std::io::pipe().expect("a pipe");
+    let status = std::thread::scope(|scope| {
+        let child = scope.spawn(|| {
+            in_child(|| {
+                i_am_there.write_all(b"x").expect("told");
+                is_given_up.read_exact(&mut [0]).expect("told");
+                (words() == [7, 7, 7, 8, 7, 7]).into()
+            })
+        });
+        child_is_there.read_exact(&mut [0]).expect("told");
+        for (range, advice) in [(pages(1, 1), libc::MADV_FREE), (pages(3, 2), libc::MADV_DONTNEED)] {
+            // SAFETY: memory of this test.
+            unsafe { discard(range, advice) }.expect("given up");
+        }
+        assert_eq!(words(), [7, 0, 7, 0, 0, 7]);
+        give_up.write_all(b"x").expect("told");
+        child.join().expect("no error")
+    });
+    assert_eq!(libc::WEXITSTATUS(status), 1, "a child keeps what its parent gives up");
+    memory.word(4).store(5, Ordering::Relaxed);
+    assert_eq!(words(), [7, 0, 7, 0, 5, 7]);
+}
+
+#[test]
 fn the_file_has_what_is_stored() {
     let (memory, directory) = (Memory::new(2 * MIB), directory());
     let swapped = back(&memory, directory.path());
@@ -180,9 +219,9 @@ fn the_file_has_what_is_stored() {
     let mut word = [0; 8];
     file.read_exact_at(&mut word, 5 * PAGE_BYTES).expect("read");
     assert_eq!(u64::from_ne_bytes(word), 77);
-    assert!(swapped.is_among(&maps::shared_files().expect("listed")));
+    assert!(swapped.is_among(&maps::files().expect("listed")));
     drop(memory);
-    assert!(!swapped.is_among(&maps::shared_files().expect("listed")), "the memory is unmapped");
+    assert!(!swapped.is_among(&maps::files().expect("listed")), "the memory is unmapped");
     swapped.end().expect("nothing to do");
 }
 

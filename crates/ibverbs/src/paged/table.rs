@@ -289,7 +289,7 @@ impl Table {
             return;
         }
         let is_full = self.entries.len() >= IDLE_MAX;
-        let mapped = maps::shared_files().unwrap_or_default();
+        let mapped = maps::files().unwrap_or_default();
         self.end_idle(|mapping| {
             let swapped = mapping.swapped.lock().unwrap_or_else(PoisonError::into_inner);
             is_full || !swapped.as_ref().is_some_and(|swapped| swapped.is_among(&mapped))
