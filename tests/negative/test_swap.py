@@ -106,6 +106,25 @@ class Access(Private):
         self.server("dereg", "part")
         self.assertEqual(self.tiered_regions(), {whole["addr"]: BYTES})
 
+    def test_memory_of_another_region_is_not_moved(self):
+        """A peer's copy that has begun would write to pages that the memory has no longer."""
+        self.server("map", "plain", "anon", 4 * MIB)
+        part = self.server("submr", "part", "plain", MIB, MIB // 2, ALL)
+        self.write(part, 0, PAGE, 1)
+        whole = self.server("submr", "whole", "plain", 0, 4 * MIB, ALL)
+        self.write(whole, 2 * MIB, PAGE, 2)
+        self.expect_content(whole, 2 * MIB, PAGE, 2)
+        self.expect_here("plain", MIB, PAGE, 1, "from=0")
+        self.server("dereg", "whole")
+        part = self.server("rereg", "part", "plain", MIB, 2 * MIB, ALL)
+        self.write(part, MIB, PAGE, 3)
+        self.expect_here("plain", 2 * MIB, PAGE, 3, "from=0")
+        self.assertEqual((self.tiered_regions(), self.swap_mappings()), ({}, []))
+        self.server("dereg", "part")
+        self.server("submr", "whole", "plain", 0, 4 * MIB, ALL)
+        self.assertEqual(len(self.swap_mappings()), 1)
+        self.expect_here("plain", MIB, PAGE, 1, "from=0")
+
     def test_small_and_shared_memory_is_not_moved(self):
         self.server.mr("small", "anon", MIB - 1)
         self.server.mr("memfd", "memfd", 4 * MIB)

@@ -112,17 +112,18 @@ impl Context {
         self.next_handle.fetch_add(1, Relaxed)
     }
 
-    /// A lease of the mapping below a range that is about to be registered, if the mapping is paged to a file. The
-    /// first lease attaches the pager to the device's engine.
+    /// A lease of the memory of a range that is about to be registered, if memory is paged. The first lease of a paged
+    /// mapping attaches the pager to the device's engine.
     ///
     /// # Errors
     /// ENOMEM if the budget exceeds the available memory.
     pub fn lease(&self, range: HostRange, access: u32) -> Result<Option<Lease>> {
         let lease = paged::lease(range, access)?;
         if let Some(lease) = &lease
+            && let Some(callback) = lease.callback()
             && self.pager_attached.swap(lease.generation(), Relaxed) != lease.generation()
         {
-            self.device.attach(lease.callback());
+            self.device.attach(callback);
         }
         Ok(lease)
     }

@@ -45,7 +45,7 @@ pub struct MrObject {
 
 /// Where a region's bytes are, and the reference that keeps them there.
 pub enum Bytes {
-    /// Memory of the program. The lease is of a range that is paged.
+    /// Memory of the program. The lease is of its range, where memory is paged.
     Program(Mutex<Option<Lease>>),
     /// Device memory.
     Device { _in_use: Use },

@@ -12,6 +12,12 @@ pub enum Refusal {
     /// A part of the range is no private memory without a file that can be read and written to.
     #[error("a part of it is not private, writable memory without a file")]
     NotPrivate,
+    /// Peers on this host may be writing to it: the kernel copies to the pages that it had when the copy began.
+    #[error(
+        "a part of it is registered already, and peers may be writing to it: register the whole range first, or deregister \
+         the part"
+    )]
+    Registered,
     /// It is in the mapping of the calling thread's stack.
     #[error("it is in the stack of the thread that registers it")]
     Stack,

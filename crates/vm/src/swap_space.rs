@@ -39,11 +39,16 @@ impl SwapSpace {
     }
 
     /// Moves the pages that contain a range into a swap file. The program finds the same bytes at the same addresses at all
-    /// times; its other threads may wait for some milliseconds when they touch them.
+    /// times; its other threads may wait for some milliseconds when they touch them. Other processes must not copy to the
+    /// pages meanwhile (`process_vm_writev(2)`), so pages stay where they are if `is_registered`.
     ///
     /// # Errors
     /// All of [`Refusal`]. The memory is private then, as before.
-    pub fn back(&self, range: HostRange) -> Result<Swapped, Refusal> {
+    pub fn back(
+        &self,
+        range: HostRange,
+        is_registered: impl FnOnce(HostRange) -> bool,
+    ) -> Result<Swapped, Refusal> {
         let (addr, len) = Some(range)
             .filter(|range| range.len >= BACKED_MIN_BYTES)
             .and_then(pages_of)
@@ -53,6 +58,9 @@ impl SwapSpace {
         let covered: u64 = mappings.iter().map(|mapping| mapping.range().len).sum();
         if covered != pages.len || !mappings.iter().all(maps::Mapping::is_private_memory) {
             return Err(Refusal::NotPrivate);
+        }
+        if is_registered(pages) {
+            return Err(Refusal::Registered);
         }
         if has_stack_in(pages).map_err(Refusal::system("list the process's mappings"))? {
             return Err(Refusal::Stack);

@@ -53,7 +53,7 @@ fn directory() -> tempfile::TempDir {
 }
 
 fn back(memory: &Memory, directory: &Path) -> Swapped {
-    SwapSpace::open(directory).expect("a disk").back(memory.0).expect("moved")
+    SwapSpace::open(directory).expect("a disk").back(memory.0, |_| false).expect("moved")
 }
 
 /// Bytes of memory that the swap file takes on the disk or in the page cache.
@@ -142,7 +142,7 @@ fn stores_and_system_calls_of_other_threads_are_not_lost() {
         });
         let space = SwapSpace::open(directory.path()).expect("a disk");
         std::thread::sleep(std::time::Duration::from_millis(20));
-        let swapped = space.back(memory.0).expect("moved");
+        let swapped = space.back(memory.0, |_| false).expect("moved");
         std::thread::sleep(std::time::Duration::from_millis(20));
         swapped.end().expect("mapped");
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -308,21 +308,45 @@ fn what_cannot_move_stays() {
     let (memory, directory) = (Memory::new(130 * MIB), directory());
     let space = SwapSpace::open(directory.path()).expect("a disk");
     let small = HostRange { addr: memory.0.addr + PAGE_BYTES + 16, len: BACKED_MIN_BYTES - 1 };
-    assert!(matches!(space.back(small), Err(Refusal::Small)));
-    let swapped = space.back(HostRange { len: BACKED_MIN_BYTES, ..small }).expect("moved");
+    assert!(matches!(space.back(small, |_| false), Err(Refusal::Small)));
+    let swapped = space.back(HostRange { len: BACKED_MIN_BYTES, ..small }, |_| false).expect("moved");
     let pages = HostRange { addr: memory.0.addr + PAGE_BYTES, len: BACKED_MIN_BYTES + PAGE_BYTES };
     assert_eq!(swapped.pages(), pages, "with the page that the range ends in");
-    assert!(matches!(space.back(memory.0), Err(Refusal::NotPrivate)), "a part is a file's");
+    assert!(matches!(space.back(memory.0, |_| false), Err(Refusal::NotPrivate)), "a part is a file's");
     swapped.end().expect("mapped");
     let beyond = HostRange { len: memory.0.len + 64 * MIB, ..memory.0 };
     assert!(
-        matches!(space.back(beyond), Err(Refusal::NotPrivate)),
+        matches!(space.back(beyond, |_| false), Err(Refusal::NotPrivate)),
         "the end is not mapped, or another test's"
     );
-    assert!(matches!(space.back(HostRange { addr: u64::MAX - MIB, len: u64::MAX }), Err(Refusal::Small)));
+    assert!(matches!(
+        space.back(HostRange { addr: u64::MAX - MIB, len: u64::MAX }, |_| false),
+        Err(Refusal::Small)
+    ));
+    let mut asked = None;
+    let registered = space.back(HostRange { len: BACKED_MIN_BYTES, ..small }, |pages| {
+        asked = Some(pages);
+        true
+    });
+    assert!(
+        matches!(registered, Err(Refusal::NotPrivate)) && asked.is_none(),
+        "it was in a swap file before"
+    );
+    let other = Memory::new(2 * MIB);
+    let part = HostRange { addr: other.0.addr + 16, len: BACKED_MIN_BYTES };
+    let registered = space.back(part, |pages| {
+        asked = Some(pages);
+        true
+    });
+    assert!(matches!(registered, Err(Refusal::Registered)));
+    assert_eq!(
+        asked,
+        Some(HostRange { addr: other.0.addr, len: BACKED_MIN_BYTES + PAGE_BYTES }),
+        "whole pages"
+    );
     let local = 0u8;
     let stack = HostRange { addr: std::ptr::from_ref(&local).addr() as u64 - 2 * MIB, len: 2 * MIB };
-    assert!(space.back(stack).is_err());
+    assert!(space.back(stack, |_| false).is_err());
 }
 
 #[test]
@@ -339,7 +363,7 @@ fn a_failure_in_the_middle_leaves_private_memory() {
         let mut register: [u64; 4] = [memory.0.addr + 129 * MIB, MIB, 1, 0];
         assert_eq!(libc::ioctl(other, 0xc020_aa00, register.as_mut_ptr()), 0);
     }
-    let refused = SwapSpace::open(directory.path()).expect("a disk").back(memory.0);
+    let refused = SwapSpace::open(directory.path()).expect("a disk").back(memory.0, |_| false);
     assert!(matches!(refused, Err(Refusal::OtherUserfaultfd)), "{refused:?}");
     // SAFETY: opened above.
     unsafe { libc::close(other) };

@@ -21,8 +21,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use ranges::may_be_shared;
-use ranges::may_be_swapped;
-use table::NoLease;
+use table::NotPaged;
 pub use table::{ForkHold, Lease, before_change, hold_for_fork};
 use terrace_baseline::{BaselineConfig, BaselineError, IoMethod, check_budget};
 use terrace_hostmem::{HostRange, fault};
@@ -96,37 +95,28 @@ pub fn has_swap() -> bool {
     SWAP_SPACE.get().is_some()
 }
 
-/// A lease of the mapping below a range that is about to be registered, if its memory is paged.
+/// A lease of the memory of a range that is about to be registered, to be kept until it is deregistered; `None` where
+/// memory is not paged. Memory that has a lease does not move.
 ///
 /// # Errors
 /// ENOMEM if the budget exceeds the available memory, after a line for the user.
 pub fn lease(range: HostRange, access: u32) -> Result<Option<Lease>> {
     let Ok(Some(settings)) = settings() else { return Ok(None) };
-    let everything = range.len == u64::MAX;
-    if range.len == 0 || everything {
-        return Ok(None);
-    }
     let is_on_demand = access & IBV_ACCESS_ON_DEMAND != 0;
-    // Most regions are small, and need no look at the list of mappings.
-    let may_be_private = has_swap() && (range.len >= BACKED_MIN_BYTES || may_be_swapped(range));
-    if !is_on_demand && !may_be_private {
+    if range.len == 0 || !is_on_demand && !has_swap() {
         return Ok(None);
     }
-    let refusal = match table::lease(range, is_on_demand, SWAP_SPACE.get(), settings)? {
-        Ok(lease) => return Ok(Some(lease)),
-        Err(NoLease::NotWanted) => return Ok(None),
-        Err(NoLease::Private(refusal)) => {
-            note_private(range, &refusal);
-            return Ok(None);
-        }
-        Err(NoLease::Refused(refusal)) => refusal,
-    };
-    tracing::warn!(
-        addr = format_args!("{:#x}", range.addr),
-        len = range.len,
-        "a region stays ordinary on-demand memory outside of --dram's budget: {refusal}"
-    );
-    Ok(None)
+    let (lease, reason) = table::lease(range, is_on_demand, SWAP_SPACE.get(), settings)?;
+    match reason {
+        None | Some(NotPaged::NotWanted) => {}
+        Some(NotPaged::Private(refusal)) => note_private(range, &refusal),
+        Some(NotPaged::Refused(refusal)) => tracing::warn!(
+            addr = format_args!("{:#x}", range.addr),
+            len = range.len,
+            "a region stays ordinary on-demand memory outside of --dram's budget: {refusal}"
+        ),
+    }
+    Ok(lease)
 }
 
 /// Logs why private memory is not paged. A missing privilege concerns all of it, and is logged once.
@@ -135,7 +125,11 @@ fn note_private(range: HostRange, refusal: &Refusal) {
     let is_expected = match refusal {
         Refusal::Small | Refusal::NotPrivate => true,
         Refusal::Privilege => IS_PRIVILEGE_LOGGED.swap(true, Ordering::Relaxed),
-        Refusal::Stack | Refusal::Pinned | Refusal::OtherUserfaultfd | Refusal::System { .. } => false,
+        Refusal::Registered
+        | Refusal::Stack
+        | Refusal::Pinned
+        | Refusal::OtherUserfaultfd
+        | Refusal::System { .. } => false,
     };
     let (addr, len) = (format_args!("{:#x}", range.addr), range.len);
     if is_expected {

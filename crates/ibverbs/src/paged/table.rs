@@ -3,6 +3,7 @@
 //! The region is shared because accesses by different keys to the same bytes have to take effect in order, and because
 //! a page has one place in the budget.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,7 +20,7 @@ use terrace_nic::{Paging, ProgressCallback};
 use terrace_pages::PagesError;
 use terrace_pages::cached::{CachedConfig, CachedFiles, CachedRegion, CachedSource};
 use terrace_vm::maps::{self, FileId, Run};
-use terrace_vm::{Refusal, SwapSpace, Swapped};
+use terrace_vm::{BACKED_MIN_BYTES, Refusal, SwapSpace, Swapped};
 
 use super::backing::{self, Purpose};
 use super::churn;
@@ -85,6 +86,9 @@ struct Table {
     /// Opened for the first mapping.
     budget: Option<Budget>,
     entries: Vec<Entry>,
+    /// Registered ranges (address, length) of memory that is not paged, and how often each is registered. Empty where no
+    /// memory moves.
+    ordinary: BTreeMap<(u64, u64), usize>,
 }
 
 struct Entry {
@@ -97,7 +101,8 @@ struct Entry {
 const IDLE_MAX: usize = 128;
 
 /// Locked while a mapping is added or removed, and across `fork`.
-static TABLE: Mutex<Table> = Mutex::new(Table { budget: None, entries: Vec::new() });
+static TABLE: Mutex<Table> =
+    Mutex::new(Table { budget: None, entries: Vec::new(), ordinary: BTreeMap::new() });
 
 /// The number of forks that led to this process. A lease of another generation must not be used.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
@@ -112,10 +117,18 @@ fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// A registered region's reference to a paged mapping.
+/// A registered region's claim to its memory.
 pub struct Lease {
-    mapping: Option<Arc<PagedMapping>>,
+    /// Taken only by drop.
+    held: Option<Held>,
     generation: u32,
+}
+
+enum Held {
+    /// A paged mapping.
+    Paged(Arc<PagedMapping>),
+    /// Memory that is not paged, and stays where it is: same-host peers have the kernel copy to its pages.
+    Ordinary(HostRange),
 }
 
 impl Lease {
@@ -124,17 +137,17 @@ impl Lease {
         self.generation
     }
 
-    /// The callback that drives the pager from the device.
-    pub fn callback(&self) -> Arc<dyn ProgressCallback> {
-        Arc::new(match &self.mapping().region {
+    /// The callback that drives the pager from the device, if the memory is paged.
+    pub fn callback(&self) -> Option<Arc<dyn ProgressCallback>> {
+        Some(Arc::new(match &self.mapping()?.region {
             Region::Cached(files, _) => Budget::Cached(files.clone()),
             Region::Baseline(baseline, ..) => Budget::Baseline(baseline.clone()),
-        })
+        }))
     }
 
-    /// The paging of a registration; `None` if all of its memory is locked.
+    /// The paging of a registration; `None` if its memory is not paged, or all of it is locked.
     pub fn paging(&self) -> Option<Paging> {
-        let mapping = self.mapping();
+        let mapping = self.mapping()?;
         let policy = match &mapping.region {
             Region::Cached(..) => RegionPolicy::Wait,
             Region::Baseline(_, _, Some(_)) => RegionPolicy::Fault,
@@ -143,31 +156,31 @@ impl Lease {
         Some(Paging { pager: mapping.pager.clone(), pattern: np::signature_page(), policy })
     }
 
-    fn mapping(&self) -> &PagedMapping {
-        self.mapping.as_ref().expect("taken only by drop")
+    fn mapping(&self) -> Option<&PagedMapping> {
+        match self.held.as_ref()? {
+            Held::Paged(mapping) => Some(mapping),
+            Held::Ordinary(_) => None,
+        }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let Some(mapping) = self.mapping.take() else { return };
+        let Some(held) = self.held.take() else { return };
         if self.generation != generation() {
             // The lease is the parent's, whose threads do not exist in this process.
-            return std::mem::forget(mapping);
+            return std::mem::forget(held);
         }
         let mut table = table();
-        let Some(index) = table.entries.iter().position(|entry| Arc::ptr_eq(&entry.mapping, &mapping)) else {
-            return;
-        };
-        table.entries[index].users -= 1;
-        if table.entries[index].users == 0 {
-            table.leave(index);
+        match held {
+            Held::Paged(mapping) => table.release(&mapping),
+            Held::Ordinary(range) => table.remove_ordinary(range),
         }
     }
 }
 
 /// The reason why memory is not paged.
-pub enum NoLease {
+pub enum NotPaged {
     /// The program has not registered a file's mapping for on-demand paging, or private memory is not to be moved.
     NotWanted,
     /// It is private memory that stays where it is.
@@ -176,30 +189,26 @@ pub enum NoLease {
     Refused(String),
 }
 
-/// Takes a lease of the mapping that contains a range. Adds the mapping if it is new, and the program asks for on-demand
-/// paging; private memory moves into a file in `space` first.
+/// Takes a lease of the memory of a range. Adds the mapping that contains it if that is new, and the program asks for
+/// on-demand paging; private memory moves into a file in `space` first. Without `space` there is no lease of memory that is
+/// not paged. The reason is for such memory.
 ///
 /// # Errors
-/// ENOMEM if the budget exceeds the available memory, after a line for the user. The inner error is for memory that is
-/// not paged.
+/// ENOMEM if the budget exceeds the available memory, after a line for the user.
 pub fn lease(
     range: HostRange,
     is_on_demand: bool,
     space: Option<&SwapSpace>,
     settings: &Settings,
-) -> Result<std::result::Result<Lease, NoLease>> {
+) -> Result<(Option<Lease>, Option<NotPaged>)> {
     let mut table = table();
-    let mapping = match table.find_run(range) {
-        Ok(Ok(run)) => table.lease_file(range, run, is_on_demand, settings)?,
-        Ok(Err(maps::NoRun::NoSharedFile)) => match space {
-            Some(space) => table.add_private(range, space, settings)?.map_err(NoLease::Private),
-            None => Err(NoLease::NotWanted),
-        },
-        Ok(Err(_)) if !is_on_demand => Err(NoLease::NotWanted),
-        Ok(Err(other)) => Err(NoLease::Refused(other.to_string())),
-        Err(error) => Err(NoLease::Refused(format!("cannot read the list of mappings: {error}"))),
+    let (held, reason) = match table.find_or_add(range, is_on_demand, space, settings)? {
+        Ok(mapping) => (Some(Held::Paged(mapping)), None),
+        // Under the lock under which memory moves.
+        Err(reason) => (space.map(|_| table.add_ordinary(range)), Some(reason)),
     };
-    Ok(mapping.map(|mapping| Lease { mapping: Some(mapping), generation: generation() }))
+    let lease = held.map(|held| Lease { held: Some(held), generation: generation() });
+    Ok((lease, reason))
 }
 
 /// The main loop of the `TERRACE_CHURN` thread.
@@ -221,6 +230,66 @@ fn churn() {
 }
 
 impl Table {
+    /// The paged mapping that contains a range.
+    fn find_or_add(
+        &mut self,
+        range: HostRange,
+        is_on_demand: bool,
+        space: Option<&SwapSpace>,
+        settings: &Settings,
+    ) -> Result<std::result::Result<Arc<PagedMapping>, NotPaged>> {
+        // Most regions are small, and need no look at the list of mappings.
+        let is_private = space.is_some() && (range.len >= BACKED_MIN_BYTES || ranges::may_be_swapped(range));
+        let is_everything = range.len == u64::MAX;
+        if is_everything || !is_on_demand && !is_private {
+            return Ok(Err(NotPaged::NotWanted));
+        }
+        Ok(match self.find_run(range) {
+            Ok(Ok(run)) => self.lease_file(range, run, is_on_demand, settings)?,
+            Ok(Err(maps::NoRun::NoSharedFile)) => match space {
+                Some(space) => self.add_private(range, space, settings)?.map_err(NotPaged::Private),
+                None => Err(NotPaged::NotWanted),
+            },
+            Ok(Err(_)) if !is_on_demand => Err(NotPaged::NotWanted),
+            Ok(Err(other)) => Err(NotPaged::Refused(other.to_string())),
+            Err(error) => Err(NotPaged::Refused(format!("cannot read the list of mappings: {error}"))),
+        })
+    }
+
+    /// Ends a lease of a mapping.
+    fn release(&mut self, mapping: &Arc<PagedMapping>) {
+        let Some(index) = self.entries.iter().position(|entry| Arc::ptr_eq(&entry.mapping, mapping)) else {
+            return;
+        };
+        self.entries[index].users -= 1;
+        if self.entries[index].users == 0 {
+            self.leave(index);
+        }
+    }
+
+    fn add_ordinary(&mut self, range: HostRange) -> Held {
+        *self.ordinary.entry((range.addr, range.len)).or_default() += 1;
+        Held::Ordinary(range)
+    }
+
+    fn remove_ordinary(&mut self, range: HostRange) {
+        let place = (range.addr, range.len);
+        if let Some(count) = self.ordinary.get_mut(&place) {
+            *count -= 1;
+            if *count == 0 {
+                self.ordinary.remove(&place);
+            }
+        }
+    }
+
+    /// Whether a registered region has memory in these pages. A paged one has, if the program has mapped other memory in
+    /// the place of its file.
+    fn has_region_in(&self, pages: HostRange) -> bool {
+        let is_in = |&(addr, len): &(u64, u64)| HostRange { addr, len }.overlaps(pages);
+        self.ordinary.keys().any(is_in)
+            || self.entries.iter().any(|entry| entry.users > 0 && entry.mapping.run.overlaps(pages))
+    }
+
     /// Ends a mapping that has no lease any more. Memory that was private stays in its swap file, because the program may
     /// register it again, or end with it.
     fn leave(&mut self, index: usize) {
@@ -258,28 +327,28 @@ impl Table {
         run: Run,
         is_on_demand: bool,
         settings: &Settings,
-    ) -> Result<std::result::Result<Arc<PagedMapping>, NoLease>> {
+    ) -> Result<std::result::Result<Arc<PagedMapping>, NotPaged>> {
         let is_its =
             |entry: &Entry| !entry.mapping.pager.is_ordinary() && entry.mapping.run.overlaps(run.range);
         // The file of memory that was private is nothing else's.
         let is_of_swap = self.entries.iter().any(|entry| entry.mapping.is_swap_file(run.file));
         match self.entries.iter_mut().find(|entry| is_its(entry)) {
             Some(entry) if !is_on_demand && !entry.mapping.is_swapped() => {
-                return Ok(Err(NoLease::NotWanted));
+                return Ok(Err(NotPaged::NotWanted));
             }
             Some(entry) if entry.mapping.run.covers(range, &run) => {
                 entry.users += 1;
                 entry.mapping.listed.set_leased(true);
                 return Ok(Ok(entry.mapping.clone()));
             }
-            None if !is_on_demand => return Ok(Err(NoLease::NotWanted)),
+            None if !is_on_demand => return Ok(Err(NotPaged::NotWanted)),
             None if !is_of_swap => {
-                return Ok(self.add_file(range, run, settings)?.map_err(NoLease::Refused));
+                return Ok(self.add_file(range, run, settings)?.map_err(NotPaged::Refused));
             }
             Some(_) | None => {}
         }
         let reason = "a part of the mapping is paged already, and the mapping has changed since";
-        Ok(Err(NoLease::Refused(reason.into())))
+        Ok(Err(NotPaged::Refused(reason.into())))
     }
 
     /// Makes room among the mappings: ends those without leases that the C library has unmapped meanwhile and, if there
@@ -328,7 +397,7 @@ impl Table {
         };
         self.make_room();
         // A signal handler on this thread would wait for ever if it touched the memory meanwhile.
-        let swapped = match without_signals(|| space.back(range)) {
+        let swapped = match without_signals(|| space.back(range, |pages| self.has_region_in(pages))) {
             Ok(swapped) => swapped,
             Err(refusal) => return Ok(Err(refusal)),
         };
