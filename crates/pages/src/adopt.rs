@@ -34,6 +34,9 @@ pub(crate) fn adopt(engine: &Engine, region: &Arc<Region>) {
         }
     }
     add(&region.counters.pages_adopted, adopted);
+    // The earlier process may have written pages that it has not synced, and that have left memory.
+    region.syncs.note_written();
+    region.syncs.note_left();
     let path = &region.files.path;
     if is_changed && adopted + discarded > 0 {
         tracing::warn!(

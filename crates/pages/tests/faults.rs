@@ -194,6 +194,24 @@ fn no_flush_succeeds_after_a_failed_sync_of_pages_that_have_left_memory() {
     served.write(3 * PAGE, &[7; 8]).unwrap();
 }
 
+#[test]
+fn no_flush_succeeds_after_a_failed_sync_of_pages_that_an_earlier_process_has_written() {
+    let scratch = Scratch::new("unsynced-before").with_numbered_pages(64);
+    let served = Served::new(&scratch, scratch.config(64), None);
+    served.write(3 * PAGE, &[9; 4096]).unwrap();
+    drop(served);
+    let store = faulty(Faults { seed: 1, sync_errors_permille: 1000, ..Faults::default() });
+    let served = Served::new(&scratch, PagesConfig { store: store.clone(), ..scratch.config(64) }, None);
+    assert_eq!(served.region.stats().pages_adopted, 1);
+    assert_eq!(served.flush(0, PAGE), Err(AccessError::Flush));
+    store.heal(true);
+    assert_eq!(
+        served.flush(3 * PAGE, PAGE),
+        Err(AccessError::Flush),
+        "it may have been written before, and not synced"
+    );
+}
+
 /// The kernel reports a failure once, to one of them, and it may concern the pages of both.
 #[test]
 fn a_sync_that_fails_fails_the_flushes_that_run_beside_it() {
