@@ -258,6 +258,18 @@ class Changes(Private):
         self.expect_content(again, 3 * MIB, PAGE, 6)
         self.expect_here("n", 0, 2 * MIB, 4)
 
+    def test_shortened_and_lengthened_again(self):
+        self.server("map", "r", "anon", 4 * MIB)
+        self.server("fill", "r", 0, 4 * MIB, 4)
+        region = self.server("submr", "m", "r", 0, 4 * MIB, ALL)
+        self.server("dereg", "m")
+        shorter = self.server("remap", region["addr"], 4 * MIB, 2 * MIB - 100)["addr"]
+        longer = self.server("remap", shorter, 2 * MIB - 100, 4 * MIB)["addr"]
+        self.server("mapped", "n", longer, 4 * MIB)
+        self.expect_here("n", 0, 2 * MIB, 4)
+        for offset in (2 * MIB, 3 * MIB, 4 * MIB - 8):
+            self.assertEqual(self.server("word", "n", offset)["value"], 0)
+
     def test_unmapped(self):
         region = self.private()
         self.write(region, 0, PAGE, 1)

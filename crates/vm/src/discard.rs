@@ -18,7 +18,8 @@ use crate::{known_files, sys};
 /// `madvise(2)` with `MADV_DONTNEED` or `MADV_FREE`, for memory that may be in swap files.
 ///
 /// # Errors
-/// Those of the system call; `AGAIN` when the list of mappings cannot be read. A part of the range may be given up then.
+/// Those of the system call; `NOMEM`, too, when the list of mappings cannot be read: allocators repeat the call for ever after
+/// `AGAIN`. A part of the range may be given up then.
 ///
 /// # Safety
 /// As for the system call.
@@ -64,7 +65,7 @@ unsafe fn discard_mappings(pages: HostRange, advice: libc::c_int) -> io::Result<
         }
         true
     });
-    listed.map_err(|_| Errno::AGAIN)?;
+    listed.map_err(|_| Errno::NOMEM)?;
     if at < end { Err(Errno::NOMEM.into()) } else { outcome }
 }
 

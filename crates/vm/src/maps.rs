@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
+use std::os::fd::IntoRawFd;
 
 use rustix::fs::{Mode, OFlags};
 use terrace_hostmem::HostRange;
@@ -123,11 +124,15 @@ pub(crate) fn each_overlap(range: HostRange, mut step: impl FnMut(Mapping<&[u8]>
     let list = rustix::fs::open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let end = range.addr.saturating_add(range.len);
     let read = |buffer: &mut [u8]| Ok(rustix::io::read(&list, buffer)?);
-    each_line(read, |line| match Mapping::parse_line(line) {
+    let result = each_line(read, |line| match Mapping::parse_line(line) {
         Some(mapping) if mapping.start >= end => false,
         Some(mapping) if mapping.end > range.addr => step(mapping.cut(range.addr, end)),
         _ => true,
-    })
+    });
+    // The C library's close, which a drop would call, is a cancellation point.
+    // SAFETY: a descriptor of ours that nobody uses any more.
+    unsafe { rustix::io::close(list.into_raw_fd()) };
+    result
 }
 
 /// Passes the lines to `step`, without their newlines and cut at [`LINE_MAX`], until it returns false.

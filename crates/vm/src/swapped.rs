@@ -13,15 +13,25 @@ use crate::sys::{self, Sharing};
 
 /// The files of memory that is private again. Private mappings of them may be there: the process keeps their descriptors,
 /// so that no other file gets the inode's number, and [`discard`](crate::discard()) knows them. A forked child has them, too.
-static ENDED: Mutex<Vec<SwapFile>> = Mutex::new(Vec::new());
+static ENDED: Mutex<Vec<Ended>> = Mutex::new(Vec::new());
 
-/// Closes files of which the process has no mapping any more.
+struct Ended {
+    file: SwapFile,
+    /// The last list of mappings had none of it.
+    is_missing: bool,
+}
+
+/// Closes files of which the process has no mapping any more: of which two lists in turn have none, because the kernel makes a
+/// list in pieces, and a mapping that moves meanwhile may be in none of them.
 pub(crate) fn close_unmapped() {
     let mut ended = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
     if !ended.is_empty()
         && let Ok(mapped) = maps::files()
     {
-        ended.retain(|file| mapped.contains(&file.id()));
+        ended.retain_mut(|ended| {
+            let was_missing = std::mem::replace(&mut ended.is_missing, !mapped.contains(&ended.file.id()));
+            !(was_missing && ended.is_missing)
+        });
     }
 }
 
@@ -65,7 +75,7 @@ impl Swapped {
 
     /// Makes the memory private again, as far as the program has not unmapped it, and wherever it has moved it: for all
     /// threads at all times, it has the same bytes. What is not stored to from then on stays in the file, which is closed
-    /// when memory is moved after the program has unmapped all of it.
+    /// when memory is moved for the second time after the program has unmapped all of it.
     ///
     /// A mapping that another thread unmaps in the very instant, and maps other memory in its place, would be replaced:
     /// no system call asks for both. So each is looked up again just before.
@@ -74,7 +84,10 @@ impl Swapped {
     /// The system's. The memory then stays a mapping that children do not inherit, or in part.
     pub fn end(self) -> io::Result<()> {
         let ended = self.map_private();
-        ENDED.lock().unwrap_or_else(PoisonError::into_inner).push(self.file);
+        ENDED
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Ended { file: self.file, is_missing: false });
         ended
     }
 

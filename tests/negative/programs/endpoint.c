@@ -23,6 +23,7 @@
  *     storm THREADS                                 starts threads that allocate and free memory for ever
  *     move NAME ADDRESS                             mremap(2) of all of the memory onto this address
  *     lengthen ADDRESS BYTES MORE                   mremap(2), by a system call that nothing interposes
+ *     remap ADDRESS BYTES MORE                      mremap(2), by the C library's function
  *     replace ADDRESS BYTES, mapped NAME ADDRESS BYTES
  *                                                   unmaps memory and maps private memory there, by system calls that
  *                                                   nothing interposes; gives such memory a name
@@ -448,6 +449,15 @@ static void command_lengthen(void)
     printf("ok addr=%llu\n", (unsigned long long)addr);
 }
 
+static void command_remap(void)
+{
+    void *moved = mremap((void *)number(1), number(2), number(3), MREMAP_MAYMOVE);
+    if (moved == MAP_FAILED)
+        answer_code(errno);
+    else
+        printf("ok addr=%llu\n", (unsigned long long)(uint64_t)moved);
+}
+
 static void *allocate_for_ever(void *seed)
 {
     void *blocks[64] = {NULL};
@@ -871,6 +881,7 @@ static const struct command {
     {"bytes", command_bytes},     {"mw", command_mw},           {"bind", command_bind},         {"map", command_map},
     {"discard", command_discard}, {"replace", command_replace}, {"mapped", command_mapped},
     {"lengthen", command_lengthen}, {"storm", command_storm},   {"move", command_move},
+    {"remap", command_remap},
     {"pageout", command_pageout}, {"free", command_free},       {"events", command_events},
 };
 

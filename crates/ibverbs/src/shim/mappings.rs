@@ -7,9 +7,9 @@
 use std::ffi::{c_int, c_long, c_void};
 
 use libc::{off_t, off64_t, size_t};
-use terrace_hostmem::HostRange;
+use terrace_hostmem::{HostRange, PAGE_BYTES};
 
-use crate::errno::{EAGAIN, Errno, minus_one};
+use crate::errno::{ENOMEM, Errno, minus_one};
 use crate::paged;
 
 fn range(addr: *const c_void, len: size_t) -> HostRange {
@@ -49,7 +49,7 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, advice: c_int) 
         libc::MADV_DONTNEED | libc::MADV_FREE => {
             // SAFETY: the caller's.
             let discarded = unsafe { terrace_vm::discard(range(addr, len), advice) };
-            minus_one(discarded.map_err(|error| error.raw_os_error().map_or(EAGAIN, Errno)))
+            minus_one(discarded.map_err(|error| error.raw_os_error().map_or(ENOMEM, Errno)))
         }
         libc::MADV_DOFORK if terrace_vm::has_swapped(range(addr, len)) => 0,
         // SAFETY: the caller's.
@@ -57,7 +57,8 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, advice: c_int) 
     }
 }
 
-/// `mremap(2)`. The last argument is there only with `MREMAP_FIXED`; without it the kernel ignores it.
+/// `mremap(2)`. The last argument is there only with `MREMAP_FIXED`; without it the kernel ignores it. What is added to memory
+/// is zero: a swap file may have bytes there of the time before it was shortened.
 ///
 /// # Safety
 /// As for the C library's.
@@ -74,7 +75,14 @@ pub unsafe extern "C" fn mremap(
         paged::before_change(range(new, new_len));
     }
     // SAFETY: the caller's.
-    unsafe { libc::syscall(libc::SYS_mremap, old, old_len, new_len, c_long::from(flags), new) as *mut c_void }
+    let result = unsafe { libc::syscall(libc::SYS_mremap, old, old_len, new_len, c_long::from(flags), new) };
+    let kept = old_len.next_multiple_of(PAGE_BYTES as usize);
+    if result != -1 && old_len > 0 && new_len > kept {
+        let added = HostRange { addr: result as u64 + kept as u64, len: (new_len - kept) as u64 };
+        // SAFETY: new memory, which the caller has not got yet. Of other files, the advice changes nothing.
+        let _ = unsafe { terrace_vm::discard(added, libc::MADV_DONTNEED) };
+    }
+    result as *mut c_void
 }
 
 /// `mmap(2)`, which replaces other mappings with `MAP_FIXED`.
