@@ -1,6 +1,7 @@
 //! The memory of a server's regions: pages in frames for Terrace's own modes, `baseline` for the modes for comparison.
 
 use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use terrace_baseline::{Baseline, BaselineConfig, BaselineRegion, FaultModel, FaultPager, IoMethod};
@@ -168,11 +169,17 @@ impl Memory {
 
 /// The name of a server's pool: a server of the same first file finds the pages that an earlier one has left.
 fn pool_name(regions: &[RegionConfig]) -> String {
-    let path = regions.first().map(|region| std::path::absolute(&region.path).unwrap_or(region.path.clone()));
-    let path = path.unwrap_or_default();
+    let path = regions.first().map(|region| without_links(&region.path)).unwrap_or_default();
     let name: String =
         path.file_name().unwrap_or_default().to_string_lossy().chars().take(NAME_CHARS_MAX).collect();
     format!("{name}-{:08x}", crc32fast::hash(path.as_os_str().as_encoded_bytes()))
+}
+
+/// The path of a file that is there, or will be, without links.
+fn without_links(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or(path.to_owned());
+    let of_missing = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
+    path.canonicalize().ok().or_else(of_missing).unwrap_or(path)
 }
 
 /// The backing files of the regions that are mapped. A file is mapped until it is removed from here.
@@ -204,5 +211,31 @@ impl ProgressCallback for Memory {
 
     fn report(&self) -> Option<(String, serde_json::Value)> {
         Some(("memory".into(), serde_json::to_value(self.stats()).ok()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_one_pool_by_each_of_its_paths() {
+        let dir = std::env::temp_dir().join(format!("terrace-pool-name-{}", std::process::id()));
+        let at = |path: &str| dir.join(path);
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::create_dir(at("real")).unwrap();
+        std::os::unix::fs::symlink(at("real"), at("link")).unwrap();
+        std::os::unix::fs::symlink(at("real/region"), at("region-link")).unwrap();
+        let name = |path: &str| {
+            pool_name(&[RegionConfig { name: "region".into(), path: at(path), size: Some(4096) }])
+        };
+        assert_eq!(name("link/region"), name("real/region"), "not yet made");
+        let missing = name("real/region");
+        std::fs::write(at("real/region"), []).unwrap();
+        for path in ["real/region", "link/region", "region-link", "real/../link/region"] {
+            assert_eq!(name(path), missing, "{path}");
+        }
+        assert_ne!(name("real/other"), missing);
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

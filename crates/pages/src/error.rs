@@ -46,26 +46,27 @@ pub enum PagesError {
     },
     /// The newest bytes of the file are in another pool.
     #[error(
-        "the newest bytes of {path} are in memory, in {pool}, which a server has left: start that server again, or write \
-         them back with `terrace recover {path}`"
+        "the newest bytes of {path} are in memory, in {} them back with `terrace recover {path}`",
+        where_to_find(pool)
     )]
     Elsewhere {
         /// The file.
         path: PathBuf,
-        /// The pool.
-        pool: PathBuf,
+        /// The pool; `None` if the lock file beside the file does not name it any more.
+        pool: Option<PathBuf>,
     },
     /// The pool with the newest bytes of the file is gone.
     #[error(
-        "acknowledged writes to {path} that were not flushed are lost: {lock_file} names the pool {pool}, which has no pages \
-         of it any more, as after a restart of the system (or it is in another container: run the command there). All \
-         flushed bytes are in the file: to go on with it, start a server or remove {lock_file}"
+        "acknowledged writes to {path} that were not flushed are lost: {lock_file} {}, as after a restart of the system \
+         (or it is in another container: run the command there). All flushed bytes are in the file: to go on with it, \
+         remove {lock_file}",
+        why_lost(pool)
     )]
     Lost {
         /// The file.
         path: PathBuf,
-        /// The pool.
-        pool: PathBuf,
+        /// The pool; `None` if the lock file does not name it any more.
+        pool: Option<PathBuf>,
         /// The file that names the pool.
         lock_file: PathBuf,
     },
@@ -168,6 +169,24 @@ pub enum PagesError {
         /// The error.
         source: io::Error,
     },
+}
+
+/// For the middle of [`PagesError::Elsewhere`].
+fn where_to_find(pool: &Option<PathBuf>) -> String {
+    match pool {
+        Some(pool) => {
+            format!("{}, which a server has left: start that server again, or write", pool.display())
+        }
+        None => "a pool that the damaged lock file beside it does not name: write".into(),
+    }
+}
+
+/// For the middle of [`PagesError::Lost`].
+fn why_lost(pool: &Option<PathBuf>) -> String {
+    match pool {
+        Some(pool) => format!("names the pool {}, which has no pages of it any more", pool.display()),
+        None => "is damaged, and no pool has pages of the file".into(),
+    }
 }
 
 /// For the end of a message.

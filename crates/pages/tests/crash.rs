@@ -3,8 +3,10 @@
 
 mod common;
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -102,7 +104,7 @@ fn check(acknowledged: &[u64], round: u64, mut read: impl FnMut(u64) -> Vec<u8>)
 
 /// Checks what is in the region's file.
 fn check_file(scratch: &Scratch, acknowledged: &[u64], round: u64) {
-    let file = std::fs::File::open(scratch.file()).unwrap();
+    let file = File::open(scratch.file()).unwrap();
     check(acknowledged, round, |offset| {
         let mut found = vec![0; SLOT_BYTES];
         file.read_exact_at(&mut found, offset).unwrap();
@@ -150,6 +152,38 @@ fn without_a_next_process_the_pages_are_recovered() {
     }
 }
 
+/// By links to the file and to its directory, and with an empty lock file, as a full disk left it.
+#[test]
+fn another_pool_is_refused_by_each_path_of_the_file() {
+    let scratch = Scratch::new("linked");
+    let pool = scratch.0.file_name().unwrap().to_str().unwrap().to_owned();
+    let links = Scratch::new("links");
+    std::os::unix::fs::symlink(scratch.file(), links.file()).unwrap();
+    std::os::unix::fs::symlink(&scratch.0, links.0.join("directory")).unwrap();
+    let mut acknowledged = vec![0; SLOTS];
+    File::create(scratch.file()).unwrap();
+    kill_after(300, &format!("{} {pool} 1 1", links.file().display()), &mut acknowledged);
+    let other = Pages::open(config(&format!("{pool}-other"))).unwrap();
+    let refuse = |path: &Path| {
+        let refused = other.add(BackingFile::open(path, None).unwrap());
+        assert!(matches!(refused, Err(PagesError::Elsewhere { .. })), "{path:?}: {refused:?}");
+    };
+    let (file, lock_file) = (scratch.file(), scratch.0.join(".region.terrace-pages"));
+    for path in [&file, &links.file(), &links.0.join("directory/region")] {
+        refuse(path);
+    }
+    std::fs::write(&lock_file, []).unwrap();
+    refuse(&file);
+    drop(other);
+    std::fs::remove_file(pools().join(format!("terrace-pages-{pool}-other"))).unwrap();
+    recover(&links.file(), Some(&pools()), &mut |_| {}).unwrap();
+    assert!(!lock_file.exists());
+    check_file(&scratch, &acknowledged, 0);
+    std::fs::write(&lock_file, []).unwrap();
+    let lost = recover(&file, Some(&pools()), &mut |_| {});
+    assert!(matches!(lost, Err(PagesError::Lost { pool: None, .. })), "{lost:?}");
+}
+
 #[test]
 fn a_pool_of_another_size_is_written_back_and_discarded() {
     let scratch = Scratch::new("resized");
@@ -178,7 +212,7 @@ fn a_file_that_was_changed_meanwhile_is_read_again() {
     assert_eq!(served.region.stats().pages_read, 0);
     drop(served);
     // Later than our own last write by more than clocks may differ.
-    let file = std::fs::File::options().write(true).open(scratch.file()).unwrap();
+    let file = File::options().write(true).open(scratch.file()).unwrap();
     file.write_all_at(&[2; 8], 3 * PAGE).unwrap();
     let later = SystemTime::now() + Duration::from_secs(60);
     file.set_modified(later).unwrap();
@@ -198,7 +232,7 @@ fn a_file_that_was_restored_with_its_times_is_read_again() {
     drop(served);
     // Later than our own last write by more than clocks may differ.
     std::thread::sleep(Duration::from_millis(2200));
-    let file = std::fs::File::options().write(true).open(scratch.file()).unwrap();
+    let file = File::options().write(true).open(scratch.file()).unwrap();
     file.write_all_at(&[2; 8], 3 * PAGE).unwrap();
     file.set_modified(SystemTime::now() - Duration::from_secs(3600)).unwrap();
     let served = Served::new(&scratch, scratch.config(128), None);
@@ -236,7 +270,7 @@ fn pages_of_a_deleted_file_do_not_come_into_a_new_one() {
     kill_after(300, &child, &mut acknowledged);
     for _ in 0..3 {
         std::fs::remove_file(scratch.file()).unwrap();
-        let file = std::fs::File::create(scratch.file()).unwrap();
+        let file = File::create(scratch.file()).unwrap();
         file.set_len(REGION_PAGES * PAGE).unwrap();
     }
     let served = Served::new(&scratch, config(&pool), None);

@@ -65,7 +65,10 @@ pub fn recover(
     let backing = BackingFile::open_to_recover(path)?;
     let identity = backing.identity().map_err(PagesError::system("identify a file"))?;
     let uid = owner_of(&backing)?;
-    let named = lock_file::read(backing.path());
+    let (named, is_damaged) = match lock_file::read(backing.path()) {
+        Ok(named) => (named, false),
+        Err(_) => (None, true),
+    };
     let mut recovered = Recovered { path: backing.path().to_owned(), ..Recovered::default() };
     let mut pools = directory.map_or_else(frames::find_pools, frames::pools_in);
     pools.extend(named.clone().filter(|named| !pools.contains(named)));
@@ -92,13 +95,15 @@ pub fn recover(
         remove_if_unused(&pool);
         recovered.pools.push(pool_path);
     }
-    match named.filter(|_| recovered.pools.is_empty()) {
-        Some(pool) => {
-            let path = recovered.path;
-            Err(PagesError::Lost { lock_file: lock_file::path_for(&path), path, pool })
-        }
-        None => Ok(recovered),
+    if recovered.pools.is_empty() && (named.is_some() || is_damaged) {
+        let path = recovered.path;
+        return Err(PagesError::Lost { lock_file: lock_file::path_for(&path), path, pool: named });
     }
+    // It would keep servers from the file. The pool was found: no more than one has pages that the file lacks.
+    if is_damaged && (recovered.pages_written > 0 || recovered.unexamined.is_empty()) {
+        lock_file::remove(&recovered.path);
+    }
+    Ok(recovered)
 }
 
 /// Writes the pages of all regions of a pool back, and removes the pool when all are written.

@@ -120,7 +120,8 @@ fn path_of(pool: &Pool) -> PathBuf {
 
 /// Removes the lock file of a file if it names the pool.
 fn remove_lock_file(pool: &Pool, path: &Path) {
-    if lock_file::read(path).as_deref() == pool.path() {
+    let named = lock_file::read(path).ok().flatten();
+    if named.is_some() && named.as_deref() == pool.path() {
         lock_file::remove(path);
     }
 }

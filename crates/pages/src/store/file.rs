@@ -33,9 +33,7 @@ impl BackingFile {
     /// # Errors
     /// `Missing`, `Open`, `Kind`, `InUse`, `Size`.
     pub fn open(path: &Path, size: Option<u64>) -> Result<BackingFile, PagesError> {
-        // Absolute: a later process may have another working directory.
-        let path = std::path::absolute(path).unwrap_or(path.to_owned());
-        let file = open_file(&path, size.is_some())?;
+        let (path, file) = open_file(path, size.is_some())?;
         sys::lock_exclusively(&file, &path, Instant::now() + sys::LOCK_PATIENCE)?;
         let len = fit(&file, &path, size)?;
         Ok(BackingFile { path, file, len })
@@ -46,8 +44,7 @@ impl BackingFile {
     /// # Errors
     /// `Open`, `Kind`, `InUse`.
     pub(crate) fn open_to_recover(path: &Path) -> Result<BackingFile, PagesError> {
-        let path = std::path::absolute(path).unwrap_or(path.to_owned());
-        let file = open_file(&path, false).map_err(|error| match error {
+        let (path, file) = open_file(path, false).map_err(|error| match error {
             PagesError::Missing { path } => PagesError::Open { path, source: Errno::NOENT.into() },
             other => other,
         })?;
@@ -76,7 +73,9 @@ impl BackingFile {
     }
 }
 
-fn open_file(path: &Path, may_create: bool) -> Result<File, PagesError> {
+/// Opens a file. Also returns its path without links: by whatever path it is opened, its lock file is one. It is absolute,
+/// because a later process may have another working directory.
+fn open_file(path: &Path, may_create: bool) -> Result<(PathBuf, File), PagesError> {
     let error = |source| PagesError::Open { path: path.to_owned(), source };
     let mut options = OpenOptions::new();
     // `O_NONBLOCK`: opening a named pipe must not hang. Mode 0600: only the owner may read a new file, as with memory.
@@ -97,7 +96,7 @@ fn open_file(path: &Path, may_create: bool) -> Result<File, PagesError> {
     // With `O_NONBLOCK`, io_uring fails requests instead of waiting where the file system cannot tell whether it would
     // have to wait.
     rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| error(errno.into()))?;
-    Ok(file)
+    Ok((std::fs::canonicalize(path).map_err(error)?, file))
 }
 
 /// Extends the file if needed, and returns the length of the region.
