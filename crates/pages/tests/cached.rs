@@ -5,6 +5,7 @@ mod common;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,7 +69,8 @@ impl Program {
     fn new(scratch: &Scratch, pages: u64, config: CachedConfig, before: impl FnOnce(HostRange)) -> Program {
         log();
         let file = open(scratch);
-        if file.metadata().unwrap().len() < pages * PAGE {
+        let status = file.metadata().unwrap();
+        if status.is_file() && status.len() < pages * PAGE {
             file.set_len(pages * PAGE).unwrap();
         }
         let map = map(&file, pages * PAGE);
@@ -493,4 +495,41 @@ fn a_flush_of_a_removed_region_fails_and_flushes_no_other_one() {
     assert_eq!([&before, &waiting].map(|flush| program.wait(flush)), [Ok(()), Err(AccessError::Fault)]);
     assert_eq!(program.files.stats().regions.iter().map(|region| region.flushes).sum::<u64>(), 1);
     program.files.remove(&next);
+}
+
+/// The region is a loop device over a file of a small file system in memory, which is full.
+#[test]
+fn a_failed_write_back_fails_the_flush_although_the_program_was_told_of_it() {
+    let disk = Scratch::new("cached-reported");
+    let run = |program: &str, arguments: &[&str], path: &Path| {
+        let output = Command::new(program).args(arguments).arg(path).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    if run("mount", &["-t", "tmpfs", "-o", "size=1m", "tmpfs"], &disk.0).is_none() {
+        return eprintln!("no right to mount a file system: not tried");
+    }
+    let (image, filler) = (disk.0.join("image"), disk.0.join("filler"));
+    File::create(&image).unwrap().set_len(64 * PAGE).unwrap();
+    if let Some(device) = run("losetup", &["--find", "--show"], &image) {
+        std::os::unix::fs::symlink(&device, disk.file()).unwrap();
+        let program = Program::new(&disk, 64, config(128), |_| ());
+        // The kernel detaches the device when its last descriptor closes.
+        run("losetup", &["--detach"], device.as_ref()).unwrap();
+        let full = File::create(&filler).unwrap();
+        assert!((0..).any(|page| full.write_all_at(&[1; 4096], page * PAGE).is_err()));
+        program.write(16 * PAGE, &[9; 4096]).unwrap();
+        assert!(program.file.sync_all().is_err());
+        for page in [0, 16] {
+            assert_eq!(program.flush(page * PAGE, PAGE), Err(AccessError::Flush), "page {page}");
+        }
+        std::fs::remove_file(&filler).unwrap();
+        drop(full);
+        program.until("the repair", || program.flush(16 * PAGE, PAGE).is_ok());
+        let mut stored = [0; 4096];
+        File::open(&image).unwrap().read_exact_at(&mut stored, 16 * PAGE).unwrap();
+        assert_eq!(stored, [9; 4096]);
+    } else {
+        eprintln!("no right to make loop devices: not tried");
+    }
+    run("umount", &["--lazy"], &disk.0).unwrap();
 }

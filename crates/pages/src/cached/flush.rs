@@ -1,10 +1,13 @@
 //! FLUSH: making a range durable.
 
+use std::os::fd::AsFd;
+
 use terrace_faults::StorageOperation;
 use terrace_hostmem::HostRange;
 use terrace_memory::{AccessError, sync_mapping};
 
 use super::engine::Engine;
+use super::kernel;
 use super::region::Region;
 use crate::access::Kind;
 use crate::stats::add;
@@ -24,6 +27,19 @@ pub(super) fn run(engine: &Engine) {
     }
 }
 
+/// Records a failed write-back, also one whose report the program has taken: `msync` asks the description of the file that
+/// the program has mapped. That of the region has a report of its own.
+fn check_write_backs(region: &Region, range: HostRange) {
+    if region.is_memory || !region.is_writable {
+        return;
+    }
+    let _alone = region.losses.alone();
+    let offset = region.file_offset + (range.addr - region.map.addr);
+    if let Err(error) = kernel::end_write_back(region.file.as_fd(), offset, range.len) {
+        region.note_loss(&error);
+    }
+}
+
 impl Engine {
     /// Writes a range with `msync`, which writes no other pages of the file.
     fn flush(&self, region: &Region, range: HostRange) -> Result<(), AccessError> {
@@ -33,6 +49,7 @@ impl Engine {
         if synced == Err(AccessError::Flush) {
             region.note_loss(&"msync failed");
         }
+        check_write_backs(region, range);
         synced.and(if region.losses.are_there() { Err(AccessError::Flush) } else { Ok(()) })
     }
 }
