@@ -277,10 +277,10 @@ impl Process {
                 self.wake(addr);
             }
             Err(_) => {
-                // No memory is mapped there any more, and the kernel's message of that follows.
+                // No memory is mapped there any more, and the kernel's message of that follows. If the memory was moved, the
+                // page goes with it, and is loaded again.
                 memory.release_frames(1);
-                memory.slots.release(slot);
-                self.pages.set(addr, Page::Untouched);
+                self.pages.set(addr, Page::Absent { slot, evicted_at: memory.evictions });
                 self.wake(addr);
             }
         }
@@ -302,6 +302,8 @@ mod tests {
     use std::fs::File;
     use std::os::fd::OwnedFd;
 
+    use terrace_vm::handshake::FEATURES;
+    use terrace_vm::userfault::Userfaultfd;
     use terrace_vm::{FileStore, TransferError};
 
     use super::*;
@@ -324,5 +326,27 @@ mod tests {
         assert_eq!(process.pages.get(page), Page::Lost);
         process.forget(&mut memory, one(page));
         assert_eq!(process.pages.get(page), Page::Untouched);
+    }
+    #[test]
+    fn a_load_ahead_that_ends_while_its_memory_moves_keeps_the_bytes() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 64).unwrap();
+        let mut memory = Memory::new(Box::new(store), 0);
+        let mut process = Process::new(1, Userfaultfd::open(FEATURES).unwrap(), None, 0);
+        // Nothing is mapped at the old address any more, and the message of that has not been read.
+        let (from, to) = (1 << 40, 1 << 41);
+        let slot = memory.allocate_slot().unwrap();
+        let fault = Fault { page: from, is_store: false, is_protected: false };
+        assert!(process.begin_load(&mut memory, fault, slot, false));
+        let Page::Loading { buffer, is_store, is_hot, .. } = process.pages.get(from) else { panic!() };
+        process.pages.set(from, Page::Loading { slot, buffer, is_store, is_hot, purpose: Purpose::Ahead });
+        process.end_load(&mut memory, from, Completion { buffer: buffer.into(), result: Ok(()) });
+        process.remap(&mut memory, one(from), to);
+        assert!(
+            matches!(process.pages.get(to), Page::Absent { slot: kept, .. } if kept == slot),
+            "{:?}",
+            process.pages.get(to)
+        );
+        assert!(memory.slots.is_exclusive(slot) && memory.slots.take_invalid().is_empty());
+        assert_eq!((process.frames, memory.frames().1), (0, 0));
     }
 }

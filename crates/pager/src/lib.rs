@@ -33,6 +33,9 @@
 //! pages is under way, no messages of that process are read. A thread that has unmapped registered memory waits until its
 //! message has been read, and until then the kernel moves no page. So a page that is moved is the page that the table
 //! describes, never one of a mapping that has come in its place.
+//!
+//! A loaded page keeps its slot when nothing is mapped at its address: the memory may have moved, and the message of that
+//! follows.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -76,6 +76,14 @@ fn threads_children_and_moved_memory_find_their_bytes() {
 }
 
 #[test]
+fn memory_that_moves_while_its_pages_come_keeps_its_bytes() {
+    let pager = TestPager::start(8 * MIB, 64 * MIB);
+    run(pager.command(compile("move")).args(["32", "8000"]), "verified");
+    let statistics = pager.finish();
+    assert!(statistics.prefetches > 1_000, "{statistics:?}");
+}
+
+#[test]
 fn a_program_that_must_not_unshare_its_descriptors_keeps_them_and_is_not_paged() {
     let (confine, touch) = (compile("confine"), compile("touch"));
     let pager = TestPager::start(8 * MIB, 64 * MIB);
