@@ -216,6 +216,22 @@ fn requests_that_cannot_be_are_refused_and_the_next_is_answered() {
 }
 
 #[test]
+fn the_data_of_a_refused_write_are_never_requests() {
+    let mut device = Harness::new(64, 16, 7);
+    device.write(0, &[1; 4096]);
+    assert_eq!(device.errors(), [0]);
+    // A request to trim the page, as data.
+    device.send(TRIM, 0, 0, 4096, &[]);
+    let data = std::mem::take(&mut device.unhandled);
+    for offset in [u64::MAX, u64::MAX - data.len() as u64, 64 * PAGE] {
+        device.write(offset, &data);
+        device.write(offset, &[1; 4096]);
+    }
+    assert_eq!(device.errors(), [ENOSPC; 6]);
+    assert_eq!(device.read(0, 4096), [1; 4096]);
+}
+
+#[test]
 fn a_lost_node_is_eio_and_an_empty_pool_enospc() {
     let mut device = Harness::new(64, 16, 4);
     device.control.capacity.store(2, Ordering::Relaxed);

@@ -75,13 +75,19 @@ impl<Q: PageQueue> Device<Q> {
             }
         }
         let Some(request) = self.connections[index].free_requests.pop() else { return Ok(Handled::Blocked) };
+        let length = u64::from(header.length);
+        let (begin, end) = match error {
+            // The data of a WRITE are skipped, whatever its offset.
+            Some(_) => (0, length),
+            None => (header.offset, header.offset.saturating_add(length)),
+        };
         count(&self.counters.requests);
         self.requests[request] = Request {
             command: header.command,
             flags: header.flags,
             cookie: header.cookie,
-            begin: header.offset,
-            end: header.offset.saturating_add(u64::from(header.length)),
+            begin,
+            end,
             pending_count: 0,
             has_begun: true,
             error,
