@@ -21,6 +21,9 @@ const DESCRIPTOR_MIN: libc::c_int = 500;
 
 /// The descriptor by which this process registers memory; negative if it is not paged.
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+/// The device and the inode of its file: the program may close it, and open another file by its number. Each descriptor of
+/// `userfaultfd(2)` has an inode of its own.
+static FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 /// The process that has it. A child has its parent's until it has joined, and must not use it.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 /// The identity page, behind it the pages that the evictor moves pages to, and its stack.
@@ -130,10 +133,19 @@ fn begin(socket: UnixStream, area: EvictionArea, userfaultfd: Userfaultfd) -> io
     let descriptor = rustix::io::fcntl_dupfd_cloexec(userfaultfd.as_fd(), DESCRIPTOR_MIN);
     let kept = descriptor.or_else(|_| rustix::io::fcntl_dupfd_cloexec(userfaultfd.as_fd(), 0))?;
     evictor::start(Evictor { socket, area, userfaultfd, staging: staging() })?;
+    for (kept, number) in FILE.iter().zip(file_of(kept.as_fd())?) {
+        kept.store(number, Ordering::Relaxed);
+    }
     // SAFETY: no preconditions.
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     DESCRIPTOR.store(kept.into_raw_fd(), Ordering::Release);
     Ok(())
+}
+
+/// The device and the inode of a descriptor's file.
+fn file_of(descriptor: BorrowedFd<'_>) -> io::Result<[u64; 2]> {
+    let status = rustix::fs::fstat(descriptor)?;
+    Ok([status.st_dev, status.st_ino])
 }
 
 fn reserve(len: u64) -> io::Result<HostRange> {
@@ -151,8 +163,13 @@ extern "C" fn in_child() {
     if inherited < 0 {
         return;
     }
-    // SAFETY: this process's copy of a descriptor that nobody uses any more.
-    drop(unsafe { OwnedFd::from_raw_fd(inherited) });
+    let kept = FILE.each_ref().map(|number| number.load(Ordering::Relaxed));
+    // SAFETY: only asked for its file. If the program has closed it, there is an error, or another file.
+    let file = file_of(unsafe { BorrowedFd::borrow_raw(inherited) });
+    if file.is_ok_and(|file| file == kept) {
+        // SAFETY: this process's copy of a descriptor that nobody uses any more.
+        drop(unsafe { OwnedFd::from_raw_fd(inherited) });
+    }
     let (socket, area) = match greet_as_child() {
         Ok(greeted) => greeted,
         Err(error) => return report(format_args!("memory of a child stays local: {error}")),

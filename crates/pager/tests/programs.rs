@@ -84,6 +84,13 @@ fn memory_that_moves_while_its_pages_come_keeps_its_bytes() {
 }
 
 #[test]
+fn a_child_keeps_a_file_whose_number_the_pagers_descriptor_had() {
+    let pager = TestPager::start(8 * MIB, 64 * MIB);
+    run(&mut pager.command(compile("descriptors")), "verified");
+    pager.finish();
+}
+
+#[test]
 fn a_program_that_must_not_unshare_its_descriptors_keeps_them_and_is_not_paged() {
     let (confine, touch) = (compile("confine"), compile("touch"));
     let pager = TestPager::start(8 * MIB, 64 * MIB);
