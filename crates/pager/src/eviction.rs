@@ -16,6 +16,8 @@ const EBUSY: i32 = 16;
 
 /// The longest time between two evictions that move nothing.
 const BACKOFF_MAX: Duration = Duration::from_millis(64);
+/// Buffers are kept for the end of a request for this time. A process that is stopped answers later.
+const PROMISE: Duration = Duration::from_millis(100);
 
 impl Process {
     /// Whether the process can be asked to have pages leave.
@@ -43,6 +45,20 @@ impl Process {
         }
         // Requests of other processes, and loads, come before the end of this one.
         memory.promised += self.request.as_ref().map_or(0, Request::buffers);
+        self.promised_at = Some(Instant::now());
+    }
+
+    /// Returns the buffers that were promised to the request.
+    pub(crate) fn withdraw_promise(&mut self, memory: &mut Memory) {
+        if self.promised_at.take().is_some() {
+            memory.promised -= self.request.as_ref().map_or(0, Request::buffers);
+        }
+    }
+
+    /// Whether pages have left whose bytes wait for buffers.
+    pub(crate) fn lacks_buffers(&self) -> bool {
+        let is_done = self.link.as_ref().is_some_and(|link| link.area.is_done());
+        is_done && self.request.is_some() && self.promised_at.is_none()
     }
 
     /// The pages that are to leave, in the order of addresses, each once.
@@ -104,13 +120,21 @@ impl Process {
         let _ = link.ring();
     }
 
-    /// Handles the end of the request, if it has ended. Returns whether it has.
+    /// Handles the end of the request, if it has ended, and there are buffers for its pages. Returns whether it has.
     pub(crate) fn end_request(&mut self, memory: &mut Memory) -> bool {
         if !self.link.as_ref().is_some_and(|link| link.area.is_done()) {
+            if self.promised_at.is_some_and(|at| at.elapsed() >= PROMISE) {
+                self.withdraw_promise(memory);
+            }
             return false;
         }
+        let buffers = self.request.as_ref().map_or(0, Request::buffers);
+        // The bytes stay in the area meanwhile.
+        if self.promised_at.is_none() && memory.free_store_buffers() < buffers {
+            return false;
+        }
+        self.withdraw_promise(memory);
         let Some(request) = self.request.take() else { return false };
-        memory.promised -= request.buffers();
         match request {
             Request::Unshare(pages) => self.unshared.extend(pages),
             Request::Evict(victims) => {
@@ -202,10 +226,44 @@ mod tests {
     use std::fs::File;
     use std::os::fd::OwnedFd;
 
-    use terrace_vm::FileStore;
+    use std::os::unix::net::UnixStream;
+
+    use terrace_vm::{EvictionArea, FileStore};
 
     use super::*;
     use crate::memory::tests::HalfLost;
+    use crate::process::Link;
+
+    #[test]
+    fn a_process_that_does_not_answer_keeps_no_buffers_from_others() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 256, 64).unwrap();
+        let mut memory = Memory::new(Box::new(store), 0);
+        let (socket, _peer) = UnixStream::pair().unwrap();
+        let (area, file) = EvictionArea::create().unwrap();
+        let thread = EvictionArea::open(file).unwrap();
+        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
+        let mut process = Process::new(1, descriptor.into(), Some(Link { socket, area }), 0);
+        memory.count_frames(32);
+        (0..32).for_each(|index| process.enter(index * PAGE_BYTES, None, false, false));
+        process.begin_eviction(&mut memory, 32);
+        assert!(!process.end_request(&mut memory));
+        assert_eq!(memory.free_store_buffers(), 64 - 16 - 32);
+        std::thread::sleep(PROMISE);
+        assert!(!process.end_request(&mut memory));
+        assert_eq!(memory.free_store_buffers(), 64 - 16);
+        // Other processes use the buffers when it answers.
+        for _ in 0..48 {
+            let slot = memory.allocate_slot().unwrap();
+            memory.begin_store(slot, &[1; PAGE_BYTES as usize]);
+        }
+        thread.respond();
+        assert!(!process.end_request(&mut memory) && process.lacks_buffers() && !process.may_read());
+        while memory.transfers().0 {
+            memory.poll(Duration::from_millis(1));
+        }
+        assert!(process.end_request(&mut memory) && !process.lacks_buffers() && process.may_read());
+        assert_eq!((memory.promised, process.frames), (0, 0));
+    }
 
     #[test]
     fn a_page_is_one_victim_however_often_it_was_queued() {

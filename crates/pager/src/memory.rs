@@ -29,7 +29,7 @@ pub(crate) struct Memory {
     /// By buffer; `None` if it is free.
     uses: Vec<Option<BufferUse>>,
     free_buffers: Vec<usize>,
-    /// How many of the free buffers are kept for pages that were asked to leave.
+    /// How many of the free buffers are kept for pages that were asked to leave a short time ago.
     pub(crate) promised: usize,
     /// Stores that failed, and when the last one did, or was tried last.
     failed_stores: Vec<(Slot, usize)>,

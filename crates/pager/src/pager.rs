@@ -227,7 +227,8 @@ impl Pager {
     /// The process with the most frames has pages leave.
     fn evict(&mut self) {
         let count = self.memory.pages_to_evict();
-        if count == 0 {
+        // A process that waits for buffers comes first: its faults wait, too.
+        if count == 0 || self.processes.iter().any(Process::lacks_buffers) {
             return;
         }
         let candidates = self.processes.iter_mut().filter(|process| process.can_evict());

@@ -86,6 +86,8 @@ pub(crate) struct Process {
     /// Loaded pages that wait for the end of a change of mappings.
     pub(crate) loaded: Vec<(u64, usize)>,
     pub(crate) request: Option<Request>,
+    /// When buffers were promised to the request; `None` if none are.
+    pub(crate) promised_at: Option<Instant>,
     /// Pages that other processes share.
     pub(crate) shared: Vec<u64>,
     /// Pages that were, and are to leave.
@@ -118,6 +120,7 @@ impl Process {
             waiting: VecDeque::new(),
             loaded: Vec::new(),
             request: None,
+            promised_at: None,
             shared: Vec::new(),
             unshared: Vec::new(),
             evict_after: None,
@@ -218,7 +221,8 @@ impl Process {
             memory.release_buffer(buffer);
         }
         self.waiting.clear();
-        memory.promised -= self.request.take().map_or(0, |request| request.buffers());
+        self.withdraw_promise(memory);
+        self.request = None;
         debug_assert_eq!(self.frames, 0, "frames are those of pages");
     }
 }

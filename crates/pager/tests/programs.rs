@@ -2,10 +2,12 @@
 
 mod common;
 
-use std::process::Stdio;
-use std::time::Duration;
+use std::io::Read;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use common::{MIB, TestPager, compile, run};
+use rustix::process::{Pid, Signal, kill_process};
 use terrace_pager::{PagerStatus, ProcessPages, Statistics};
 use terrace_vm::FileStore;
 
@@ -112,6 +114,47 @@ fn several_programs_have_pages_leave_at_a_time() {
         let output = child.wait_with_output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout), "verified\n", "{output:?}");
     }
+    pager.finish();
+}
+
+/// A program that is stopped, and ends with the test.
+struct Stopped(Child);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn programs_that_are_stopped_stop_no_others() {
+    let program = compile("touch");
+    let pager = TestPager::start(16 * MIB, 512 * MIB);
+    let signal = |child: &Child, signal| kill_process(Pid::from_child(child), signal).unwrap();
+    let start = |_| Stopped(pager.command(&program).arg("48").stdout(Stdio::piped()).spawn().unwrap());
+    let mut stopped: Vec<_> = (0..3).map(start).collect();
+    for Stopped(child) in &stopped {
+        // It fills its memory.
+        let is_paged = |process: &ProcessPages| process.pid == Some(child.id()) && process.far_pages > 1_000;
+        let begin = Instant::now();
+        while !pager.status().processes.iter().any(is_paged) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", pager.status());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        signal(child, Signal::STOP);
+    }
+    let begin = Instant::now();
+    run(pager.command(&program).arg("24"), "verified");
+    // One batch of pages each two seconds would take three minutes.
+    assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
+    for Stopped(child) in &mut stopped {
+        signal(child, Signal::CONT);
+        let mut output = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
+        assert_eq!(output, "verified\n");
+    }
+    drop(stopped);
     pager.finish();
 }
 
