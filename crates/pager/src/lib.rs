@@ -34,6 +34,10 @@
 //! message has been read, and until then the kernel moves no page. So a page that is moved is the page that the table
 //! describes, never one of a mapping that has come in its place.
 //!
+//! `MADV_DONTNEED` is different: its message is read before the kernel takes the pages. The pager forgets them at once, and the
+//! search for memory that came without a message leaves what it finds there alone for a second. If it entered those pages, they
+//! could move before the kernel takes them, and come back with their old bytes.
+//!
 //! A loaded page keeps its slot when nothing is mapped at its address: the memory may have moved, and the message of that
 //! follows.
 

@@ -159,7 +159,8 @@ impl Pager {
                         self.memory.statistics.faults += 1;
                         process.handle_fault(&mut self.memory, Fault { page, is_store, is_protected });
                     }
-                    Message::Remove(range) | Message::Unmap(range) => process.forget(&mut self.memory, range),
+                    Message::Remove(range) => process.remove(&mut self.memory, range),
+                    Message::Unmap(range) => process.forget(&mut self.memory, range),
                     Message::Remap { from, to } => process.remap(&mut self.memory, from, to),
                     Message::Fork(userfaultfd) => {
                         self.last_id += 1;

@@ -88,6 +88,8 @@ pub(crate) struct Process {
     pub(crate) request: Option<Request>,
     /// When buffers were promised to the request; `None` if none are.
     pub(crate) promised_at: Option<Instant>,
+    /// Ranges that were given up a short time ago, and when, at most `REMOVED_MAX`.
+    pub(crate) removed: VecDeque<(HostRange, Instant)>,
     /// Pages that other processes share.
     pub(crate) shared: Vec<u64>,
     /// Pages that were, and are to leave.
@@ -121,6 +123,7 @@ impl Process {
             loaded: Vec::new(),
             request: None,
             promised_at: None,
+            removed: VecDeque::new(),
             shared: Vec::new(),
             unshared: Vec::new(),
             evict_after: None,

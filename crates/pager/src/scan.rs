@@ -1,6 +1,8 @@
 //! Memory that came without a message: heaps of small allocations, system calls that the program makes itself, and copies
 //! of pages that a child shared with its parent.
 
+use std::time::{Duration, Instant};
+
 use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_vm::handshake::RESERVED_BYTES;
 use terrace_vm::pagemap::Pagemap;
@@ -15,10 +17,38 @@ use crate::process::Process;
 /// are known: a search reads the entries of all of its pages, and none where no page has been.
 const GROWTH_PAGES: u64 = 128;
 const GROWTH_DIVISOR: u64 = 32;
+/// The kernel says that pages are given up before it takes them. The thread that gives them up does so within this time.
+const REMOVAL: Duration = Duration::from_secs(1);
+/// Ranges of which it is known when they were given up.
+const REMOVED_MAX: usize = 256;
 /// Shorter mappings stay as they are.
 const LEN_MIN: u64 = 256 << 10;
 
 impl Process {
+    /// Forgets pages that are given up. They may still be in memory for a moment.
+    pub(crate) fn remove(&mut self, memory: &mut Memory, range: HostRange) {
+        self.forget(memory, range);
+        while self.removed.front().is_some_and(|(_, at)| at.elapsed() >= REMOVAL) {
+            self.removed.pop_front();
+        }
+        if self.removed.len() == REMOVED_MAX
+            && let (Some((first, _)), Some((second, at))) =
+                (self.removed.pop_front(), self.removed.pop_front())
+        {
+            // One range that contains both: pages in between are found later than they could be.
+            let addr = first.addr.min(second.addr);
+            let end = (first.addr + first.len).max(second.addr + second.len);
+            self.removed.push_front((HostRange { addr, len: end - addr }, at));
+        }
+        self.removed.push_back((range, Instant::now()));
+    }
+
+    /// Whether the kernel may be about to take a page.
+    fn is_leaving(&self, page: u64) -> bool {
+        let contains = |range: &HostRange| (range.addr..range.addr + range.len).contains(&page);
+        self.removed.iter().any(|(range, at)| contains(range) && at.elapsed() < REMOVAL)
+    }
+
     /// Counts private memory that is not registered, and registers it if there is more than after the last search. Returns
     /// whether there was. No request to move pages is under way.
     pub(crate) fn find_unpaged(&mut self, memory: &mut Memory) -> bool {
@@ -87,16 +117,67 @@ impl Process {
         }
     }
 
-    /// Counts the pages of a range that are in memory.
+    /// Counts the pages of a range that are in memory, and stay there.
     fn enter_present(&mut self, memory: &mut Memory, pagemap: &Pagemap, range: HostRange) {
         // An error means that the process has ended.
         for present in pagemap.private_ranges(range).unwrap_or_default() {
             for page in (present.addr..present.addr + present.len).step_by(PAGE_BYTES as usize) {
-                if self.pages.get(page) == Page::Untouched {
+                if self.pages.get(page) == Page::Untouched && !self.is_leaving(page) {
                     memory.count_frames(1);
                     self.enter(page, None, false, false);
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::OwnedFd;
+
+    use terrace_vm::FileStore;
+
+    use super::*;
+
+    fn range_of(bytes: &[u8]) -> HostRange {
+        let addr = (bytes.as_ptr().addr() as u64).next_multiple_of(PAGE_BYTES);
+        HostRange { addr, len: bytes.len() as u64 - PAGE_BYTES }
+    }
+
+    #[test]
+    fn pages_that_are_given_up_are_not_found_before_the_kernel_has_taken_them() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 64).unwrap();
+        let mut memory = Memory::new(Box::new(store), 0);
+        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
+        let mut process = Process::new(1, descriptor.into(), None, 0);
+        let pagemap = Pagemap::open_of(std::process::id()).unwrap();
+        // The kernel has taken no page of them yet.
+        let bytes = vec![1; 17 * PAGE_BYTES as usize];
+        let range = range_of(&bytes);
+        let given_up = HostRange { addr: range.addr, len: 8 * PAGE_BYTES };
+        process.enter_present(&mut memory, &pagemap, range);
+        assert_eq!(process.frames, 16);
+        process.remove(&mut memory, given_up);
+        process.enter_present(&mut memory, &pagemap, range);
+        assert_eq!((process.frames, process.pages.get(range.addr)), (8, Page::Untouched));
+        // They are its own: it may have given them up by `MADV_FREE`, and used them again.
+        std::thread::sleep(REMOVAL);
+        process.enter_present(&mut memory, &pagemap, range);
+        assert_eq!(process.frames, 16);
+    }
+
+    #[test]
+    fn ranges_that_are_given_up_faster_than_they_are_forgotten_become_fewer_and_larger() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 64).unwrap();
+        let mut memory = Memory::new(Box::new(store), 0);
+        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
+        let mut process = Process::new(1, descriptor.into(), None, 0);
+        let page = |index: u64| 2 * index * PAGE_BYTES;
+        let count = 2 * REMOVED_MAX as u64;
+        (0..count)
+            .for_each(|index| process.remove(&mut memory, HostRange { addr: page(index), len: PAGE_BYTES }));
+        assert!(process.removed.len() <= REMOVED_MAX);
+        assert!((0..count).all(|index| process.is_leaving(page(index))));
     }
 }
