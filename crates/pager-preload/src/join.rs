@@ -14,7 +14,7 @@ use terrace_vm::{BATCH_PAGES, EvictionArea};
 
 use crate::evictor::{self, Evictor};
 
-/// The pager answers within this time.
+/// A program that starts waits for the pager for this time.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Programs that close descriptors by number close low ones.
 const DESCRIPTOR_MIN: libc::c_int = 500;
@@ -95,10 +95,7 @@ fn with_descriptor<T>(descriptor: BorrowedFd<'_>, action: impl FnOnce(&Userfault
 }
 
 fn connect() -> io::Result<UnixStream> {
-    let path = std::env::var_os(SOCKET_VARIABLE).unwrap_or_default();
-    let socket = UnixStream::connect(path)?;
-    socket.set_read_timeout(Some(TIMEOUT))?;
-    Ok(socket)
+    UnixStream::connect(std::env::var_os(SOCKET_VARIABLE).unwrap_or_default())
 }
 
 /// The evictor's stack, which is never paged.
@@ -120,6 +117,7 @@ fn join() -> io::Result<()> {
     let faulting = HostRange { addr: reserved.addr, len: PAGE_BYTES + staging().len };
     userfaultfd.register(faulting, modes::MISSING)?;
     let socket = connect()?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
     let (area, file) = EvictionArea::create()?;
     let hello = Hello { identity_page: reserved.addr, identity: 0 };
     handshake::send_hello(&socket, hello, file.as_fd(), Some(userfaultfd.as_fd()))?;
@@ -174,7 +172,13 @@ extern "C" fn in_child() {
         Ok(greeted) => greeted,
         Err(error) => return report(format_args!("memory of a child stays local: {error}")),
     };
-    let userfaultfd = handshake::receive_welcome(&socket);
+    // It waits as long as for its faults, which the same pager handles.
+    let userfaultfd = loop {
+        match handshake::receive_welcome(&socket) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            welcome => break welcome,
+        }
+    };
     if let Err(error) = userfaultfd.and_then(|userfaultfd| begin(socket, area, userfaultfd.into())) {
         // The pager may know the connection as the child's. It ends, and the pager gives the child's pages up: the child would
         // find zeros.

@@ -1,5 +1,6 @@
 //! The loop of the pager's one thread.
 
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -7,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use terrace_vm::handshake::{self, Hello};
 use terrace_vm::userfault::{Message, Userfaultfd};
-use terrace_vm::{BackingStore, EvictionArea, handshake};
+use terrace_vm::{BackingStore, EvictionArea};
 
 use crate::memory::{Memory, Statistics};
 use crate::process::{Fault, Link, Process};
@@ -18,8 +20,8 @@ use crate::status::{PagerStatus, ProcessPages, SharedStatus};
 const SPIN: Duration = Duration::from_micros(60);
 /// Messages of one process that are read in one turn.
 const MESSAGES_MAX: usize = 64;
-/// A process must say what it is within this time.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
+/// Connections that say nothing end after this time. A process that is stopped, or lacks a frame, may need much of it.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(60);
 /// The interval of checks of what the kernel does not report. It doubles up to the maximum while nothing happens.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 const CHECK_INTERVAL_MAX: Duration = Duration::from_millis(160);
@@ -48,6 +50,8 @@ pub struct Settings {
 pub struct Pager {
     memory: Memory,
     processes: Vec<Process>,
+    /// Connections of processes that have not said what they are, and when they came.
+    joining: Vec<(UnixStream, Instant)>,
     settings: Settings,
     last_id: u64,
     spins: bool,
@@ -75,6 +79,7 @@ impl Pager {
         Ok(Pager {
             memory,
             processes: Vec::new(),
+            joining: Vec::new(),
             settings,
             last_id: 0,
             spins: std::thread::available_parallelism().is_ok_and(|count| count.get() > 1),
@@ -251,7 +256,10 @@ impl Pager {
             }
             () => self.check_interval,
         };
-        let mut watched: Vec<BorrowedFd<'_>> = vec![self.settings.listener.as_fd()];
+        let mut watched: Vec<BorrowedFd<'_>> =
+            self.joining.iter().map(|(socket, _)| socket.as_fd()).collect();
+        watched.push(self.settings.listener.as_fd());
+        let joining_count = watched.len();
         for process in &self.processes {
             watched.extend(process.link.iter().map(|link| link.socket.as_fd()));
             watched.extend(process.may_read().then(|| process.userfaultfd.as_fd()));
@@ -261,18 +269,24 @@ impl Pager {
         let timeout = Timespec::try_from(timeout).expect("short times");
         // EINTR and a lack of memory: the next turn tries again.
         let _ = poll(&mut descriptors, Some(&timeout));
-        let has_joined = !descriptors[0].revents().is_empty();
+        let has_joined =
+            descriptors[..joining_count].iter().any(|descriptor| !descriptor.revents().is_empty());
         drop(descriptors);
         if has_joined {
             self.accept();
         }
+        self.drain_links();
+        self.remove_ended();
+    }
+
+    /// Reads what woke the pager. A process whose connection has ended has ended.
+    fn drain_links(&mut self) {
         for process in &mut self.processes {
             let is_connected = process.link.as_mut().is_none_or(Link::drain);
             if !is_connected {
                 process.end(&mut self.memory);
             }
         }
-        self.remove_ended();
     }
 
     fn remove_ended(&mut self) {
@@ -283,48 +297,60 @@ impl Pager {
         }
     }
 
+    /// Accepts connections, and admits the processes that have said what they are. The pager waits for none of them: what a
+    /// process does before it says so may be a fault.
     fn accept(&mut self) {
         while let Ok((socket, _)) = self.settings.listener.accept() {
-            if let Err(error) = self.admit(socket) {
+            if socket.set_nonblocking(true).is_ok() {
+                self.joining.push((socket, Instant::now()));
+            }
+        }
+        for (socket, since) in std::mem::take(&mut self.joining) {
+            let admitted = match handshake::receive_hello(&socket) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock && since.elapsed() < HELLO_TIMEOUT => {
+                    self.joining.push((socket, since));
+                    continue;
+                }
+                Err(error) => Err(error),
+                Ok((hello, descriptors)) => self.admit(socket, hello, descriptors),
+            };
+            if let Err(error) = admitted {
                 tracing::warn!(%error, "a process could not join the pager");
             }
         }
     }
 
-    fn admit(&mut self, socket: UnixStream) -> std::io::Result<()> {
+    fn admit(&mut self, socket: UnixStream, hello: Hello, descriptors: Vec<OwnedFd>) -> std::io::Result<()> {
         let peer = rustix::net::sockopt::socket_peercred(&socket)?;
         if peer.uid != rustix::process::geteuid() && !peer.uid.is_root() {
-            return Err(std::io::ErrorKind::PermissionDenied.into());
+            return Err(ErrorKind::PermissionDenied.into());
         }
         let pid = u32::try_from(peer.pid.as_raw_pid()).ok();
-        // The process sends it right after it has connected.
-        socket.set_nonblocking(false)?;
-        socket.set_read_timeout(Some(HELLO_TIMEOUT))?;
-        let (hello, descriptors) = handshake::receive_hello(&socket)?;
-        socket.set_nonblocking(true)?;
         let mut descriptors = descriptors.into_iter();
-        let area = EvictionArea::open(descriptors.next().ok_or(std::io::ErrorKind::InvalidData)?)?;
-        let link = Link { socket: socket.try_clone()?, area };
+        let area = EvictionArea::open(descriptors.next().ok_or(ErrorKind::InvalidData)?)?;
         if hello.identity == 0 {
-            let userfaultfd: Userfaultfd = descriptors.next().ok_or(std::io::ErrorKind::InvalidData)?.into();
+            let userfaultfd: Userfaultfd = descriptors.next().ok_or(ErrorKind::InvalidData)?.into();
             handshake::send_welcome(&socket, userfaultfd.as_fd())?;
             self.last_id += 1;
-            let mut process = Process::new(self.last_id, userfaultfd, Some(link), hello.identity_page);
+            let link = Some(Link { socket, area });
+            let mut process = Process::new(self.last_id, userfaultfd, link, hello.identity_page);
             process.pid = pid;
             self.processes.push(process);
             return Ok(());
         }
         let child = self.processes.iter_mut().find(|process| process.id == hello.identity);
-        let child = child.filter(|child| child.link.is_none()).ok_or(std::io::ErrorKind::InvalidData)?;
+        let child = child.filter(|child| child.link.is_none()).ok_or(ErrorKind::InvalidData)?;
         handshake::send_welcome(&socket, child.userfaultfd.as_fd())?;
         child.pid = pid;
-        child.join(&mut self.memory, link);
+        child.join(&mut self.memory, Link { socket, area });
         Ok(())
     }
 
-    /// Children that have not joined end without a sign; memory comes without one; losses are reported.
+    /// What the loop sees only when it sleeps, it sees here, too. Children that have not joined end without a sign; memory
+    /// comes without one; losses are reported.
     fn check(&mut self) {
         self.accept();
+        self.drain_links();
         for process in &mut self.processes {
             if process.link.is_none() && !process.userfaultfd.is_alive() {
                 process.end(&mut self.memory);
@@ -349,7 +375,7 @@ impl Pager {
         });
         let may_end =
             root_ended && (self.settings.root.is_some() || self.settings.stop.load(Ordering::Relaxed));
-        may_end && self.processes.is_empty() && now - self.empty_since >= GRACE
+        may_end && self.processes.is_empty() && self.joining.is_empty() && now - self.empty_since >= GRACE
     }
 }
 

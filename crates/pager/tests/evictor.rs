@@ -65,3 +65,59 @@ fn pages_of_memory_that_is_not_registered_do_not_leave() {
     assert_eq!((errors.as_slice(), line.trim()), (&[ENOENT; 4][..], "verified"));
     assert!(child.wait().unwrap().success());
 }
+
+/// Puts zeros where a program touches new memory. Returns the descriptor of a child, if it has a new one.
+fn serve(userfaultfd: &Userfaultfd) -> Option<Userfaultfd> {
+    match userfaultfd.read().unwrap()? {
+        Message::Fault { page, .. } => {
+            // An error means that the process has ended.
+            let _ = userfaultfd.zero(HostRange { addr: page, len: PAGE_BYTES });
+            None
+        }
+        Message::Fork(child) => Some(child),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_child_waits_for_its_pager_as_its_faults_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut command = preload(compile("child"), &path);
+    let mut program = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (socket, _) = listener.accept().unwrap();
+    let (_, descriptors) = handshake::receive_hello(&socket).unwrap();
+    let userfaultfd: Userfaultfd = descriptors.into_iter().nth(1).unwrap().into();
+    handshake::send_welcome(&socket, userfaultfd.as_fd()).unwrap();
+
+    listener.set_nonblocking(true).unwrap();
+    let (mut child, mut joining, mut is_answered) = (None, None, false);
+    let begin = Instant::now();
+    while program.try_wait().unwrap().is_none() {
+        if begin.elapsed() > Duration::from_secs(60) {
+            program.kill().unwrap();
+            panic!("the program is stuck: {:?}", program.wait_with_output());
+        }
+        std::thread::sleep(Duration::from_micros(100));
+        child = serve(&userfaultfd).or(child);
+        let Some(child) = &child else { continue };
+        serve(child);
+        match &joining {
+            None => joining = listener.accept().ok().map(|(socket, _)| (socket, Instant::now())),
+            // The pager was stopped for that long.
+            Some((socket, since)) if since.elapsed() > Duration::from_secs(11) && !is_answered => {
+                handshake::receive_hello(socket).unwrap();
+                handshake::send_welcome(socket, child.as_fd()).unwrap();
+                is_answered = true;
+            }
+            Some(_) => {}
+        }
+    }
+    let output = program.wait_with_output().unwrap();
+    assert_eq!(
+        (output.stdout.as_slice(), output.stderr.as_slice()),
+        (&b"verified\n"[..], &b""[..]),
+        "{output:?}"
+    );
+}

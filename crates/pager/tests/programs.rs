@@ -159,6 +159,15 @@ fn programs_that_are_stopped_stop_no_others() {
 }
 
 #[test]
+fn connections_that_say_nothing_stop_no_program() {
+    let pager = TestPager::start(8 * MIB, 64 * MIB);
+    let silent: Vec<_> = (0..10).map(|_| pager.connect()).collect();
+    run(pager.command(compile("touch")).arg("1"), "verified");
+    drop(silent);
+    pager.finish();
+}
+
+#[test]
 fn the_heap_of_small_allocations_is_paged() {
     let pager = TestPager::start(16 * MIB, 128 * MIB);
     let most = run(pager.command(compile("heap")).arg("48"), "verified");

@@ -1,7 +1,7 @@
 //! A pager, and unmodified C programs that run with it.
 #![allow(dead_code)] // Every test file uses some of the helpers.
 
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
@@ -51,6 +51,11 @@ impl TestPager {
 
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         preload(program, &self.folder.path().join("socket"))
+    }
+
+    /// A connection as of a program that joins.
+    pub fn connect(&self) -> UnixStream {
+        UnixStream::connect(self.folder.path().join("socket")).unwrap()
     }
 
     /// The state as of some milliseconds ago.
