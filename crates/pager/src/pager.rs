@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use terrace_vm::handshake::{self, Hello};
 use terrace_vm::userfault::{Message, Userfaultfd};
 use terrace_vm::{BackingStore, EvictionArea};
@@ -64,15 +65,20 @@ pub struct Pager {
     starving_since: Option<(Instant, u32)>,
     has_exceeded: bool,
     reported_losses: u64,
+    /// Whether processes wait to join that the pager has no descriptors for.
+    lacks_descriptors: bool,
+    has_reported_error: bool,
 }
 
 impl Pager {
-    /// A pager over a store.
+    /// A pager over a store. It raises the limit of this process's descriptors as far as it may: each paged process takes
+    /// two.
     ///
     /// # Errors
     /// The system's.
     pub fn new(settings: Settings, store: Box<dyn BackingStore>) -> std::io::Result<Pager> {
         settings.listener.set_nonblocking(true)?;
+        raise_descriptor_limit();
         let now = Instant::now();
         let mut memory = Memory::new(store, settings.local_bytes);
         memory.prefetches = settings.prefetches;
@@ -90,6 +96,8 @@ impl Pager {
             starving_since: None,
             has_exceeded: false,
             reported_losses: 0,
+            lacks_descriptors: false,
+            has_reported_error: false,
         })
     }
 
@@ -151,13 +159,22 @@ impl Pager {
 
     fn read_messages(&mut self) -> bool {
         let mut children = Vec::new();
-        let mut is_active = false;
+        let (mut is_active, mut failure) = (false, None);
         for process in &mut self.processes {
+            process.has_read_error = false;
             for _ in 0..MESSAGES_MAX {
                 if !process.may_read() {
                     break;
                 }
-                let Ok(Some(message)) = process.userfaultfd.read() else { break };
+                let message = match process.userfaultfd.read() {
+                    Ok(Some(message)) => message,
+                    Ok(None) => break,
+                    Err(error) => {
+                        process.has_read_error = true;
+                        failure = Some(error);
+                        break;
+                    }
+                };
                 is_active = true;
                 match message {
                     Message::Fault { page, is_store, is_protected } => {
@@ -175,6 +192,9 @@ impl Pager {
             }
         }
         self.processes.append(&mut children);
+        if let Some(error) = failure {
+            self.report_error(&error);
+        }
         is_active
     }
 
@@ -249,20 +269,26 @@ impl Pager {
         let has_waiting = self.processes.iter().any(|process| {
             !process.waiting.is_empty() || !process.loaded.is_empty() || !process.shared.is_empty()
         });
+        let has_read_error = self.processes.iter().any(|process| process.has_read_error);
         let timeout = match () {
             () if has_loads => Duration::ZERO,
             () if has_transfers || has_waiting || self.memory.pages_to_evict() > 0 => {
                 Duration::from_millis(1)
             }
+            // Its descriptor is not watched: it would be ready, and could not be read.
+            () if has_read_error => CHECK_INTERVAL,
             () => self.check_interval,
         };
-        let mut watched: Vec<BorrowedFd<'_>> =
-            self.joining.iter().map(|(socket, _)| socket.as_fd()).collect();
-        watched.push(self.settings.listener.as_fd());
+        let mut watched: Vec<BorrowedFd<'_>> = Vec::new();
+        if !self.lacks_descriptors {
+            watched.push(self.settings.listener.as_fd());
+            watched.extend(self.joining.iter().map(|(socket, _)| socket.as_fd()));
+        }
         let joining_count = watched.len();
         for process in &self.processes {
             watched.extend(process.link.iter().map(|link| link.socket.as_fd()));
-            watched.extend(process.may_read().then(|| process.userfaultfd.as_fd()));
+            let is_watched = process.may_read() && !process.has_read_error;
+            watched.extend(is_watched.then(|| process.userfaultfd.as_fd()));
         }
         let mut descriptors: Vec<_> =
             watched.iter().map(|descriptor| PollFd::from_borrowed_fd(*descriptor, PollFlags::IN)).collect();
@@ -300,12 +326,29 @@ impl Pager {
     /// Accepts connections, and admits the processes that have said what they are. The pager waits for none of them: what a
     /// process does before it says so may be a fault.
     fn accept(&mut self) {
-        while let Ok((socket, _)) = self.settings.listener.accept() {
-            if socket.set_nonblocking(true).is_ok() {
-                self.joining.push((socket, Instant::now()));
+        self.lacks_descriptors = false;
+        loop {
+            match self.settings.listener.accept() {
+                Ok((socket, _)) if socket.set_nonblocking(true).is_ok() => {
+                    self.joining.push((socket, Instant::now()));
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    self.lacks_descriptors = true;
+                    self.report_error(&error);
+                    break;
+                }
             }
         }
         for (socket, since) in std::mem::take(&mut self.joining) {
+            // Descriptors that come with a message are lost if there are no numbers for them.
+            if let Err(error) = socket.try_clone().and_then(|_first| socket.try_clone()) {
+                self.lacks_descriptors = true;
+                self.report_error(&error);
+                self.joining.push((socket, since));
+                continue;
+            }
             let admitted = match handshake::receive_hello(&socket) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock && since.elapsed() < HELLO_TIMEOUT => {
                     self.joining.push((socket, since));
@@ -346,6 +389,13 @@ impl Pager {
         Ok(())
     }
 
+    /// Says once that the pager lacks descriptors, or memory of the system: forks and programs that start wait for them.
+    fn report_error(&mut self, error: &std::io::Error) {
+        if !std::mem::replace(&mut self.has_reported_error, true) {
+            report(&format!("the pager cannot go on with a fork, or with a program that starts: {error}"));
+        }
+    }
+
     /// What the loop sees only when it sleeps, it sees here, too. Children that have not joined end without a sign; memory
     /// comes without one; losses are reported.
     fn check(&mut self) {
@@ -376,6 +426,13 @@ impl Pager {
         let may_end =
             root_ended && (self.settings.root.is_some() || self.settings.stop.load(Ordering::Relaxed));
         may_end && self.processes.is_empty() && self.joining.is_empty() && now - self.empty_since >= GRACE
+    }
+}
+
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!(%error, "the limit of descriptors cannot be raised");
     }
 }
 

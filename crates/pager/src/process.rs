@@ -90,6 +90,8 @@ pub(crate) struct Process {
     pub(crate) promised_at: Option<Instant>,
     /// Ranges that were given up a short time ago, and when, at most `REMOVED_MAX`.
     pub(crate) removed: VecDeque<(HostRange, Instant)>,
+    /// Whether its last message could not be read.
+    pub(crate) has_read_error: bool,
     /// Pages that other processes share.
     pub(crate) shared: Vec<u64>,
     /// Pages that were, and are to leave.
@@ -124,6 +126,7 @@ impl Process {
             request: None,
             promised_at: None,
             removed: VecDeque::new(),
+            has_read_error: false,
             shared: Vec::new(),
             unshared: Vec::new(),
             evict_after: None,
