@@ -166,3 +166,71 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, advice: c_int) 
     }
     result
 }
+
+/// `mremap(2)`. What becomes shorter on its way to a given address is cut first: kernels from before the rework of that call in
+/// 2025 report that the old length has moved, and the pager would take what is behind the new memory for a part of it.
+///
+/// # Safety
+/// As for the C library's, which reads the last argument with `MREMAP_FIXED` and `MREMAP_DONTUNMAP` alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    addr: *mut c_void,
+    len: size_t,
+    new_len: size_t,
+    flags: c_int,
+    to: *mut c_void,
+) -> *mut c_void {
+    let mut len = len;
+    if let Some(tail) = cut_of_move(addr as usize, len, new_len, flags, to as usize)
+        && join::is_paged()
+    {
+        // SAFETY: the call gives this range up in any case.
+        if unsafe { libc::munmap(tail.addr as *mut c_void, tail.len as usize) } != 0 {
+            return libc::MAP_FAILED;
+        }
+        len = new_len;
+    }
+    // The C library's function has a variable number of arguments, and makes this system call.
+    // SAFETY: the caller's.
+    unsafe { libc::syscall(libc::SYS_mremap, addr, len, new_len, flags, to) as *mut c_void }
+}
+
+/// What a call of `mremap(2)` unmaps behind the memory that it moves to a given address. `None` if that is nothing, or if the
+/// kernel refuses the arguments.
+fn cut_of_move(addr: usize, len: usize, new_len: usize, flags: c_int, to: usize) -> Option<HostRange> {
+    const PAGE: usize = PAGE_BYTES as usize;
+    let (end, new_end) = (addr.checked_add(len)?, to.checked_add(new_len)?);
+    let cut = addr + new_len.checked_next_multiple_of(PAGE)?;
+    let is_move = flags == libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED && new_len > 0;
+    let is_aligned = addr.is_multiple_of(PAGE) && to.is_multiple_of(PAGE);
+    let is_apart = end <= to || new_end <= addr;
+    (is_move && is_aligned && is_apart && cut < end)
+        .then(|| HostRange { addr: cut as u64, len: (end - cut).next_multiple_of(PAGE) as u64 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_shrinks_on_its_way_to_a_given_address_is_cut_first() {
+        const TO_ADDRESS: c_int = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        let cut = |addr, len, new_len, flags, to| {
+            cut_of_move(addr, len, new_len, flags, to).map(|range| (range.addr, range.len))
+        };
+        assert_eq!(cut(0x10000, 0x4000, 0x1000, TO_ADDRESS, 0x20000), Some((0x11000, 0x3000)));
+        // Lengths become whole pages.
+        assert_eq!(cut(0x10000, 0x3001, 0xfff, TO_ADDRESS, 0x20000), Some((0x11000, 0x3000)));
+        assert_eq!(cut(0x10000, 0x4000, 0x3001, TO_ADDRESS, 0x20000), None);
+        assert_eq!(cut(0x10000, 0x1000, 0x4000, TO_ADDRESS, 0x20000), None);
+        assert_eq!(cut(0x10000, 0x4000, 0x1000, libc::MREMAP_MAYMOVE, 0x20000), None);
+        // The kernel refuses these, and nothing is to be unmapped.
+        assert_eq!(cut(0x10000, 0x4000, 0, TO_ADDRESS, 0x20000), None);
+        assert_eq!(cut(0x10000, 0x4000, 0x1000, TO_ADDRESS, 0x20001), None);
+        assert_eq!(cut(0x10001, 0x4000, 0x1000, TO_ADDRESS, 0x20000), None);
+        assert_eq!(cut(0x10000, 0x4000, 0x1000, TO_ADDRESS, 0x13000), None);
+        assert_eq!(cut(0x10000, 0x4000, 0x2000, TO_ADDRESS, 0xf000), None);
+        assert_eq!(cut(0x10000, usize::MAX, 0x1000, TO_ADDRESS, 0x20000), None);
+        assert_eq!(cut(0x10000, 0x4000, usize::MAX, TO_ADDRESS, 0x20000), None);
+    }
+}

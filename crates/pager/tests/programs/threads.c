@@ -78,6 +78,14 @@ static void *change_mappings(void *argument) {
         for (size_t i = 0; i < LEN / 8; i += WORDS)
             if (mine[i] != (i < LEN / 16 ? 0 : round + i))
                 fail("memory that was given up", i / WORDS);
+        /* Half of it replaces the first half of other memory, whose second half stays. */
+        uint64_t *other = mmap(0, 2 * LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        for (size_t i = 0; i < 2 * LEN / 8; i += WORDS)
+            other[i] = ~round;
+        mine = mremap(mine, 2 * LEN, LEN, MREMAP_MAYMOVE | MREMAP_FIXED, other);
+        for (size_t i = 0; i < 2 * LEN / 8; i += WORDS)
+            if (mine[i] != (i < LEN / 16 ? 0 : i < LEN / 8 ? round + i : ~round))
+                fail("memory that became shorter", i / WORDS);
         munmap(mine, 2 * LEN);
     }
     return 0;
