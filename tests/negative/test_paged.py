@@ -150,9 +150,9 @@ class ChangingMappings(Paged):
             self.client.mr(f"s{number}", "anon", 2 << 14)
             connect(self.client, f"s{number}", self.server, f"s{number}")
             self.client("stream", f"s{number}", f"s{number}", region["addr"] + number * MIB, region["rkey"])
-        time.sleep(0.3)
+        time.sleep(1)
         self.server("unmap", "r", 7 * MIB, MIB)
-        time.sleep(0.2)
+        time.sleep(1)
         for number in range(5):
             result = self.client("stop", f"s{number}")
             self.assertEqual((result["wrong"], result["status"]), (0, SUCCESS))
