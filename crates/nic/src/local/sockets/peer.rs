@@ -18,7 +18,7 @@ use crate::local::message::{Message, Received, RegionPath};
 use crate::local::rings::{PeerTx, SameHostPeer};
 
 /// Half the time after which a region is asked for again whose files could not be received.
-const ASK_AGAIN: Duration = Duration::from_millis(500);
+const MISSING_FILES_DELAY: Duration = Duration::from_millis(500);
 
 impl Peer {
     /// `None` for a protocol violation.
@@ -50,7 +50,11 @@ impl Peer {
                             key,
                             "no descriptor was left for a region's file: it is asked for again"
                         );
-                        later.add(Command::Ask(self.address, key, version), Some(ASK_AGAIN), Instant::now());
+                        later.add(
+                            Command::Ask(self.address, key, version),
+                            Some(MISSING_FILES_DELAY),
+                            Instant::now(),
+                        );
                     }
                 }
                 Some(())
