@@ -184,11 +184,11 @@ pub unsafe extern "C" fn mremap(
     if let Some(tail) = cut_of_move(addr as usize, len, new_len, flags, to as usize)
         && join::is_paged()
     {
-        // SAFETY: the call gives this range up in any case.
-        if unsafe { libc::munmap(tail.addr as *mut c_void, tail.len as usize) } != 0 {
-            return libc::MAP_FAILED;
+        // Of huge pages it fails, and the kernel rounds the lengths of the call itself.
+        // SAFETY: the call gives this range up.
+        if unsafe { libc::munmap(tail.addr as *mut c_void, tail.len as usize) } == 0 {
+            len = new_len;
         }
-        len = new_len;
     }
     // The C library's function has a variable number of arguments, and makes this system call.
     // SAFETY: the caller's.

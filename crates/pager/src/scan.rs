@@ -31,14 +31,14 @@ impl Process {
         while self.removed.front().is_some_and(|(_, at)| at.elapsed() >= REMOVAL) {
             self.removed.pop_front();
         }
-        if self.removed.len() == REMOVED_MAX
-            && let (Some((first, _)), Some((second, at))) =
-                (self.removed.pop_front(), self.removed.pop_front())
-        {
-            // One range that contains both: pages in between are found later than they could be.
-            let addr = first.addr.min(second.addr);
-            let end = (first.addr + first.len).max(second.addr + second.len);
-            self.removed.push_front((HostRange { addr, len: end - addr }, at));
+        if self.removed.len() == REMOVED_MAX {
+            // One range that contains two: pages in between are found later than they could be.
+            let hull = |at: usize| hull(self.removed[at].0, self.removed[at + 1].0);
+            let hulls = (0..REMOVED_MAX - 1).map(|at| (at, hull(at)));
+            if let Some((at, hull)) = hulls.min_by_key(|(_, hull)| hull.len) {
+                self.removed.remove(at);
+                self.removed[at].0 = hull;
+            }
         }
         self.removed.push_back((range, Instant::now()));
     }
@@ -58,16 +58,20 @@ impl Process {
         if self.unpaged - self.searched_unpaged <= GROWTH_PAGES.max(self.frames / GROWTH_DIVISOR) {
             return false;
         }
+        let mut is_complete = true;
         // The process may have ended, or keeps its lists to itself.
         if let (Ok(mappings), Ok(pagemap)) = (smaps::private_memory_of(pid, LEN_MIN), Pagemap::open_of(pid)) {
             let registered = self.register(&mappings);
             self.unregister_stacks(pid, &mappings);
             for range in registered {
-                self.enter_present(memory, &pagemap, range);
+                is_complete &= self.enter_present(memory, &pagemap, range);
             }
         }
         self.unpaged = self.count_unpaged(pid);
-        self.searched_unpaged = self.unpaged;
+        // Otherwise it is repeated.
+        if is_complete {
+            self.searched_unpaged = self.unpaged;
+        }
         true
     }
 
@@ -117,18 +121,30 @@ impl Process {
         }
     }
 
-    /// Counts the pages of a range that are in memory, and stay there.
-    fn enter_present(&mut self, memory: &mut Memory, pagemap: &Pagemap, range: HostRange) {
+    /// Counts the pages of a range that are in memory, and stay there. False if some may be about to leave, and were not counted.
+    fn enter_present(&mut self, memory: &mut Memory, pagemap: &Pagemap, range: HostRange) -> bool {
+        let mut is_complete = true;
         // An error means that the process has ended.
         for present in pagemap.private_ranges(range).unwrap_or_default() {
             for page in (present.addr..present.addr + present.len).step_by(PAGE_BYTES as usize) {
-                if self.pages.get(page) == Page::Untouched && !self.is_leaving(page) {
-                    memory.count_frames(1);
-                    self.enter(page, None, false, false);
+                match self.pages.get(page) {
+                    Page::Untouched if self.is_leaving(page) => is_complete = false,
+                    Page::Untouched => {
+                        memory.count_frames(1);
+                        self.enter(page, None, false, false);
+                    }
+                    _ => {}
                 }
             }
         }
+        is_complete
     }
+}
+
+/// The range from the beginning of the first one of two to the end of the last one.
+fn hull(one: HostRange, other: HostRange) -> HostRange {
+    let addr = one.addr.min(other.addr);
+    HostRange { addr, len: (one.addr + one.len).max(other.addr + other.len) - addr }
 }
 
 #[cfg(test)]
@@ -156,14 +172,14 @@ mod tests {
         let bytes = vec![1; 17 * PAGE_BYTES as usize];
         let range = range_of(&bytes);
         let given_up = HostRange { addr: range.addr, len: 8 * PAGE_BYTES };
-        process.enter_present(&mut memory, &pagemap, range);
+        assert!(process.enter_present(&mut memory, &pagemap, range));
         assert_eq!(process.frames, 16);
         process.remove(&mut memory, given_up);
-        process.enter_present(&mut memory, &pagemap, range);
+        assert!(!process.enter_present(&mut memory, &pagemap, range), "it is repeated");
         assert_eq!((process.frames, process.pages.get(range.addr)), (8, Page::Untouched));
         // They are its own: it may have given them up by `MADV_FREE`, and used them again.
         std::thread::sleep(REMOVAL);
-        process.enter_present(&mut memory, &pagemap, range);
+        assert!(process.enter_present(&mut memory, &pagemap, range));
         assert_eq!(process.frames, 16);
     }
 

@@ -39,7 +39,9 @@ pub(crate) fn write(path: &Path, pool: &Path) -> io::Result<()> {
     let new = there.with_extension("terrace-pages.new");
     // A server that was killed may have left one.
     let _ = std::fs::remove_file(&new);
-    let written = File::create_new(&new).and_then(|mut file| file.write_all(&content));
+    // After a power failure it must not be empty under its name.
+    let written =
+        File::create_new(&new).and_then(|mut file| file.write_all(&content).and_then(|()| file.sync_all()));
     let replaced = written.and_then(|()| std::fs::rename(&new, &there));
     if replaced.is_err() {
         let _ = std::fs::remove_file(&new);

@@ -79,8 +79,11 @@ pub unsafe extern "C" fn mremap(
     let kept = old_len.next_multiple_of(PAGE_BYTES as usize);
     if result != -1 && old_len > 0 && new_len > kept {
         let added = HostRange { addr: result as u64 + kept as u64, len: (new_len - kept) as u64 };
-        // SAFETY: new memory, which the caller has not got yet. Of other files, the advice changes nothing.
-        let _ = unsafe { terrace_vm::discard(added, libc::MADV_DONTNEED) };
+        // What is private again would become two mappings, which could not grow together.
+        if terrace_vm::has_swapped(added) {
+            // SAFETY: new memory, which the caller has not got yet.
+            let _ = unsafe { terrace_vm::discard(added, libc::MADV_DONTNEED) };
+        }
     }
     result as *mut c_void
 }
