@@ -116,11 +116,11 @@ build/bench/np/mpi_sort: bench/np/programs/mpi_sort.c
 	@mkdir -p $(@D)
 	mpicc -O2 -Wall -Wextra -Werror -o $@ $<
 
-build/bench/filemr/regions: bench/filemr/regions.c $(HEADERS)/terrace.h
+build/bench/filemr/regions: bench/filemr/regions.c bench/times.h $(HEADERS)/terrace.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -I$(HEADERS) -o $@ $< -libverbs
 
-build/bench/filemr/local: bench/filemr/local.c
+build/bench/filemr/local: bench/filemr/local.c bench/times.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< -lpmemlog
 

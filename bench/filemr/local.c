@@ -17,10 +17,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <libpmemlog.h>
+
+#include "../times.h"
 
 enum {
     WRITE_BYTES = 1 << 10,
@@ -38,19 +39,6 @@ static void die(const char *format, ...)
     fprintf(stderr, ": %m\n");
     va_end(args);
     exit(1);
-}
-
-static double now_us(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e6 + (double)now.tv_nsec * 1e-3;
-}
-
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 /* The steps of each operation of a command, in microseconds. */
@@ -100,13 +88,13 @@ static void run_pwrite(int fd, size_t count)
     memset(data, 2, sizeof data);
     for (size_t at = 0; at < count; at++) {
         off_t offset = random_offset();
-        double begin = now_us();
+        double begin = microseconds_now();
         if (pwrite(fd, data, sizeof data, offset) != (ssize_t)sizeof data)
             die("pwrite");
-        double written = now_us();
+        double written = microseconds_now();
         if (fdatasync(fd) != 0)
             die("fdatasync");
-        note(at, begin, written, now_us());
+        note(at, begin, written, microseconds_now());
     }
 }
 
@@ -120,12 +108,12 @@ static void run_msync(int fd, size_t count)
     }
     for (size_t at = 0; at < count; at++) {
         off_t offset = random_offset();
-        double begin = now_us();
+        double begin = microseconds_now();
         memset(mapping + offset, (int)at, WRITE_BYTES);
-        double written = now_us();
+        double written = microseconds_now();
         if (msync(mapping + offset / PAGE_BYTES * PAGE_BYTES, PAGE_BYTES, MS_SYNC) != 0)
             die("msync");
-        note(at, begin, written, now_us());
+        note(at, begin, written, microseconds_now());
     }
 }
 
@@ -144,15 +132,15 @@ static void run_pmemlog(const char *directory, size_t bytes, size_t count)
     if (bytes > sizeof data)
         die("a record of %zu bytes is too long", bytes);
     for (size_t at = 0; at < count; at++) {
-        double begin = now_us();
+        double begin = microseconds_now();
         if (pmemlog_append(log, data, bytes) != 0) {
             /* It is full: begin anew, untimed. */
             pmemlog_rewind(log);
-            begin = now_us();
+            begin = microseconds_now();
             if (pmemlog_append(log, data, bytes) != 0)
                 die("pmemlog_append: %s", pmemlog_errormsg());
         }
-        double end = now_us();
+        double end = microseconds_now();
         note(at, begin, end, end);
     }
 }

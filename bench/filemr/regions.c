@@ -25,11 +25,12 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define RDMA_CORE_BEFORE_60
 #include <terrace.h>
+
+#include "../times.h"
 
 enum {
     IB_PORT = 1,
@@ -53,19 +54,6 @@ static void die(const char *format, ...)
     fputc('\n', stderr);
     va_end(args);
     exit(1);
-}
-
-static double now_us(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e6 + (double)now.tv_nsec * 1e-3;
-}
-
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 struct nic {
@@ -136,10 +124,10 @@ static void measure_pinned(uint64_t bytes)
     for (int i = 0; i < PINNED; i++) {
         void *memory = map(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1);
         madvise(memory, bytes, MADV_NOHUGEPAGE);
-        double start = now_us();
+        double start = microseconds_now();
         if (mlock(memory, bytes) != 0)
             die("cannot lock %llu bytes: %s", (unsigned long long)bytes, strerror(errno));
-        times[i] = now_us() - start;
+        times[i] = microseconds_now() - start;
         munmap(memory, bytes);
     }
     print_size("pinned", bytes, times, PINNED);
@@ -152,18 +140,18 @@ static void measure_sizes(const char *directory)
         double times[REGISTRATIONS];
         int fd = new_file(directory, bytes);
         for (int i = 0; i < REGISTRATIONS; i++) {
-            double start = now_us();
+            double start = microseconds_now();
             struct ibv_mr *mr = register_file(&nic, fd);
-            times[i] = now_us() - start;
+            times[i] = microseconds_now() - start;
             ibv_dereg_mr(mr);
         }
         close(fd);
         print_size("file", bytes, times, REGISTRATIONS);
         void *memory = map(bytes, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
         for (int i = 0; i < REGISTRATIONS; i++) {
-            double start = now_us();
+            double start = microseconds_now();
             struct ibv_mr *mr = register_memory(&nic, memory, bytes);
-            times[i] = now_us() - start;
+            times[i] = microseconds_now() - start;
             ibv_dereg_mr(mr);
         }
         munmap(memory, bytes);
@@ -190,18 +178,18 @@ static int visit(const char *path, const struct stat *status, int type, struct F
     int fd = open(path, O_RDWR);
     if (fd < 0)
         die("cannot open %s: %s", path, strerror(errno));
-    double start = now_us();
+    double start = microseconds_now();
     if (every.is_pinned) {
         void *memory = map(bytes, MAP_SHARED, fd);
         if (mlock(memory, bytes) != 0)
             die("cannot lock %s: %s", path, strerror(errno));
         struct ibv_mr *mr = register_memory(&every.nic, memory, bytes);
-        every.us += now_us() - start;
+        every.us += microseconds_now() - start;
         ibv_dereg_mr(mr);
         munmap(memory, bytes);
     } else {
         struct ibv_mr *mr = register_file(&every.nic, fd);
-        every.us += now_us() - start;
+        every.us += microseconds_now() - start;
         ibv_dereg_mr(mr);
     }
     close(fd);
@@ -252,9 +240,9 @@ static void measure_many(int count, const char *directory)
     double us = 0;
     for (int i = 0; i < count; i++) {
         int fd = new_file(directory, 4096);
-        double start = now_us();
+        double start = microseconds_now();
         regions[i] = register_file(&nic, fd);
-        us += now_us() - start;
+        us += microseconds_now() - start;
         close(fd);
     }
     printf("{\"files\": %d, \"us\": %.2f, \"own_bytes\": %llu}\n", count, us / count,
@@ -377,7 +365,7 @@ static void post_read(struct client *client, int kind, uint32_t bytes, uint64_t 
 static double run_turn(struct client *client, int kind, uint32_t bytes, int depth)
 {
     uint64_t offsets[DEPTH], count = 0;
-    double start = now_us(), end = start + TURN_US, now = start;
+    double start = microseconds_now(), end = start + TURN_US, now = start;
     for (int slot = 0; slot < depth; slot++)
         post_read(client, kind, bytes, (uint64_t)slot, &offsets[slot]);
     for (int open = depth; open > 0;) {
@@ -392,14 +380,14 @@ static double run_turn(struct client *client, int kind, uint32_t bytes, int dept
             if (first != word_at(offsets[slot]) || last != word_at(offsets[slot] + bytes - 8))
                 die("a READ of the %s got wrong bytes", KINDS[kind]);
             count++;
-            now = count % 64 == 0 ? now_us() : now;
+            now = count % 64 == 0 ? microseconds_now() : now;
             if (now < end)
                 post_read(client, kind, bytes, slot, &offsets[slot]);
             else
                 open--;
         }
     }
-    return (double)count * 1e6 / (now_us() - start);
+    return (double)count * 1e6 / (microseconds_now() - start);
 }
 
 static void measure_rates(const char *directory)
