@@ -182,8 +182,10 @@ class Requests(HostilePeer):
         for number in range(200):
             self.send(roce.READ_REQUEST, self.write(SIZE), psn=PSN + number * (SIZE // MTU))
         os.kill(self.victim.pid, signal.SIGCONT)
-        packets = self.peer.drain()
-        naks = [packet for packet in packets if packet.opcode == roce.ACKNOWLEDGE]
+        packets, naks, limit = [], [], time.monotonic() + 10
+        while not naks and time.monotonic() < limit:
+            packets += self.peer.drain()
+            naks = [packet for packet in packets if packet.opcode == roce.ACKNOWLEDGE]
         self.assertEqual([hex(nak.syndrome) for nak in naks], [hex(roce.NAK_REQUEST)])
         self.assertLess(len(packets) - len(naks), 64 * SIZE // MTU)
         self.assertEqual(self.victim("state", "q")["state"], ERR)
