@@ -41,8 +41,8 @@ MUTANTS = [
      "            }"),
     ("refused-packets-of-records-are-kept", RESPONDER + "append.rs", "            record.bytes.truncate(start);\n", ""),
     ("losses-are-not-retransmitted", REQUESTER + "mod.rs",
-     "        self.retries_left -= 1;\n        self.retransmit(now, call);\n",
-     "        self.retries_left -= 1;\n        self.restart_ack_timer(now, call);\n"),
+     "        self.retries_left = self.retries_left.saturating_sub(1);\n        self.retransmit(now, call);\n",
+     "        self.retries_left = self.retries_left.saturating_sub(1);\n        self.restart_ack_timer(now, call);\n"),
     # The responder.
     ("gaps-are-not-detected", RESPONDER + "mod.rs", "        if distance > 0 {\n", "        if distance > 1 {\n"),
     ("naks-are-repeated-for-every-packet", RESPONDER + "mod.rs", "if !self.nak_out {", "if true {"),
