@@ -7,8 +7,6 @@ RNIC's translation cache. Both are models; the traces and the layouts of the fil
 results/bench-filemr/ or to --out. Exit status 0 if ranges load at least 3.8 times fewer entries in each workload, as in the paper.
 """
 
-import argparse
-import json
 import pathlib
 import shutil
 import subprocess
@@ -21,6 +19,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "scripts")]
 import bench  # noqa: E402
 import trace  # noqa: E402
 import regions  # noqa: E402
+import report  # noqa: E402
 import translation  # noqa: E402
 import workloads  # noqa: E402
 from harness import procs  # noqa: E402
@@ -37,24 +36,16 @@ def main():
     for tool in ("strace", "redis-server", "redis-cli", "redis-benchmark"):
         if not shutil.which(tool):
             sys.exit(f"bench-filemr: {tool} is missing (Debian: apt-get install strace redis-server redis-tools)")
-    out = options.out or procs.new_run_dir("bench-filemr")
-    out.mkdir(parents=True, exist_ok=True)
+    out = report.directory(options)
     rows = [measure(name, options) for name in options.only or WORKLOADS]
-    document = {"command": " ".join(["bench/filemr/filemr.py", *sys.argv[1:]]), "machine": bench.machine(), "rows": rows}
-    (out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
-    page = table(rows)
-    (out / "tables.md").write_text(page + "\n")
-    print(json.dumps(document, indent=1) if options.json else f"{page}\nresults in {out}")
+    report.write(options, out, ("results.json", "tables.md"), report.document("filemr.py", rows=rows), table(rows))
     return 0 if all(row["ratio"] >= RATIO_MIN for row in rows) else 1
 
 
 def parse_options():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.parser(__doc__)
     parser.add_argument("--only", action="append", choices=WORKLOADS, help="only this workload; may be repeated")
     parser.add_argument("--scale", type=float, default=1.0, help="size of the workloads, relative to the default of 0.05 to 1.5 GB")
-    parser.add_argument("--directory", type=pathlib.Path, default=pathlib.Path("/var/tmp"), help="a directory on the disk (default /var/tmp)")
-    parser.add_argument("--out", type=pathlib.Path, help="directory of the results (default results/bench-filemr/TIME)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     return parser.parse_args()
 
 

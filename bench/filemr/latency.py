@@ -8,7 +8,6 @@ latency.md, write.svg and append.svg to results/bench-filemr/ or to --out. Needs
 if appending 64 B within the host takes at most 1.53 times libpmemlog's time.
 """
 
-import argparse
 import contextlib
 import json
 import pathlib
@@ -19,11 +18,12 @@ import tempfile
 from xml.sax.saxutils import escape
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "mount"), str(HERE.parent / "peers"), str(HERE.parents[1] / "scripts")]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "mount"), str(HERE.parent / "peers"), str(HERE.parents[1] / "scripts")]
 
 import bench  # noqa: E402
 import chart  # noqa: E402
 import mount  # noqa: E402
+import report  # noqa: E402
 from harness import procs  # noqa: E402
 
 place = mount.place
@@ -58,32 +58,25 @@ def main():
     options = parse_options()
     procs.exit_on_signals()
     bench.warn_if_busy()
-    out = options.out or procs.new_run_dir("bench-filemr")
-    out.mkdir(parents=True, exist_ok=True)
+    out = report.directory(options)
     tempfile.tempdir = str(options.directory)
     with contextlib.ExitStack() as stack:
         writers, loggers = start(stack)
         writes = in_turns({name: (program, (word, options.count)) for name, (program, word) in writers.items()}, options.turns)
         appends = {size: in_turns({name: (program, (word, size, options.count)) for name, (program, word) in loggers.items()}, options.turns)
                    for size in SIZES}
-    document = {"command": " ".join(["bench/filemr/latency.py", *sys.argv[1:]]), "machine": bench.machine(), "writes": writes, "appends": appends}
-    (out / "latency.json").write_text(json.dumps(document, indent=1) + "\n")
     page, is_met = tables(writes, appends)
-    (out / "latency.md").write_text(page + "\n")
+    report.write(options, out, ("latency.json", "latency.md"), report.document("latency.py", writes=writes, appends=appends), page)
     (out / "write.svg").write_text(bars("1 KiB at a random offset, persistent", writes))
     series = {name: [(size, found[name]["us"]) for size, found in appends.items()] for name in loggers}
     (out / "append.svg").write_text(chart.render("A record of a log, persistent", series, "microseconds, median"))
-    print(json.dumps(document, indent=1) if options.json else f"{page}\nresults in {out}")
     return 0 if is_met else 1
 
 
 def parse_options():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--directory", type=pathlib.Path, default=pathlib.Path("/var/tmp"), help="a directory on the disk (default /var/tmp)")
+    parser = report.parser(__doc__)
     parser.add_argument("--turns", type=int, default=5, help="turns of each (default 5)")
     parser.add_argument("--count", type=int, default=100, help="operations of a turn (default 100)")
-    parser.add_argument("--out", type=pathlib.Path, help="directory of the results (default results/bench-filemr/TIME)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
     return parser.parse_args()
 
 

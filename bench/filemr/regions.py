@@ -6,7 +6,6 @@ Memory" (registration), the memory of 100,000 files, and the rates of READs by b
 registration.svg to results/bench-filemr/ or to --out. Exit status 0 if every bar is met.
 """
 
-import argparse
 import json
 import pathlib
 import statistics
@@ -14,10 +13,11 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "peers"), str(HERE.parents[1] / "scripts")]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "peers"), str(HERE.parents[1] / "scripts")]
 
 import bench  # noqa: E402
 import chart  # noqa: E402
+import report  # noqa: E402
 from harness import procs  # noqa: E402
 
 REGIONS = procs.ROOT / "build/bench/filemr/regions"
@@ -28,33 +28,20 @@ NAMES = {"udp": "UDP", "local": "within the host"}
 
 
 def main():
-    options = parse_options()
+    options = report.parser(__doc__).parse_args()
     procs.exit_on_signals()
     bench.warn_if_busy()
-    out = options.out or procs.new_run_dir("bench-filemr")
-    out.mkdir(parents=True, exist_ok=True)
-    document = {
-        "command": " ".join(["bench/filemr/regions.py", *sys.argv[1:]]), "machine": bench.machine(),
-        "sizes": run(options, "udp", "sizes"), "many": run(options, "udp", "many", FILES)[0],
-        "rates": {transport: run(options, transport, "rates") for transport in TRANSPORTS},
-    }
-    (out / "regions.json").write_text(json.dumps(document, indent=1) + "\n")
+    out = report.directory(options)
+    document = report.document(
+        "regions.py", sizes=run(options, "udp", "sizes"), many=run(options, "udp", "many", FILES)[0],
+        rates={transport: run(options, transport, "rates") for transport in TRANSPORTS})
     page, is_met = tables(document)
-    (out / "regions.md").write_text(page + "\n")
+    report.write(options, out, ("regions.json", "regions.md"), document, page)
     series = {}
     for row in document["sizes"]:
         series.setdefault(row["kind"], []).append((row["bytes"], row["median_us"]))
     (out / "registration.svg").write_text(chart.render("Registration of a memory region", series, "microseconds, median"))
-    print(json.dumps(document, indent=1) if options.json else f"{page}\nresults in {out}")
     return 0 if is_met else 1
-
-
-def parse_options():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--directory", type=pathlib.Path, default=pathlib.Path("/var/tmp"), help="a directory on the disk (default /var/tmp)")
-    parser.add_argument("--out", type=pathlib.Path, help="directory of the results (default results/bench-filemr/TIME)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
-    return parser.parse_args()
 
 
 def run(options, transport, *words):
