@@ -16,8 +16,9 @@
 //! comparison is not of a whole page but of chunks of [`CHUNK_BYTES`], the smallest path MTU: one chunk that equals the
 //! signature page makes the page suspect. The comparison finds every absent packet if packets begin at chunk
 //! boundaries; the requester that posts the READ has to ensure this. A requester that knows the path MTU compares one
-//! chunk of each packet and page. Where less than a chunk was read, the bytes that were read are compared. Data that equals the signature page by coincidence, or on purpose, is fetched again: this
-//! costs a round trip and is never an error.
+//! chunk of each packet and page. Where less than a chunk was read, the bytes that were read are compared. Data that
+//! equals the signature page by coincidence, or on purpose, is fetched again: this costs a round trip and is never an
+//! error.
 
 use std::sync::Arc;
 

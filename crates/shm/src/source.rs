@@ -236,10 +236,12 @@ impl BackedBy {
 impl Source {
     /// This process itself; the kernel, if it permits that; otherwise packets.
     pub fn process(pid: i32) -> Source {
-        match () {
-            () if pid == std::process::id().cast_signed() => Source::Own,
-            () if process::is_permitted(pid) => Source::Process,
-            () => Source::Packets,
+        if pid == std::process::id().cast_signed() {
+            Source::Own
+        } else if process::is_permitted(pid) {
+            Source::Process
+        } else {
+            Source::Packets
         }
     }
 
