@@ -106,7 +106,6 @@ pub unsafe extern "C" fn mmap64(
     }
     let (protection, flags, fd) = (c_long::from(protection), c_long::from(flags), c_long::from(fd));
     // SAFETY: the caller's.
-    // SAFETY: the caller's.
     unsafe { libc::syscall(libc::SYS_mmap, addr, len, protection, flags, fd, offset) as *mut c_void }
 }
 
