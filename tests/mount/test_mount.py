@@ -73,6 +73,31 @@ class Mounts(unittest.TestCase):
                 self.assertEqual((at.directory / "open").read_text(), "dirty")
                 self.assertNotEqual(writer.ask("more"), 0)
 
+    def test_what_is_below_the_mount_stays(self):
+        with place.mounted() as at, below(at) as path:
+            mount = again(at, path)
+            mount.start()
+            self.assertEqual(mount.stop(), 0)
+            self.assertTrue((path / "below").exists())
+
+    def test_what_is_mounted_in_its_place_stays(self):
+        with place.mounted() as at, below(at) as path:
+            mount = again(at, path)
+            mount.start()
+            with open(path / "busy", "w", encoding="utf-8"):
+                subprocess.run(["umount", "--lazy", path], check=True)
+                self.assertEqual(mount.stop(), 0)
+            self.assertTrue((path / "below").exists())
+
+    def test_a_file_is_no_mount_point(self):
+        with place.mounted() as at:
+            path = at.path.parent / "file"
+            path.touch()
+            command = [place.TERRACE, "mount", at.mount.command[2], path, "--addr", next(place.ADDRESSES)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("not a directory", done.stderr)
+
     def test_umount_ends_the_command(self):
         with place.mounted() as at:
             subprocess.run(["umount", at.path], check=True)
@@ -341,12 +366,29 @@ class CommandLine(unittest.TestCase):
 
 
 @contextlib.contextmanager
-def mounted_again(at):
+def below(at):
+    """A mount point at which another file system is mounted already."""
+    path = at.path.parent / "below"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "terrace-test", path], check=True)
+    try:
+        (path / "below").touch()
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=False)
+
+
+def again(at, path):
     """A second mount of an export."""
+    return place.Mount([place.TERRACE, "mount", at.mount.command[2], path, "--addr", next(place.ADDRESSES)], path)
+
+
+@contextlib.contextmanager
+def mounted_again(at):
+    """A second mount of an export, at a place of its own."""
     path = at.path.parent / "second"
     path.mkdir()
-    command = [place.TERRACE, "mount", at.mount.command[2], path, "--addr", next(place.ADDRESSES)]
-    mount = place.Mount(command, path)
+    mount = again(at, path)
     mount.start()
     try:
         yield path

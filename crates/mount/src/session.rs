@@ -1,6 +1,7 @@
 //! Mounting and unmounting.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use fuser::{BackgroundSession, Config, MountOption, Notifier, Session, SessionACL};
+use rustix::fs::{Mode, OFlags};
 use terrace_export::FileId;
 
 use crate::filesystem::Requests;
@@ -43,7 +45,7 @@ pub struct MountConfig {
 /// A mounted export. Dropping it unmounts.
 pub struct Mounted<R: Remote> {
     mount: Arc<Mount<R>>,
-    mount_point: PathBuf,
+    place: Place,
     session: Option<BackgroundSession>,
     has_ended: Arc<AtomicBool>,
     housekeeper: Option<JoinHandle<()>>,
@@ -52,12 +54,18 @@ pub struct Mounted<R: Remote> {
 /// Mounts an export.
 ///
 /// # Errors
-/// The kernel's or fusermount3's: no right, no such directory, no FUSE.
+/// The kernel's or fusermount3's: no right, no such directory, no FUSE; a mount point that is no directory.
 pub fn mount<R: Remote>(remote: R, config: &MountConfig) -> io::Result<Mounted<R>> {
     detach_dead(&config.mount_point);
+    let path = config.mount_point.canonicalize()?;
+    // The kernel would mount a directory there, and then fail all accesses to it.
+    if !path.metadata()?.is_dir() {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
     let mount = Arc::new(Mount::new(Arc::new(remote), config.root, config.ttl, config.serves_others)?);
-    let session = Session::new(Requests(mount.clone()), &config.mount_point, &fuse_config(config))?;
+    let session = Session::new(Requests(mount.clone()), &path, &fuse_config(config))?;
     let notifier = session.notifier();
+    let place = Place { mount_id: mount_id(&path)?, path };
     let session = session.spawn()?;
     let has_ended = Arc::new(AtomicBool::new(false));
     let housekeeper = {
@@ -66,8 +74,7 @@ pub fn mount<R: Remote>(remote: R, config: &MountConfig) -> io::Result<Mounted<R
             .name("mount-changes".into())
             .spawn(move || keep_house(&mount, &notifier, &has_ended))?
     };
-    let mount_point = config.mount_point.clone();
-    Ok(Mounted { mount, mount_point, session: Some(session), has_ended, housekeeper: Some(housekeeper) })
+    Ok(Mounted { mount, place, session: Some(session), has_ended, housekeeper: Some(housekeeper) })
 }
 
 fn fuse_config(config: &MountConfig) -> Config {
@@ -139,7 +146,7 @@ impl<R: Remote> Mounted<R> {
         let Some(session) = self.session.take() else { return Ok(()) };
         // Programs that still have files open are told of errors by closing them.
         let _ = self.mount.write_all();
-        let result = unmount(session, &self.mount_point);
+        let result = unmount(session, &self.place);
         let written = self.mount.write_all();
         self.has_ended.store(true, Ordering::Release);
         if let Some(housekeeper) = self.housekeeper.take() {
@@ -156,16 +163,40 @@ impl<R: Remote> Mounted<R> {
 
 /// Unmounts, unless that has been done from outside, and waits for the end of the session, which programs with open files
 /// delay: not longer than [`CLOSE_TIME_MAX`], after which the end of this process closes the session.
-fn unmount(session: BackgroundSession, mount_point: &Path) -> io::Result<()> {
-    if session.guard.is_finished() {
-        return Ok(());
+fn unmount(session: BackgroundSession, place: &Place) -> io::Result<()> {
+    if !session.guard.is_finished() && place.is_top() {
+        detach(&place.path)?;
     }
-    detach(mount_point)?;
     let deadline = Instant::now() + CLOSE_TIME_MAX;
     while !session.guard.is_finished() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(10));
     }
+    // Dropping it would unmount what is at the mount point by now: fuser 0.18 takes an ended session for a mounted one
+    // (`mnt::is_mounted`).
+    std::mem::forget(session);
     Ok(())
+}
+
+/// A mount at its mount point.
+struct Place {
+    path: PathBuf,
+    /// The kernel's number of the mount. No other has it as long as this one is in use.
+    mount_id: String,
+}
+
+impl Place {
+    /// Whether accesses to the path reach it: it has neither been detached nor is anything else mounted over it.
+    fn is_top(&self) -> bool {
+        mount_id(&self.path).is_ok_and(|id| id == self.mount_id)
+    }
+}
+
+/// The number of the mount at a path. No request reaches the server, which may be this process.
+fn mount_id(path: &Path) -> io::Result<String> {
+    let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let facts = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+    let id = facts.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    id.map(|id| id.trim().to_owned()).ok_or_else(|| io::ErrorKind::Unsupported.into())
 }
 
 impl<R: Remote> Drop for Mounted<R> {
