@@ -1,9 +1,9 @@
 //! `terrace bench`: runs plans of measurements of regions larger than memory, and the demo.
 
 use crate::log::LogOption;
+use crate::output::{complain, print};
 use crate::{json, table, values};
 use clap::{Args, Subcommand};
-use std::io::Write;
 use std::path::PathBuf;
 
 use rustix::process::{Resource, getrlimit};
@@ -187,13 +187,13 @@ fn demo_test_harness(common: &Common) -> Result<(Box<dyn TestHarness>, Vec<Mode>
     let mut servers = Servers::new(&program, &common.data, common.path)?;
     if let Err(error) = Group::check() {
         servers = servers.unlimited();
-        eprintln!(
+        complain(&format!(
             "not limited: {error}. The page cache then has the whole region, so that odp and rpc miss nothing"
-        );
+        ));
     }
     let may_pin = may_lock(demo::pinned_bytes());
     if !may_pin {
-        eprintln!("pin not measured: it locks 2 GiB, and this user may not (ulimit -l, or CAP_IPC_LOCK)");
+        complain("pin not measured: it locks 2 GiB, and this user may not (ulimit -l, or CAP_IPC_LOCK)");
     }
     Ok((Box::new(servers), demo::modes(may_pin)))
 }
@@ -217,10 +217,8 @@ fn run_plans(options: &Options) -> Result<(), BenchError> {
         is_rehearsal: options.common.rehearse,
     };
     let summary = session::run(inputs?, &mut *test_harness(&options.common)?, &choices)?;
-    match options.common.json {
-        true => print(&json::document(&summary.document))?,
-        false => print(&text(&summary))?,
-    }
+    let shown = if options.common.json { json::document(&summary.document) } else { text(&summary) };
+    print(&shown)?;
     match (summary.failed, summary.missed) {
         (0, 0) => Ok(()),
         (0, _) if !options.full => Ok(()),
@@ -313,12 +311,4 @@ fn figure_text(figure: &FigureResults) -> String {
         "",
     ]);
     format!("{}: {}\n{}", figure.plan.figure, figure.plan.title, table::render(&header, &rows))
-}
-
-/// Writes to standard output. A closed pipe (`| head`) is not an error.
-fn print(text: &str) -> std::io::Result<()> {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => other,
-    }
 }

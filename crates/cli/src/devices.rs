@@ -1,5 +1,6 @@
 //! `terrace devices`: the device that a program would get, without starting a program.
 
+use crate::output::print;
 use crate::run::{RunError, parse_port};
 use crate::{json, table};
 use clap::Args;
@@ -59,10 +60,8 @@ struct GidView {
 pub fn show(options: &Options) -> Result<(), RunError> {
     let port = UdpPort::open(&parse_port(options.addr.as_deref(), options.mtu.as_deref())?)?;
     let device = view(&port, &options.device_name);
-    match options.json {
-        true => print!("{}", json::list("devices", &[device])),
-        false => print!("{}", render(&device)),
-    }
+    let text = if options.json { json::list("devices", &[device]) } else { render(&device) };
+    print(&text).map_err(RunError::Output)?;
     Ok(())
 }
 

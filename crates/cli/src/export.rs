@@ -1,18 +1,16 @@
 //! `terrace export`: a directory whose files peers access one-sidedly.
 
-use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use nix::sys::signal::{SigSet, Signal};
 use rustix::fs::Mode;
 use terrace_export::{Rules, RulesError, ServeError, Server, ServerConfig};
 use terrace_nic::{PathChoice, PortConfig};
 
 use crate::log::LogOption;
-use crate::values;
+use crate::{output, termination, values};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -89,12 +87,9 @@ impl ExportError {
     }
 }
 
-/// Serves until SIGINT or SIGTERM.
+/// Serves until SIGINT, SIGTERM or SIGHUP.
 pub fn export(options: &Options) -> Result<(), ExportError> {
-    // The signals are blocked before threads start, so that no thread receives them.
-    let termination = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
-    // Blocking existing signals cannot fail.
-    let _ = termination.thread_block();
+    let termination = termination::block(&[]);
     options.log.install();
     // Clients have umasks of their own.
     rustix::process::umask(Mode::empty());
@@ -106,7 +101,7 @@ pub fn export(options: &Options) -> Result<(), ExportError> {
         port: PortConfig {
             mtu: options.mtu,
             path: options.path,
-            fault_plan: options.fault_plan.clone().filter(|path| !path.as_os_str().is_empty()),
+            fault_plan: options.fault_plan.clone(),
             ..PortConfig::default()
         },
         lease: Duration::from_secs(options.lease.into()),
@@ -119,15 +114,11 @@ pub fn export(options: &Options) -> Result<(), ExportError> {
 /// Prints the address and the directory.
 fn announce(server: &Server, options: &Options) {
     let snapshot = server.device().snapshot();
-    let mut lines = format!(
+    let lines = format!(
         "exporting {} at {} (UDP port {})\n",
         options.directory.display(),
         server.address(),
         snapshot.udp_port
     );
-    if io::stdout().is_terminal() {
-        lines += "Ctrl-C ends the server.\n";
-    }
-    // The server does not depend on an open standard output.
-    let _ = io::stdout().write_all(lines.as_bytes()).and_then(|()| io::stdout().flush());
+    output::announce(&lines, "ends the server.");
 }

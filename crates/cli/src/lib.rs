@@ -22,6 +22,7 @@ mod log;
 mod memory_node;
 mod mount;
 mod node_states;
+mod output;
 mod pager;
 mod pool;
 mod program;
@@ -33,10 +34,12 @@ mod stat;
 mod swap_device;
 mod swap_pages;
 mod table;
+mod termination;
 mod top;
 mod values;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::builder::Resettable;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use exit::usage_or_1;
 use std::process::ExitCode;
 
@@ -106,9 +109,18 @@ pub fn definition() -> clap::Command {
     Cli::command()
 }
 
+/// The command line of this process. An empty variable counts as unset, as in the library.
+fn parse() -> Cli {
+    let is_empty =
+        |arg: &clap::Arg| arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
+    let without_empty = |arg: clap::Arg| if is_empty(&arg) { arg.env(Resettable::Reset) } else { arg };
+    let command = Cli::command().mut_subcommands(|command| command.mut_args(without_empty));
+    Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+}
+
 /// Runs the command with the arguments of this process.
 pub fn run() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let outcome = match parse().command {
         Command::Run(options) => run::run(&options).map_err(|error| (error.exit_code(), error.to_string())),
         Command::Serve(options) => {
             serve::serve(&options).map_err(|error| (serve::exit_code(&error), error.to_string()))
@@ -138,7 +150,7 @@ pub fn run() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err((code, message)) => {
-            eprintln!("terrace: {message}");
+            output::complain(&format!("terrace: {message}"));
             ExitCode::from(code)
         }
     }

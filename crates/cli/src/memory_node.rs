@@ -1,18 +1,17 @@
 //! `terrace memory-node`: a memory node whose NIC allocates pages.
 
-use std::io::{self, IsTerminal, Write};
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use clap::Args;
-use nix::sys::signal::{SigSet, Signal};
 use terrace_far_memory::{ConnectError, MemoryNode, NodeConfig, NodeError, PAGE_BYTES, Scheme, node_status};
 use terrace_nic::{PathChoice, PortConfig};
 use terrace_node::{Metrics, ServeError};
 use terrace_pages::size;
 
 use crate::log::LogOption;
-use crate::{json, pool, values};
+use crate::{json, output, pool, termination, values};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -92,15 +91,12 @@ impl MemoryNodeError {
     }
 }
 
-/// Serves until SIGINT or SIGTERM, or shows the status of another node.
+/// Serves until SIGINT, SIGTERM or SIGHUP, or shows the status of another node.
 pub fn memory_node(options: &Options) -> Result<(), MemoryNodeError> {
     let (Some(memory), Some(listen)) = (options.memory, options.listen) else {
         return options.status.map_or(Ok(()), |address| show_status(address, options.json));
     };
-    // The signals are blocked before threads start, so that no thread receives them.
-    let termination = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
-    // Blocking existing signals cannot fail.
-    let _ = termination.thread_block();
+    let termination = termination::block(&[]);
     options.log.install();
     let config = NodeConfig::new(memory, listen);
     let port = PortConfig { mtu: options.mtu, path: options.path, ..config.port.clone() };
@@ -128,12 +124,8 @@ fn announce(node: &MemoryNode, memory: u64, scheme: Scheme) {
         Scheme::Odrp => String::new(),
         other => format!(", by {other}, a baseline for comparison"),
     };
-    let mut lines = format!("lending {} MiB at {}{baseline}\n", memory >> 20, node.listens_at());
-    if io::stdout().is_terminal() {
-        lines += "Ctrl-C ends the memory node, and the pages with it.\n";
-    }
-    // The node does not depend on an open standard output.
-    let _ = io::stdout().write_all(lines.as_bytes()).and_then(|()| io::stdout().flush());
+    let lines = format!("lending {} MiB at {}{baseline}\n", memory >> 20, node.listens_at());
+    output::announce(&lines, "ends the memory node, and the pages with it.");
 }
 
 fn show_status(address: SocketAddr, as_json: bool) -> Result<(), MemoryNodeError> {
@@ -142,5 +134,6 @@ fn show_status(address: SocketAddr, as_json: bool) -> Result<(), MemoryNodeError
         true => json::document(&status),
         false => pool::text(&status),
     };
-    Ok(io::stdout().write_all(text.as_bytes())?)
+    output::print(&text)?;
+    Ok(())
 }

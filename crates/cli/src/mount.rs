@@ -1,6 +1,6 @@
 //! `terrace mount`: an export as a file system of this host.
 
-use std::io::{self, IsTerminal, Write};
+use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -8,14 +8,13 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use terrace_export::{Client, ClientConfig, ExportError, FileId, FileKind};
 use terrace_mount::{MountConfig, mount as mount_export};
 use terrace_nic::{PathChoice, PortConfig};
 
 use crate::log::LogOption;
-use crate::values;
+use crate::{output, termination, values};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -139,12 +138,9 @@ pub enum MountError {
     System(#[from] io::Error),
 }
 
-/// Mounts, and serves the kernel until it is unmounted, SIGINT or SIGTERM.
+/// Mounts, and serves the kernel until it is unmounted, SIGINT, SIGTERM or SIGHUP.
 pub fn mount(options: &Options) -> Result<(), MountError> {
-    // The signals are blocked before threads start, so that no thread receives them.
-    let termination = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
-    // Blocking existing signals cannot fail.
-    let _ = termination.thread_block();
+    let termination = termination::block(&[]);
     let signals = SignalFd::with_flags(&termination, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
         .map_err(io::Error::from)?;
     options.log.install();
@@ -204,12 +200,8 @@ fn directory(client: &Client, directory: &Path) -> Result<FileId, MountError> {
 }
 
 fn announce(config: &MountConfig) {
-    let mut lines = format!("{} is mounted at {}\n", config.source, config.mount_point.display());
-    if io::stdout().is_terminal() {
-        lines += "Ctrl-C unmounts it.\n";
-    }
-    // The mount does not depend on an open standard output.
-    let _ = io::stdout().write_all(lines.as_bytes()).and_then(|()| io::stdout().flush());
+    let line = format!("{} is mounted at {}\n", config.source, config.mount_point.display());
+    output::announce(&line, "unmounts it.");
 }
 
 #[cfg(test)]

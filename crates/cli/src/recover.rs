@@ -1,6 +1,5 @@
 //! `terrace recover`: writes the pages back that a killed server has left in memory.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -10,6 +9,7 @@ use terrace_pages::{PagesError, RecoverProgress, Recovered};
 
 use crate::json;
 use crate::log::LogOption;
+use crate::output::print;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -67,7 +67,7 @@ fn one_by_one(errors: &[PagesError]) -> String {
 /// The outcome for one file.
 #[derive(Serialize)]
 struct FileView {
-    path: PathBuf,
+    path: String,
     pages_written: u64,
     pools: Vec<PoolView>,
     /// The file, its name or its permissions had changed.
@@ -76,25 +76,31 @@ struct FileView {
 
 #[derive(Serialize)]
 struct PoolView {
-    path: PathBuf,
+    path: String,
     is_removed: bool,
 }
 
 /// Recovers each path, and prints what was done.
 pub fn recover(options: &Options) -> Result<(), RecoverError> {
     options.log.install();
-    let mut views = Vec::new();
-    let mut errors = Vec::new();
+    let (mut views, mut errors) = (Vec::new(), Vec::new());
+    // A full standard output keeps no file from being recovered.
+    let mut printed = Ok(true);
+    let mut report = |text: &str| {
+        if printed.is_ok() {
+            printed = print(text);
+        }
+    };
     for path in &options.paths {
         let outcomes = recover_path(path, options.frames.as_deref());
         if outcomes.is_empty() && !options.json {
-            print(&format!("{}: nothing to recover: the pool has no pages\n", path.display()))?;
+            report(&format!("{}: nothing to recover: the pool has no pages\n", path.display()));
         }
         for outcome in outcomes {
             match outcome {
                 Ok(recovered) => {
                     if !options.json {
-                        print(&text(&recovered))?;
+                        report(&text(&recovered));
                     }
                     views.push(view(recovered));
                 }
@@ -103,9 +109,13 @@ pub fn recover(options: &Options) -> Result<(), RecoverError> {
         }
     }
     if options.json {
-        print(&json::list("files", &views))?;
+        report(&json::list("files", &views));
     }
-    if errors.is_empty() { Ok(()) } else { Err(RecoverError::Files(errors)) }
+    if !errors.is_empty() {
+        return Err(RecoverError::Files(errors));
+    }
+    printed?;
+    Ok(())
 }
 
 /// An outcome for each file: of a file one, of a pool as many as it has regions.
@@ -131,10 +141,15 @@ fn recover_path(path: &Path, frames: Option<&Path>) -> Vec<Result<Recovered, Pag
     outcomes
 }
 
+/// A path in a document, which is text.
+fn lossy(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
 fn view(recovered: Recovered) -> FileView {
-    let pool = |path: PathBuf| PoolView { is_removed: !path.exists(), path };
+    let pool = |path: PathBuf| PoolView { is_removed: !path.exists(), path: lossy(&path) };
     FileView {
-        path: recovered.path,
+        path: lossy(&recovered.path),
         pages_written: recovered.pages_written,
         pools: recovered.pools.into_iter().map(pool).collect(),
         is_changed: recovered.is_changed,
@@ -166,14 +181,6 @@ fn text(recovered: &Recovered) -> String {
         }
     }
     text
-}
-
-/// Writes to standard output. A closed pipe (`| head`) is not an error.
-fn print(text: &str) -> std::io::Result<()> {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => other,
-    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use crate::exit::USAGE;
 use crate::far_memory::{FarMemory, FarMemoryError};
 use crate::log::LogLevel;
+use crate::output::complain;
 use crate::pager::Prefetch;
 use crate::program::Unloadable;
 use crate::{library, pager, program, values};
@@ -238,6 +239,9 @@ pub enum RunError {
     /// The loader would end the program.
     #[error("{0} {meaning}", meaning = .1.meaning())]
     Unloadable(String, Unloadable),
+    /// Standard output is closed or full.
+    #[error("cannot write: {0}")]
+    Output(#[source] std::io::Error),
     /// The kernel refused to execute the program.
     #[error("{program}: {error}")]
     Exec { program: String, error: std::io::Error },
@@ -294,7 +298,7 @@ pub fn run(options: &Options) -> Result<(), RunError> {
                 None => RunError::Unloadable(name, reason),
             });
         }
-        Some(reason) => eprintln!("terrace: {} {}", name.to_string_lossy(), reason.meaning()),
+        Some(reason) => complain(&format!("terrace: {} {}", name.to_string_lossy(), reason.meaning())),
     }
     let mut command = Command::new(&path);
     command.arg0(name).args(&options.program[1..]).envs(variables);
@@ -329,17 +333,15 @@ struct RemoteMemory {
 
 /// `--remote-memory` and `--local`, after a check that this process may have its faults handled.
 fn remote_memory(options: &Options) -> Result<Option<RemoteMemory>, RunError> {
-    // An empty variable counts as unset, as in the library.
-    let given = |option: &Option<String>| option.clone().filter(|value| !value.is_empty());
-    let (nodes, local) = match (given(&options.remote_memory), given(&options.local)) {
+    let (nodes, local) = match (&options.remote_memory, &options.local) {
         (None, None) => return Ok(None),
         (Some(nodes), Some(local)) => (nodes.parse()?, local),
         _ => return Err(RunError::RemoteWithoutLocal),
     };
-    if given(&options.dram).is_some() {
+    if options.dram.is_some() {
         return Err(RunError::RemoteWithDram);
     }
-    let local_bytes = terrace_pages::size::parse(&local).map_err(RunError::LocalSyntax)?;
+    let local_bytes = terrace_pages::size::parse(local).map_err(RunError::LocalSyntax)?;
     Userfaultfd::open(FEATURES).map_err(RunError::RemotePrivilege)?;
     Ok(Some(RemoteMemory { nodes, local_bytes }))
 }
@@ -358,7 +360,7 @@ fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunEr
     if let Some(path) = &options.fault_plan {
         let (plan, path) = check_fault_plan(path)?;
         if plan.has_storage_faults() && !has_extended_regions(options) {
-            eprintln!("terrace: the fault plan has faults of storage, which need --dram and --mode wait");
+            complain("terrace: the fault plan has faults of storage, which need --dram and --mode wait");
         }
         variables.push(("TERRACE_FAULT_PLAN", path.into()));
     }
@@ -386,15 +388,13 @@ fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunEr
 
 /// Whether the program may have regions to whose storage fault plans apply.
 fn has_extended_regions(options: &Options) -> bool {
-    options.dram.as_deref().is_some_and(|dram| !dram.is_empty())
-        && options.mode.is_none_or(|mode| matches!(mode, PagingMode::Wait))
+    options.dram.is_some() && options.mode.is_none_or(|mode| matches!(mode, PagingMode::Wait))
 }
 
 /// The environment variables for `--dram`, `--swap` and `--mode`.
 fn paging_variables(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunError> {
-    // An empty variable counts as unset, as in the library.
-    let swap = options.swap.as_deref().filter(|directory| !directory.as_os_str().is_empty());
-    let Some(dram) = options.dram.as_deref().filter(|dram| !dram.is_empty()) else {
+    let swap = options.swap.as_deref();
+    let Some(dram) = &options.dram else {
         return match (options.mode, swap) {
             (Some(_), _) => Err(RunError::ModeWithoutDram),
             (None, Some(_)) => Err(RunError::SwapWithoutDram),
@@ -435,7 +435,7 @@ fn swap_directory(chosen: Option<&Path>) -> Result<Option<PathBuf>, RunError> {
         (Ok(_), _) => Ok(Some(std::path::absolute(&directory).unwrap_or(directory))),
         (Err(error), Some(_)) => Err(error.into()),
         (Err(error), None) => {
-            eprintln!("terrace: private memory is not paged; choose a directory by --swap: {error}");
+            complain(&format!("terrace: private memory is not paged; choose a directory by --swap: {error}"));
             Ok(None)
         }
     }

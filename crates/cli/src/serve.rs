@@ -1,12 +1,10 @@
 //! `terrace serve`: a memory node.
 
-use std::io::{self, IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
-use nix::sys::signal::{SigSet, Signal};
 use terrace_baseline::FaultModel;
 use terrace_faults::FaultPlan;
 use terrace_nic::{OpenError, PathChoice, PortConfig};
@@ -15,7 +13,7 @@ use terrace_pages::size;
 
 use crate::exit::usage_or_1;
 use crate::log::LogOption;
-use crate::{run, values};
+use crate::{output, run, termination, values};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -86,11 +84,9 @@ pub struct Options {
     keep_frames: bool,
 }
 
-/// The path of a valid plan. An empty path is accepted, because an empty variable counts as unset.
+/// The path of a valid plan.
 fn checked_plan(text: &str) -> Result<PathBuf, String> {
-    if !text.is_empty() {
-        FaultPlan::load(text.as_ref()).map_err(|error| error.to_string())?;
-    }
+    FaultPlan::load(text.as_ref()).map_err(|error| error.to_string())?;
     Ok(text.into())
 }
 
@@ -128,12 +124,9 @@ pub fn exit_code(error: &ServeError) -> u8 {
     })
 }
 
-/// Serves until SIGINT or SIGTERM.
+/// Serves until SIGINT, SIGTERM or SIGHUP.
 pub fn serve(options: &Options) -> Result<(), ServeError> {
-    // The signals are blocked before threads start, so that no thread receives them.
-    let termination = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
-    // Blocking existing signals cannot fail.
-    let _ = termination.thread_block();
+    let termination = termination::block(&[]);
     options.log.install();
     let server = Server::open(&ServerConfig {
         regions: options.regions.iter().map(|region| region.0.clone()).collect(),
@@ -144,7 +137,7 @@ pub fn serve(options: &Options) -> Result<(), ServeError> {
             address: options.listen,
             mtu: options.mtu,
             slot: None,
-            fault_plan: options.fault_plan.clone().filter(|path| !path.as_os_str().is_empty()),
+            fault_plan: options.fault_plan.clone(),
             pcap: None,
             path: options.path,
             ..PortConfig::default()
@@ -177,11 +170,7 @@ fn announce(server: &Server, options: &Options) {
         lines +=
             &format!("  page faults are modelled, with a latency of at least {} us\n", fault.as_micros());
     }
-    if io::stdout().is_terminal() {
-        lines += "Ctrl-C ends the server.\n";
-    }
-    // The server does not depend on an open standard output.
-    let _ = io::stdout().write_all(lines.as_bytes()).and_then(|()| io::stdout().flush());
+    output::announce(&lines, "ends the server.");
 }
 
 #[cfg(test)]

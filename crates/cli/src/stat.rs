@@ -1,9 +1,10 @@
 //! `terrace stat`: the counters of the NICs of running processes, as reported by the processes.
 
+use crate::output::{complain, print};
 use crate::{clients, exports, far_pages, json, node_states, pool, regions, swap_pages, table};
 use clap::Args;
 use serde::Deserialize;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::time::Duration;
 use terrace_export::ExportStats;
 use terrace_far_memory::{NODES_REPORT, NodeState, NodeStatus};
@@ -88,27 +89,39 @@ pub fn show(options: &Options) -> Result<(), StatError> {
                     before = Some(now);
                     text
                 }
-                // The process has answered before, so it has ended, which is not an error of --watch.
-                (Err(_), Some(_)) => return Ok(print(&format!("process {pid} has ended\n"))?),
+                // It answered before, and may do so again: it may be stopped.
+                (Err(error), Some(_)) if is_alive(pid) => remark(&error.to_string(), options),
+                (Err(_), Some(_)) => {
+                    // Which is not an error of --watch.
+                    print(&remark(&format!("process {pid} has ended"), options))?;
+                    return Ok(());
+                }
                 (Err(error), None) => return Err(error),
             },
         };
         let clear = options.watch.is_some() && !options.json && io::stdout().is_terminal();
-        print(&format!("{}{text}", if clear { "\x1b[H\x1b[2J" } else { "" }))?;
+        let is_read = print(&format!("{}{text}", if clear { "\x1b[H\x1b[2J" } else { "" }))?;
         match options.watch {
-            Some(seconds) => std::thread::sleep(Duration::from_secs(seconds)),
-            None => return Ok(()),
+            Some(seconds) if is_read => std::thread::sleep(Duration::from_secs(seconds)),
+            _ => return Ok(()),
         }
     }
 }
 
-/// Writes to standard output. A closed pipe (`| head`) is not an error.
-fn print(text: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
-        other => other,
+/// A line between the counters: none of a JSON document, so it goes to standard error then.
+fn remark(line: &str, options: &Options) -> String {
+    if options.json {
+        complain(line);
+        return String::new();
     }
+    format!("{line}\n")
+}
+
+/// Whether the process is there, and no zombie.
+fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state follows the name, which may have brackets of its own.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
 fn snapshots(pid: u32) -> Result<Vec<DeviceSnapshot>, StatError> {

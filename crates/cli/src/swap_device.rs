@@ -1,12 +1,12 @@
 //! `terrace swap-device`: memory nodes as a block device that a kernel swaps to.
 
-use std::io::{self, IsTerminal, Write};
+use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::Signal;
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{Resource, configure_io_flusher_behavior, getrlimit};
 use terrace_far_memory::{Client, ClientConfig, ConnectError, PAGE_BYTES};
@@ -16,7 +16,7 @@ use terrace_node::{Metrics, ServeError};
 use terrace_pages::size;
 
 use crate::log::LogOption;
-use crate::{node_states, swap_pages, values};
+use crate::{node_states, output, swap_pages, termination, values};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -129,12 +129,9 @@ impl SwapDeviceError {
     }
 }
 
-/// Serves until SIGINT or SIGTERM.
+/// Serves until SIGINT, SIGTERM or SIGHUP.
 pub fn swap_device(options: &Options) -> Result<(), SwapDeviceError> {
-    // The signals are blocked before threads start, so that no thread receives them.
-    let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGUSR1]);
-    // Blocking existing signals cannot fail.
-    let _ = signals.thread_block();
+    let signals = termination::block(&[Signal::SIGUSR1]);
     options.log.install();
     let config = client_config(options)?;
     // The kernel does not write back pages to satisfy this process, which may be what they are written to. Threads inherit
@@ -202,16 +199,13 @@ fn lock_memory() -> Result<(), SwapDeviceError> {
 fn announce(options: &Options, config: &ClientConfig) {
     let nodes: Vec<String> = config.nodes.iter().map(ToString::to_string).collect();
     let copies = if options.mirror == 2 { ", two copies of each page" } else { "" };
-    let mut lines = format!(
+    let lines = format!(
         "swap device of {} MiB at {} on {}{copies}\n",
         (config.page_count * PAGE_BYTES as u64) >> 20,
         options.socket.display(),
         nodes.join(", ")
     );
-    if io::stdout().is_terminal() {
-        lines += "Ctrl-C ends the device, and its pages with it.\n";
-    }
-    print(&lines);
+    output::announce(&lines, "ends the device, and its pages with it.");
 }
 
 fn serve_metrics(address: SocketAddr, server: &Server, client: &Arc<Client>) -> Result<Metrics, ServeError> {
@@ -236,12 +230,8 @@ fn print_status(server: &Server, client: &Client) {
         client.stored_pages()
     );
     lines += &node_states::lines(&client.nodes());
-    print(&lines);
-}
-
-fn print(lines: &str) {
     // The device does not depend on an open standard output.
-    let _ = io::stdout().write_all(lines.as_bytes()).and_then(|()| io::stdout().flush());
+    let _ = output::print(&lines);
 }
 
 #[cfg(test)]

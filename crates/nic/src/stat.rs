@@ -236,7 +236,10 @@ fn fetch_one(pid: u32, number: u32) -> io::Result<Option<DeviceSnapshot>> {
         match &answer {
             Ok(text) if !text.is_empty() => return Ok(Some(serde_json::from_slice(text)?)),
             // The device is there, and takes too long.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return answer.map(|_| None),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let why = format!("no answer within {} s: it may be stopped", ANSWER_TIMEOUT.as_secs());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+            }
             // A device that did not answer may have been closed, and another may have its number by now.
             _ if !open_sockets(pid)?.contains(&number) => return Ok(None),
             Ok(_) => silent += 1,

@@ -14,7 +14,7 @@ mod libraries;
 mod limits;
 mod network;
 
-use std::io::{self, Write};
+use std::io;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -22,6 +22,7 @@ use serde::Serialize;
 use check::Check;
 
 use crate::json;
+use crate::output::print;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -147,14 +148,6 @@ fn text(checks: &[Check]) -> String {
         format!("{:<7} {mark} {:<width$}  {}\n{advice}", check.state.name(), check.name, check.meaning)
     });
     lines.collect::<String>() + "\n* necessary for every program\n"
-}
-
-/// Writes to standard output. A closed pipe (`| head`) is not an error.
-fn print(text: &str) -> io::Result<()> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other,
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,31 @@
+//! Standard output and standard error. Either may be closed or full, which is no reason to panic.
+
+use std::io::{self, IsTerminal, Write};
+
+/// Writes to standard output. Returns whether somebody may still read it: `| head` ends early, which is no error.
+///
+/// # Errors
+/// The system's, such as that of a full disk.
+pub fn print(text: &str) -> io::Result<bool> {
+    match write(text) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        other => other.map(|()| true),
+    }
+}
+
+/// Prints what a server serves, and on a terminal what `Ctrl-C` does. A server does not depend on an open standard output.
+pub fn announce(lines: &str, end: &str) {
+    let end = if io::stdout().is_terminal() { format!("Ctrl-C {end}\n") } else { String::new() };
+    let _ = write(&format!("{lines}{end}"));
+}
+
+/// Writes a line to standard error, if it can be written.
+pub fn complain(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+fn write(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
