@@ -230,7 +230,8 @@ impl Cm {
                 self.queue_event(conn, EventKind::Disconnected { timed_out: false });
                 self.enter_time_wait(now, conn);
             }
-            State::TimeWait => {
+            // A program may keep its ID of an ended connection beyond TIME_WAIT.
+            State::TimeWait | State::Rejected => {
                 self.counters.duplicates += 1;
                 self.send_stateless_drep(from, tid, dreq);
             }

@@ -266,6 +266,26 @@ fn a_disconnect_of_an_unresponsive_peer_times_out() {
 }
 
 #[test]
+fn a_dreq_repeated_after_time_wait_is_answered() {
+    let mut world = lossless();
+    let [active, passive] = world.connected();
+    world.ends[0].disconnect(world.now, active).expect("sent");
+    world.run_for(1000);
+    assert_eq!(world.take_event(1).kind, EventKind::Disconnected { timed_out: false });
+    world.set_faults(all_lost());
+    world.ends[1].disconnect(world.now, passive).expect("DREP sent");
+    // The program keeps the connection's ID.
+    world.run_for(SECOND_NS + SECOND_NS / 10);
+    assert_eq!(world.take_event(1).kind, EventKind::TimeWaitExit);
+    assert_eq!(world.take_events(0), []);
+    world.set_faults(NetworkFaults::default());
+    // All attempts take longer.
+    world.run_for(2 * SECOND_NS);
+    let events: Vec<_> = world.take_events(0).into_iter().map(|event| event.kind).collect();
+    assert_eq!(events.first(), Some(&EventKind::Disconnected { timed_out: false }));
+}
+
+#[test]
 fn destroy_all_sends_dreqs() {
     let mut world = lossless();
     world.connected();
