@@ -171,8 +171,8 @@ impl Framed {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::os::fd::{BorrowedFd, FromRawFd};
-    use std::os::unix::fs::FileExt;
+    use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
+    use std::os::unix::fs::{FileExt, MetadataExt};
 
     use super::*;
     use crate::page_entry::PageState;
@@ -244,6 +244,26 @@ mod tests {
         let mut found = [0; 9];
         owner.pool.read_exact_at(&mut found, PAGE_BYTES).expect("read");
         assert_eq!(found, [9, 9, 9, 9, 9, 9, 9, 9, 2]);
+    }
+
+    /// The descriptors that this process has of a file.
+    fn descriptors_of(file: BorrowedFd<'_>) -> usize {
+        let id = |path: std::path::PathBuf| {
+            std::fs::metadata(path).ok().map(|status| (status.dev(), status.ino()))
+        };
+        let wanted = id(format!("/proc/self/fd/{}", file.as_raw_fd()).into());
+        let all = std::fs::read_dir("/proc/self/fd").expect("this process's descriptors");
+        // Other tests close descriptors meanwhile.
+        all.filter_map(|entry| id(entry.ok()?.path())).filter(|&found| Some(found) == wanted).count()
+    }
+
+    #[test]
+    fn a_mapped_region_keeps_no_descriptor() {
+        let (owner, _framed) = owner();
+        let pool = owner.pool.as_fd();
+        let entries = owner.entries.file().expect("shared");
+        let counts = [pool, entries, owner.counters.file(), owner.hits.file()].map(descriptors_of);
+        assert_eq!(counts, [1; 4], "the owner's");
     }
 
     #[test]

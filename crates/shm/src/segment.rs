@@ -21,7 +21,8 @@ pub(crate) enum Others {
 /// A mapped segment. Other processes may write anything there, so it is only read as atomic numbers or copied out.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    file: OwnedFd,
+    /// Of a segment that this process has made: to be sent to other processes. These need the mapping only.
+    file: Option<OwnedFd>,
     place: Place,
     len: usize,
 }
@@ -44,15 +45,15 @@ impl Segment {
         let file = unsafe { OwnedFd::from_raw_fd(checked(fd)?) };
         // SAFETY: a descriptor of ours.
         checked(unsafe { libc::ftruncate(file.as_raw_fd(), len as libc::off_t) })?;
-        let segment = Segment::map(file, len, true)?;
+        let place = Segment::map(file.as_fd(), len, true)?;
         let mut seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
         if others == Others::Read {
             // Our own writable mapping exists already, and stays.
             seals |= libc::F_SEAL_FUTURE_WRITE;
         }
         // SAFETY: a descriptor of ours, and flags.
-        checked(unsafe { libc::fcntl(segment.file.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
-        Ok(segment)
+        checked(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
+        Ok(Segment { file: Some(file), place, len })
     }
 
     /// Maps a segment of another process. A file that could shrink, or has another length, is refused: an access beyond
@@ -72,18 +73,21 @@ impl Segment {
         if seals & libc::F_SEAL_SHRINK == 0 || status.st_size != len as libc::off_t || !is_usual {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        Segment::map(file, len, writable)
+        Ok(Segment { file: None, place: Segment::map(file.as_fd(), len, writable)?, len })
     }
 
-    fn map(file: OwnedFd, len: usize, writable: bool) -> io::Result<Segment> {
+    fn map(file: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<Place> {
         let place = Place::reserve(len)?;
         let first = place.addr;
-        Ok(Segment { place: place.map(first, len, writable, file.as_fd(), 0)?, file, len })
+        place.map(first, len, writable, file, 0)
     }
 
     /// To be sent to another process.
+    ///
+    /// # Panics
+    /// When another process has made the segment.
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.file.as_ref().expect("a segment of this process").as_fd()
     }
 
     /// Length in bytes.
