@@ -179,6 +179,9 @@ impl Shared {
         loop {
             match connect(&self.device, self.config.server, serial, self.client, deadline) {
                 Ok(session) => return Ok(session),
+                Err(ExportError::Refused(errno)) if is_momentary(errno) => {
+                    tracing::debug!(errno, "an export has no room for this client");
+                }
                 Err(error @ (ExportError::Refused(_) | ExportError::Protocol)) => return Err(error),
                 Err(error) => tracing::debug!(%error, "an export cannot be reached"),
             }
@@ -440,6 +443,12 @@ impl Shared {
             }
         }
     }
+}
+
+/// Whether a server refuses a connection for a lack that may end: of memory or descriptors, or because its earlier connections
+/// have not ended yet.
+fn is_momentary(errno: i32) -> bool {
+    [Errno::NOMEM, Errno::USERS].iter().any(|lack| lack.raw_os_error() == errno)
 }
 
 impl Drop for Shared {

@@ -1,15 +1,19 @@
 //! Connections that are lost in the middle of a call.
 
+use std::io::Write;
 use std::net::Ipv4Addr;
+use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use terrace_nic::{PathChoice, PortConfig};
 
 use super::data::{self, Bytes, Failure};
 use super::{Client, ClientConfig, RemoteFile};
 use crate::error::ExportError;
-use crate::proto::{Link, LockKind, OpenAccess};
-use crate::server::{Server, ServerConfig};
+use crate::proto::setup;
+use crate::proto::{Link, LockKind, OpenAccess, SetupAnswer, SetupRequest};
+use crate::server::{Server, ServerConfig, local_name};
 
 const PATHS: [PathChoice; 2] = [PathChoice::Udp, PathChoice::Local];
 
@@ -147,4 +151,35 @@ fn a_lock_is_lost_if_nobody_knows_whether_it_was_converted() {
     server.device().close();
     assert!(matches!(file.lock(1, LockKind::Shared, Duration::ZERO), Err(ExportError::LockLost)));
     assert!(client.shared.has_lost_lock(id));
+}
+
+#[test]
+fn a_server_that_has_no_room_for_the_client_in_that_moment_is_tried_again() {
+    let (directory, server, client, file) = start_with_page(PathChoice::Udp);
+    let listen = server.address();
+    drop(server);
+    let crowded = UnixListener::bind_addr(&local_name(listen).unwrap()).unwrap();
+    std::thread::scope(|scope| {
+        let written = scope.spawn(|| file.write_at(0, b"x"));
+        // One attempt may be that of the thread that keeps the lease.
+        for _ in 0..3 {
+            let (mut stream, _) = crowded.accept().unwrap();
+            let request: SetupRequest = setup::receive(&mut stream).unwrap();
+            let refusal = SetupAnswer {
+                errno: Errno::USERS.raw_os_error() as u16,
+                ends: request.ends,
+                requests_max: 0,
+                lease_ms: 0,
+                root: client.root(),
+                is_read_only: false,
+                boot: 0,
+                instance: 0,
+            };
+            stream.write_all(&setup::encode(&refusal)).unwrap();
+        }
+        drop(crowded);
+        let config = ServerConfig::new(directory.path().into(), listen);
+        let _server = Server::open(&ServerConfig { port: port(PathChoice::Udp), ..config }).unwrap();
+        assert!(written.join().unwrap().is_ok());
+    });
 }
