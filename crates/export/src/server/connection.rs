@@ -171,6 +171,11 @@ impl Connection {
         drop(guard);
         let message = Message::decode(bytes).map_err(|error| error.to_string())?;
         let Body::Request(request) = message.body else { return Err("an answer from a client".into()) };
+        if let Request::Renew {} = request {
+            // The workers of the client may wait for a disk for longer than a lease.
+            self.send_answer(message.id, Answer::Done {});
+            return Ok(false);
+        }
         let mut pending = self.pending.lock();
         if pending.is_closed {
             return Ok(false);
@@ -201,13 +206,17 @@ impl Connection {
             pending.answered += 1;
             pending.wants_worker()
         };
+        self.send_answer(id, answer);
+        wants
+    }
+
+    fn send_answer(&self, id: u64, answer: Answer) {
         let encoded = Message { id, body: Body::Answer(answer) }.encode();
         let too_long = rustix::io::Errno::OVERFLOW.raw_os_error() as u16;
         let failed = || Message { id, body: Body::Answer(Answer::Failed { errno: too_long }) }.encode();
         if let Some(bytes) = encoded.or_else(failed) {
             self.send([(bytes, None)]);
         }
-        wants
     }
 
     /// Sends messages, with the `wr_id` of a completion if there is to be one.
@@ -312,5 +321,45 @@ impl Connection {
         let mut pending = self.pending.lock();
         pending.is_closed = true;
         pending.requests.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use terrace_nic::{PathChoice, PortConfig};
+
+    use crate::client::{Client, ClientConfig};
+    use crate::proto::OpenAccess;
+    use crate::server::{Server, ServerConfig};
+
+    use super::*;
+
+    #[test]
+    fn a_client_whose_requests_all_wait_for_a_disk_keeps_its_lease() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("file"), "bytes").unwrap();
+        let address = Some(Ipv4Addr::LOCALHOST.into());
+        let port = PortConfig { address, path: PathChoice::Udp, ..PortConfig::default() };
+        let lease = Duration::from_secs(1);
+        let config = ServerConfig::new(directory.path().into(), (Ipv4Addr::LOCALHOST, 0).into());
+        let server = Server::open(&ServerConfig { port: port.clone(), lease, ..config }).unwrap();
+        let config = ClientConfig { port, ..ClientConfig::new(server.address()) };
+        let client = Client::connect(&config).unwrap();
+        let file = client.lookup_path("file".as_ref()).unwrap().id;
+        // As long as it is locked, opening a file takes its time.
+        let disk = server.state.checking.lock();
+        std::thread::scope(|scope| {
+            let open = || client.open(file, OpenAccess::READ);
+            let opens: Vec<_> = (0..WORKERS_PER_CLIENT).map(|_| scope.spawn(open)).collect();
+            std::thread::sleep(3 * lease);
+            drop(disk);
+            for open in opens {
+                assert!(open.join().unwrap().is_ok());
+            }
+        });
+        let session = client.shared.session(client.shared.deadline()).unwrap();
+        assert_eq!(session.serial, 1, "the client has connected again");
     }
 }

@@ -157,6 +157,7 @@ impl Serving<'_> {
                 self.reclaim_lock(id, owner, kind, instance)
             }
             Request::Watch { id, on } => self.watch(id, on),
+            // Connection::receive answers it.
             Request::Renew {} => Ok(Answer::Done {}),
             Request::Pair { link, endpoint } => {
                 let pair = OpenPair::new(&self.connection.domain.pd, &self.state.cq, 0).map_err(no_memory)?;
