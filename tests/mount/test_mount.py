@@ -130,6 +130,17 @@ class Mounts(unittest.TestCase):
                 self.assertEqual((directory / "file").stat().st_uid, NOBODY)
                 with self.assertRaises(PermissionError):
                     os.listdir(path)  # root is another user
+                # The names of a directory that its owner may read and not search: their attributes are nobody's to see.
+                listed = directory / "listed"
+                listed.mkdir()
+                for number in range(200):
+                    (listed / str(number)).touch()
+                os.chown(listed, NOBODY, NOBODY)
+                listed.chmod(0o400)
+                names = subprocess.run(["ls", path / "listed"], stdout=subprocess.PIPE, check=True, text=True, user=NOBODY, group=NOBODY)
+                self.assertEqual(len(names.stdout.split()), 200)
+                shown = subprocess.run(["cat", path / "listed/7"], capture_output=True, check=False, text=True, user=NOBODY, group=NOBODY)
+                self.assertIn("Permission denied", shown.stderr)
                 subprocess.run(["fusermount3", "-u", path], check=True, user=NOBODY, group=NOBODY)
                 self.assertEqual(mount.process.wait(timeout=10), 0)
             finally:
@@ -162,6 +173,33 @@ class Mounts(unittest.TestCase):
             self.assertEqual(writer.ask("kept"), 0)
             self.assertEqual(writer.ask("fsync"), 0)
             self.assertEqual((at.directory / "file").read_bytes(), b"\0\0\0\0kept")
+
+    def test_a_server_that_stays_away_is_waited_for_once_for_all_that_is_dirty(self):
+        with place.mounted(options=("--timeout", "2")) as at:
+            scattered = os.open(at.path / "file", os.O_CREAT | os.O_WRONLY)
+            at.export.stop(signal.SIGKILL)
+            for number in range(200):
+                os.pwrite(scattered, b"lost", number * 10_000)
+            begin = time.monotonic()
+            with self.assertRaises(OSError) as failure:
+                os.fsync(scattered)
+            self.assertEqual(failure.exception.errno, errno.EIO)
+            self.assertLess(time.monotonic() - begin, 15)
+            at.export.start()
+            os.close(scattered)
+
+    def test_a_place_in_a_listing_is_found_again(self):
+        with place.mounted() as at:
+            for number in range(1000):
+                (at.directory / str(number)).touch()
+            program = shutil.which("perl")
+            self.assertIsNotNone(program, "perl is part of every Debian")
+            walk = ('opendir(D, $ARGV[0]); sub skip { scalar readdir D for 1..shift } skip(700); $place = telldir D;'
+                    '@rest = sort(readdir D); rewinddir D; skip(100); $early = telldir D; skip(100); seekdir(D, $early);'
+                    'skip(10); seekdir(D, $place); @again = sort(readdir D);'
+                    'print scalar(@rest), " ", "@rest" eq "@again" ? "same" : "other";')
+            done = subprocess.run([program, "-e", walk, at.path], stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+            self.assertEqual(done.stdout, "302 same")
 
     def test_a_stopped_server_is_an_error_in_bounded_time(self):
         with place.mounted(options=("--timeout", "2", "--cache", "0")) as at:

@@ -205,6 +205,11 @@ impl<R: Remote> InodeTable<R> {
         }
     }
 
+    /// A number that no file has.
+    pub(crate) fn unused_number(&self) -> u64 {
+        self.state.lock().next_other()
+    }
+
     /// An error of write-behind that no open file has reported.
     pub(crate) fn unreported_error(&self) -> Option<Errno> {
         let state = self.state.lock();
@@ -218,6 +223,10 @@ impl<R: Remote> State<R> {
         if id.ino > ROOT && id.ino < OTHER_NUMBERS && !self.by_number.contains_key(&id.ino) {
             return id.ino;
         }
+        self.next_other()
+    }
+
+    fn next_other(&mut self) -> u64 {
         self.last_other += 1;
         self.last_other
     }

@@ -2,13 +2,14 @@
 
 use std::ffi::OsStr;
 use std::ops::Deref;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use fuser::{Errno, FileAttr, Generation, OpenFlags, RenameFlags};
 use rustix::fs::{FileType, OFlags};
-use terrace_export::{Attributes, FileId, FileKind, RenameMode, SetAttributes};
+use terrace_export::{Attributes, DirectoryEntry, FileId, FileKind, RenameMode, SetAttributes};
 
 use crate::attributes::{errno, file_attr};
 use crate::files::access_of;
@@ -96,6 +97,20 @@ impl<R: Remote> Mount<R> {
                 self.inodes.forget(inode.ino, 1);
                 Err(errno)
             }
+        }
+    }
+
+    /// The file of a name in a directory that was listed at a time `since`. Its attributes are asked for if the server could not
+    /// read them then: without the right to search the directory, or without a descriptor.
+    pub(crate) fn listed_entry(
+        &self,
+        directory: u64,
+        listed: &DirectoryEntry,
+        since: Instant,
+    ) -> Result<Entry, Errno> {
+        match &listed.attributes {
+            Some(attributes) => self.entry(attributes, since),
+            None => self.lookup(directory, OsStr::from_bytes(&listed.name.0)),
         }
     }
 
