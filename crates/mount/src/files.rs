@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use fuser::{Errno, FopenFlags, OpenAccMode, OpenFlags};
 use rustix::fs::OFlags;
-use terrace_export::{Attributes, OpenAccess, SetAttributes, SetTime};
+use terrace_export::{Attributes, ExportError, OpenAccess, SetAttributes, SetTime};
 use terrace_sync::Mutex;
 
 use crate::attributes::errno;
@@ -25,13 +25,13 @@ pub(crate) struct OpenFile<R: Remote> {
     pub(crate) inode: Arc<Inode<R>>,
     pub(crate) remote: Arc<R::File>,
     pub(crate) is_writable: bool,
+    /// Opened with `O_DIRECT`: each read is the server's.
+    is_direct: bool,
     sink: Arc<dyn Sink>,
     ahead: ReadAhead,
     /// The errors of write-behind that it has reported.
     cursor: ErrorCursor,
     since: Instant,
-    /// The server announces changes of the file.
-    is_watched: AtomicBool,
     /// What the first read finds.
     content: Mutex<Option<Content>>,
 }
@@ -48,12 +48,11 @@ struct Content {
 struct FileSink<F>(Arc<F>);
 
 impl<F: RemoteOpen> Sink for FileSink<F> {
-    fn write(&self, extents: &[(u64, &[u8])]) -> Result<bool, Errno> {
+    fn write(&self, extents: &[(u64, &[u8])]) -> Result<bool, ExportError> {
         match extents {
             [(offset, bytes)] => self.0.write_short(*offset, bytes),
             _ => self.0.write_extents(extents).map(|()| false),
         }
-        .map_err(|error| errno(&error))
     }
 }
 
@@ -73,7 +72,7 @@ impl<R: Remote> OpenFile<R> {
     fn new(
         inode: &Arc<Inode<R>>,
         remote: R::File,
-        access: OpenAccess,
+        flags: OpenFlags,
         content: Option<Content>,
     ) -> Arc<OpenFile<R>> {
         let remote = Arc::new(remote);
@@ -81,11 +80,11 @@ impl<R: Remote> OpenFile<R> {
             inode: inode.clone(),
             sink: Arc::new(FileSink(remote.clone())),
             remote,
-            is_writable: access.changes(),
+            is_writable: access_of(flags).changes(),
+            is_direct: OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::DIRECT),
             ahead: ReadAhead::default(),
             cursor: inode.dirty.cursor(),
             since: Instant::now(),
-            is_watched: AtomicBool::new(false),
             content: Mutex::new(content),
         });
         inode.add_open(&file);
@@ -114,7 +113,7 @@ impl<R: Remote> Mount<R> {
         let inode = self.inode(ino)?;
         let access = access_of(flags);
         if access.contains(OpenAccess::TRUNCATE) {
-            inode.dirty.write_all();
+            inode.dirty.write_all()?;
             inode.note_change();
         }
         let (changes, since) = (inode.changes(), Instant::now());
@@ -129,21 +128,20 @@ impl<R: Remote> Mount<R> {
             inode.note_change();
             inode.cached_version.store(attributes.version, Ordering::Relaxed);
         }
-        let is_direct = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::DIRECT);
         // Bytes that were dirty may have reached the server after it had read the file.
         let may_be_old = inode.is_behind() || inode.dirty.last_written().is_some_and(|at| at >= since);
-        let bytes = bytes.filter(|_| !is_direct && !may_be_old);
+        let bytes = bytes.filter(|_| !may_be_old);
         let changes = changes + u64::from(!is_same);
         let content = bytes.map(|bytes| Content { bytes, changes, since });
-        let file = OpenFile::new(&inode, remote, access, content);
+        let file = OpenFile::new(&inode, remote, flags, content);
         inode.len.store(attributes.len, Ordering::Relaxed);
         let keep = if is_same { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
         Ok((self.files.add(file), keep))
     }
 
     /// Adds an open file that has just been made.
-    pub(crate) fn add_created(&self, inode: &Arc<Inode<R>>, remote: R::File, access: OpenAccess) -> u64 {
-        self.files.add(OpenFile::new(inode, remote, access, None))
+    pub(crate) fn add_created(&self, inode: &Arc<Inode<R>>, remote: R::File, flags: OpenFlags) -> u64 {
+        self.files.add(OpenFile::new(inode, remote, flags, None))
     }
 
     pub(crate) fn file(&self, handle: u64) -> Result<Arc<OpenFile<R>>, Errno> {
@@ -156,17 +154,19 @@ impl<R: Remote> Mount<R> {
         let range = offset..offset.saturating_add(len.into());
         match file.inode.dirty.find(&range) {
             Found::Dirty(bytes) => return Ok(bytes),
-            Found::Mixed => {
-                file.inode.dirty.write_all();
-            }
+            Found::Mixed => _ = file.inode.dirty.write_all()?,
             Found::Clean => {}
         }
-        if let Some(bytes) = file.take_content(&range, self.ttl) {
-            return Ok(bytes);
-        }
-        self.read_ahead(&file, &range);
         let mut bytes = vec![0; len as usize];
-        let count = match file.ahead.copy(offset, &mut bytes) {
+        let mut kept = None;
+        if !file.is_direct {
+            if let Some(bytes) = file.take_content(&range, self.ttl) {
+                return Ok(bytes);
+            }
+            self.read_ahead(&file, &range);
+            kept = file.ahead.copy(offset, &mut bytes);
+        }
+        let count = match kept {
             Some(count) => count,
             None => file.remote.read_at(offset, &mut bytes).map_err(|error| errno(&error))?,
         };
@@ -204,32 +204,43 @@ impl<R: Remote> Mount<R> {
             });
         }
         if is_synchronous {
-            inode.dirty.write_all();
+            // The file reports the error.
+            let _ = inode.dirty.write_all();
             return file.report();
         }
         Ok(())
     }
 
-    /// Writes what is dirty, and has the server note the time. Returns the attributes if it was asked for them.
+    /// Writes what is dirty, and has the server note the time, which is the version by which others see the change. Returns the
+    /// attributes if the server was asked for them.
+    ///
+    /// # Errors
+    /// `EIO` if the server did not answer in time. Errors of the bytes are those that [`OpenFile::report`] returns.
     pub(crate) fn settle(&self, inode: &Inode<R>) -> Result<Option<Attributes>, Errno> {
-        let writes = inode.dirty.write_all();
+        let writes = inode.dirty.write_all()?;
         if !inode.dirty.begin_stamp(writes) {
             return Ok(None);
         }
         let now = SetAttributes { modified: Some(SetTime::Now), ..SetAttributes::default() };
-        let stamped = self.remote.set_attributes(inode.id, &now).map_err(|error| errno(&error));
+        let stamped = self.remote.set_attributes(inode.id, &now);
         inode.note_attributes();
-        stamped.map(Some)
+        match stamped {
+            Ok(attributes) => Ok(Some(attributes)),
+            Err(error @ ExportError::Lost) => {
+                inode.dirty.undo_stamp(writes);
+                Err(errno(&error))
+            }
+            // A deleted file has no time that matters, and one that the program may not change any more keeps its own.
+            Err(_) => Ok(None),
+        }
     }
 
     /// A descriptor of the file is closed: all bytes are on the server afterwards, or an error is reported.
     pub(crate) fn flush(&self, handle: u64) -> Result<(), Errno> {
         let file = self.file(handle)?;
-        if file.is_writable {
-            // A file that was deleted has no time that matters.
-            let _ = self.settle(&file.inode);
-        }
-        file.report()
+        let settled = if file.is_writable { self.settle(&file.inode) } else { Ok(None) };
+        file.report()?;
+        settled.map(|_| ())
     }
 
     /// The last descriptor and mapping of the file are gone. The kernel tells nobody the result, so an error of write-behind
@@ -242,46 +253,82 @@ impl<R: Remote> Mount<R> {
         if file.is_writable {
             let _ = self.settle(&file.inode);
         }
-        if file.is_watched.load(Ordering::Relaxed) && !file.inode.has_open_besides(&file) {
-            // A watch that is left over costs the server an entry.
-            let _ = self.remote.unwatch(file.inode.id);
+        if file.inode.remove_open(&file) {
+            self.unwatch(&file.inode);
         }
         Ok(())
     }
 
     /// Has the server announce changes of files that have been open for long. A server that cannot leaves it at what
-    /// attributes show.
+    /// attributes show. One that does not answer is asked later, and for no other file now.
     pub(crate) fn watch_open_files(&self) {
         for file in self.files.all() {
-            if file.since.elapsed() >= WATCH_AGE && !file.is_watched.swap(true, Ordering::Relaxed) {
-                let _ = self.remote.watch(file.inode.id);
-                // A program that has not read the file by now may never do so.
-                *file.content.lock() = None;
+            if file.since.elapsed() < WATCH_AGE {
+                continue;
             }
+            // A program that has not read the file by now may never do so.
+            *file.content.lock() = None;
+            let inode = &file.inode;
+            if inode.is_watched.load(Ordering::Relaxed) {
+                continue;
+            }
+            if let Err(ExportError::Lost) = self.remote.watch(inode.id) {
+                return;
+            }
+            inode.is_watched.store(true, Ordering::Relaxed);
+            // Closing the file meanwhile has not found the watch.
+            if !inode.has_open() {
+                self.unwatch(inode);
+            }
+        }
+    }
+
+    /// The last open file of an inode is closed.
+    fn unwatch(&self, inode: &Inode<R>) {
+        if inode.is_watched.swap(false, Ordering::Relaxed) {
+            // A watch that is left over costs the server an entry.
+            let _ = self.remote.unwatch(inode.id);
         }
     }
 
     /// Makes the file's bytes persistent.
     pub(crate) fn synchronize(&self, handle: u64, only_data: bool) -> Result<(), Errno> {
         let file = self.file(handle)?;
-        let _ = self.settle(&file.inode);
+        let settled = self.settle(&file.inode);
         file.report()?;
+        settled?;
         if !only_data {
             match self.remote.sync(file.inode.id).map_err(|error| errno(&error)) {
                 // A deleted file has no attributes that matter.
                 Err(errno) if errno.code() == Errno::ESTALE.code() => {}
-                result => return result,
+                result => result?,
             }
         }
-        // Readers have no right to commit, and nothing to.
-        let committer = if file.is_writable { Some(file) } else { file.inode.any_open(true) };
-        committer.map_or(Ok(()), |file| file.remote.commit().map_err(|error| errno(&error)))
+        self.commit(&file);
+        file.report()
+    }
+
+    /// Commits what open files of an inode have written. Write-behind writes by any of them, and each knows only of its own
+    /// writes whether the server's host has restarted since. Every open file has to report an error.
+    fn commit(&self, file: &Arc<OpenFile<R>>) {
+        let opens = file.inode.opens_for_writing();
+        let mut committers: Vec<_> = opens.iter().filter(|open| open.remote.has_uncommitted()).collect();
+        if committers.is_empty() {
+            // A commit is one of all bytes of the file, and readers have no right to it.
+            committers.extend(opens.iter().find(|open| Arc::ptr_eq(open, file)).or(opens.first()));
+        }
+        for committer in committers {
+            if let Err(error) = committer.remote.commit() {
+                file.inode.dirty.note_error(errno(&error));
+                return;
+            }
+        }
     }
 
     /// Gives the blocks of a range back.
     pub(crate) fn punch(&self, handle: u64, offset: u64, len: u64) -> Result<(), Errno> {
         let file = self.file(handle)?;
-        file.inode.dirty.write_all();
+        file.inode.dirty.write_all()?;
         file.inode.note_change();
         let result = file.remote.punch(offset, len).map_err(|error| errno(&error));
         file.inode.note_change();
@@ -290,16 +337,120 @@ impl<R: Remote> Mount<R> {
 }
 
 fn fetch_chunk<R: Remote>(file: &OpenFile<R>, fetch: &Fetch) {
-    if file.inode.dirty.find(&fetch.range) != Found::Clean {
-        file.inode.dirty.write_all();
-    }
+    let written = match file.inode.dirty.find(&fetch.range) {
+        Found::Clean => Ok(()),
+        _ => file.inode.dirty.write_all().map(|_| ()),
+    };
     let changes = file.inode.changes();
     let mut bytes = vec![0; (fetch.range.end - fetch.range.start) as usize];
-    let result = file.remote.read_at(fetch.range.start, &mut bytes).map_err(|error| errno(&error));
-    let result = result.map(|count| {
+    let result = written.and_then(|()| {
+        let count = file.remote.read_at(fetch.range.start, &mut bytes).map_err(|error| errno(&error))?;
         bytes.truncate(count);
-        bytes
+        Ok(bytes)
     });
     // A change meanwhile makes the count another one, and the chunk is dropped.
     file.ahead.complete(fetch, result, if file.inode.changes() == changes { changes } else { u64::MAX });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+    use crate::fake::{self, mount, open};
+
+    fn code<T>(result: Result<T, Errno>) -> Result<T, i32> {
+        result.map_err(Errno::code)
+    }
+
+    #[test]
+    fn a_host_that_restarts_before_fsync_shows_in_every_file_that_is_open() {
+        let (mount, server, ino) = mount();
+        let (one, two) = (open(&mount, ino, OFlags::empty()), open(&mount, ino, OFlags::empty()));
+        let write = |handle, offset| code(mount.write(handle, offset, &[1; 100], false));
+        assert_eq!((write(one, 0), code(mount.synchronize(one, false))), (Ok(()), Ok(())));
+        // The bytes of both go by the one that writes last.
+        assert_eq!((write(one, 0), write(two, 1000)), (Ok(()), Ok(())));
+        assert_eq!(code(mount.flush(two)), Ok(()));
+        server.boot.fetch_add(1, Ordering::Relaxed);
+        for handle in [one, two] {
+            assert_eq!(code(mount.synchronize(handle, false)), Err(Errno::EIO.code()));
+            assert_eq!(code(mount.synchronize(handle, false)), Ok(()));
+        }
+    }
+
+    #[test]
+    fn fsync_commits_once() {
+        let (mount, server, ino) = mount();
+        let (one, two) = (open(&mount, ino, OFlags::empty()), open(&mount, ino, OFlags::empty()));
+        for handle in [two, one, two] {
+            assert_eq!(code(mount.write(one, 0, b"bytes", false)), Ok(()));
+            assert_eq!(code(mount.synchronize(handle, true)), Ok(()));
+        }
+        assert_eq!(code(mount.synchronize(one, true)), Ok(()));
+        assert_eq!(server.commits.load(Ordering::Relaxed), 4);
+    }
+
+    #[test]
+    fn a_file_whose_time_could_not_be_set_is_not_closed_as_if_it_had_been() {
+        let (mount, server, ino) = mount();
+        let file = open(&mount, ino, OFlags::empty());
+        assert_eq!(code(mount.write(file, 0, &[1; 100], false)), Ok(()));
+        assert_eq!(code(mount.inode(ino).and_then(|inode| inode.dirty.write_all())), Ok(1));
+        server.is_silent.store(true, Ordering::Relaxed);
+        assert_eq!(code(mount.flush(file)), Err(Errno::EIO.code()));
+        server.is_silent.store(false, Ordering::Relaxed);
+        assert_eq!(code(mount.flush(file)), Ok(()));
+        assert_eq!(server.stamps.load(Ordering::Relaxed), 1);
+        assert_eq!(code(mount.flush(file)), Ok(()));
+        assert_eq!(server.stamps.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_file_is_watched_once_until_its_last_opening_is_closed() {
+        let (mount, server, ino) = mount();
+        let watches = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+        let old = open(&mount, ino, OFlags::empty());
+        std::thread::sleep(WATCH_AGE);
+        server.is_silent.store(true, Ordering::Relaxed);
+        mount.watch_open_files();
+        server.is_silent.store(false, Ordering::Relaxed);
+        assert_eq!(watches(&server.watches), 0);
+        mount.watch_open_files();
+        assert_eq!(watches(&server.watches), 1, "it is tried again");
+        let young = open(&mount, ino, OFlags::empty());
+        mount.watch_open_files();
+        assert_eq!(code(mount.release(old)), Ok(()));
+        assert_eq!(watches(&server.watches), 1);
+        assert_eq!(code(mount.release(young)), Ok(()));
+        assert_eq!(watches(&server.watches), 0);
+    }
+
+    #[test]
+    fn a_silent_server_is_not_asked_for_each_file_that_is_watched() {
+        let (mount, server, ino) = mount();
+        let other = mount.inodes.look_up(fake::ROOT).ino;
+        for ino in [ino, other] {
+            open(&mount, ino, OFlags::empty());
+        }
+        std::thread::sleep(WATCH_AGE);
+        server.is_silent.store(true, Ordering::Relaxed);
+        mount.watch_open_files();
+        assert_eq!(server.unanswered.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_file_that_is_opened_with_o_direct_is_not_read_ahead() {
+        let (mount, server, ino) = mount();
+        let len = 4 << 20;
+        server.bytes.lock().resize(len, 1);
+        let file = open(&mount, ino, OFlags::DIRECT);
+        let step: u32 = 128 << 10;
+        for at in (0..8).map(|number| number * u64::from(step)) {
+            assert_eq!(code(mount.read(file, at, step)), Ok(vec![1; step as usize]));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        server.bytes.lock().fill(2);
+        assert_eq!(code(mount.read(file, 1 << 20, step)), Ok(vec![2; step as usize]));
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,10 @@ pub(crate) struct Inode<R: Remote> {
     pub(crate) len: AtomicU64,
     pub(crate) locks: FileLocks,
     opens: Mutex<Vec<Weak<OpenFile<R>>>>,
+    /// A worker is to write what has been dirty for long.
+    pub(crate) is_queued: AtomicBool,
+    /// The server announces changes of the file, until the last open file is closed.
+    pub(crate) is_watched: AtomicBool,
     /// When this mount last changed attributes, or names in the directory; at first the last change of any file that the kernel
     /// has forgotten, which may be this one.
     changed: Mutex<Option<Instant>>,
@@ -111,21 +115,30 @@ impl<R: Remote> Inode<R> {
 
     /// Remembers an open file.
     pub(crate) fn add_open(&self, file: &Arc<OpenFile<R>>) {
+        self.opens.lock().push(Arc::downgrade(file));
+    }
+
+    /// Removes an open file that is closed. Returns whether it was the last one.
+    pub(crate) fn remove_open(&self, file: &Arc<OpenFile<R>>) -> bool {
         let mut opens = self.opens.lock();
-        opens.retain(|open| open.strong_count() > 0);
-        opens.push(Arc::downgrade(file));
+        opens.retain(|open| !std::ptr::eq(open.as_ptr(), Arc::as_ptr(file)));
+        opens.is_empty()
     }
 
-    /// Whether the inode has an open file besides this one.
-    pub(crate) fn has_open_besides(&self, file: &Arc<OpenFile<R>>) -> bool {
-        self.opens.lock().iter().filter_map(Weak::upgrade).any(|open| !Arc::ptr_eq(&open, file))
+    /// Whether the inode has an open file.
+    pub(crate) fn has_open(&self) -> bool {
+        !self.opens.lock().is_empty()
     }
 
-    /// An open file of the inode, by which a file without a name is still reached. `for_writing` asks for one that may be
-    /// written.
-    pub(crate) fn any_open(&self, for_writing: bool) -> Option<Arc<OpenFile<R>>> {
+    /// An open file of the inode, by which a file without a name is still reached.
+    pub(crate) fn any_open(&self) -> Option<Arc<OpenFile<R>>> {
+        self.opens.lock().iter().find_map(Weak::upgrade)
+    }
+
+    /// The open files of the inode that may be written.
+    pub(crate) fn opens_for_writing(&self) -> Vec<Arc<OpenFile<R>>> {
         let opens = self.opens.lock();
-        opens.iter().filter_map(Weak::upgrade).find(|file| file.is_writable || !for_writing)
+        opens.iter().filter_map(Weak::upgrade).filter(|file| file.is_writable).collect()
     }
 }
 
@@ -244,6 +257,8 @@ impl<R: Remote> State<R> {
                 len: AtomicU64::new(0),
                 locks: FileLocks::default(),
                 opens: Mutex::default(),
+                is_queued: AtomicBool::new(false),
+                is_watched: AtomicBool::new(false),
                 changed: Mutex::new(changed),
                 names: Mutex::default(),
             }),

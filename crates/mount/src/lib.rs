@@ -30,6 +30,8 @@
 
 mod attributes;
 mod directories;
+#[cfg(test)]
+mod fake;
 mod files;
 mod filesystem;
 mod handles;

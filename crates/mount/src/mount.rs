@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fuser::{Errno, INodeNo, Notifier};
@@ -64,22 +65,29 @@ impl<R: Remote> Mount<R> {
     /// Writes what has been dirty for long.
     pub(crate) fn write_old(&self) {
         for file in self.files.all() {
-            if file.is_writable && file.inode.dirty.is_old(DIRTY_AGE_MAX) {
+            let is_old = file.is_writable && file.inode.dirty.is_old(DIRTY_AGE_MAX);
+            if is_old && !file.inode.is_queued.swap(true, Ordering::Relaxed) {
                 let inode = file.inode.clone();
                 self.workers.submit(move || {
-                    inode.dirty.write_all();
+                    inode.is_queued.store(false, Ordering::Relaxed);
+                    // Open files report the error.
+                    let _ = inode.dirty.write_all();
                 });
             }
         }
     }
 
-    /// Writes everything.
+    /// Writes everything. A server that does not answer for one file is not asked for the others.
     ///
     /// # Errors
     /// An error of write-behind, of now or before, that no program has been told.
     pub(crate) fn write_all(&self) -> Result<(), Errno> {
+        let mut is_silent = false;
         for file in self.files.all() {
-            file.inode.dirty.write_all();
+            match is_silent {
+                true => file.inode.dirty.give_up(),
+                false => is_silent = file.inode.dirty.write_all().is_err(),
+            }
         }
         self.inodes.unreported_error().map_or(Ok(()), Err)
     }
@@ -108,5 +116,49 @@ impl<R: Remote> Mount<R> {
         }
         // Fails if the kernel does not have the inode any more.
         let _ = notifier.inval_inode(INodeNo(inode.ino), first, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::OFlags;
+
+    use super::*;
+    use crate::fake::{ROOT, mount, open};
+
+    #[test]
+    fn unmounting_waits_once_for_a_server_that_is_silent() {
+        let (mount, server, ino) = mount();
+        let other = mount.inodes.look_up(ROOT).ino;
+        for ino in [ino, other] {
+            let file = open(&mount, ino, OFlags::empty());
+            assert!(mount.write(file, 0, b"lost", false).is_ok());
+        }
+        server.is_silent.store(true, Ordering::Relaxed);
+        assert_eq!(mount.write_all().map_err(Errno::code), Err(Errno::EIO.code()));
+        assert_eq!(server.unanswered.load(Ordering::Relaxed), 1);
+        for file in mount.files.all() {
+            assert!(file.inode.dirty.is_clean() && file.inode.dirty.unreported_error().is_some());
+        }
+    }
+
+    #[test]
+    fn a_file_that_waits_for_a_worker_is_queued_once() {
+        let (mount, _, ino) = mount();
+        let file = open(&mount, ino, OFlags::empty());
+        assert!(mount.write(file, 0, b"bytes", false).is_ok());
+        // All workers are busy.
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let ended = Arc::new(terrace_sync::Mutex::new(ended));
+        for _ in 0..WORKERS {
+            let ended = ended.clone();
+            mount.workers.submit(move || _ = ended.lock().recv());
+        }
+        std::thread::sleep(DIRTY_AGE_MAX);
+        for _ in 0..10 {
+            mount.write_old();
+        }
+        assert!(mount.workers.waiting() <= WORKERS + 1, "{}", mount.workers.waiting());
+        drop(end);
     }
 }

@@ -129,13 +129,13 @@ impl<R: Remote> Mount<R> {
 
     fn attributes_of(&self, inode: &Inode<R>) -> Result<Attributes, Errno> {
         if inode.is_behind()
-            && let Ok(Some(attributes)) = self.settle(inode)
+            && let Some(attributes) = self.settle(inode)?
         {
             return Ok(attributes);
         }
         match self.remote.attributes(inode.id) {
             // A deleted file is reached by an open one.
-            Err(error) if errno(&error).code() == Errno::ESTALE.code() => match inode.any_open(false) {
+            Err(error) if errno(&error).code() == Errno::ESTALE.code() => match inode.any_open() {
                 Some(file) => file.remote.attributes().map_err(|error| errno(&error)),
                 None => Err(errno(&error)),
             },
@@ -147,12 +147,12 @@ impl<R: Remote> Mount<R> {
     pub(crate) fn set_attributes(&self, ino: u64, set: &SetAttributes) -> Result<FileAttr, Errno> {
         let inode = self.inode(ino)?;
         // Later than the writes before it, whose time must not replace one that is set here.
-        let _ = self.settle(&inode);
+        self.settle(&inode)?;
         if let Some(len) = set.len {
             inode.note_change();
             inode.len.store(len, Ordering::Relaxed);
             // By the right that the file was opened with.
-            if let Some(file) = inode.any_open(true) {
+            if let Some(file) = inode.opens_for_writing().first() {
                 let result = file.remote.truncate(len).map_err(|error| errno(&error));
                 inode.note_change();
                 result?;
@@ -301,7 +301,7 @@ impl<R: Remote> Mount<R> {
         let given = self.give_to(caller, parent.id, &remote.opened_attributes())?;
         let entry = self.entry(&given, since)?;
         let inode = self.inode(entry.attr.ino.0)?;
-        Ok((entry, self.add_created(&inode, remote, access)))
+        Ok((entry, self.add_created(&inode, remote, flags)))
     }
 
     /// Makes a further name.

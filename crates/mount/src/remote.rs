@@ -88,6 +88,8 @@ pub trait RemoteOpen: Send + Sync + 'static {
     fn write_extents(&self, extents: &[(u64, &[u8])]) -> Result<(), ExportError>;
     /// See [`RemoteFile::commit`].
     fn commit(&self) -> Result<(), ExportError>;
+    /// See [`RemoteFile::has_uncommitted`].
+    fn has_uncommitted(&self) -> bool;
     /// See [`RemoteFile::truncate`].
     fn truncate(&self, len: u64) -> Result<(), ExportError>;
     /// See [`RemoteFile::punch`].
@@ -239,6 +241,10 @@ impl RemoteOpen for RemoteFile {
 
     fn commit(&self) -> Result<(), ExportError> {
         RemoteFile::commit(self)
+    }
+
+    fn has_uncommitted(&self) -> bool {
+        RemoteFile::has_uncommitted(self)
     }
 
     fn truncate(&self, len: u64) -> Result<(), ExportError> {

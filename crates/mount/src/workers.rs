@@ -48,6 +48,12 @@ impl Workers {
         self.shared.queue.lock().jobs.push_back(Box::new(job));
         self.shared.changed.notify_one();
     }
+
+    /// The number of jobs that wait.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        self.shared.queue.lock().jobs.len()
+    }
 }
 
 impl Drop for Workers {

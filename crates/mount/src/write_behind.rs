@@ -8,7 +8,8 @@
 //!             write                 take                    Ok
 //!   (clean) --------> extent -------------> in flight -------------> (clean)
 //!                        ^  join, overwrite     |
-//!                        |                      | Err: the bytes are dropped, the error is counted
+//!                        |                      | Err: the bytes are dropped, the error is counted; all of the
+//!                        |                      |      file's, if the server did not answer in time
 //!                        +-- never over a range in flight: a second extent of that range waits for the first
 //! ```
 //!
@@ -22,7 +23,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use fuser::Errno;
+use terrace_export::ExportError;
 use terrace_sync::{Condvar, Mutex};
+
+use crate::attributes::errno;
 
 /// An extent of so many bytes is full.
 pub(crate) const EXTENT_BYTES: usize = 1 << 20;
@@ -38,8 +42,8 @@ pub(crate) trait Sink: Send + Sync {
     /// the time.
     ///
     /// # Errors
-    /// Why they may not be in the file.
-    fn write(&self, extents: &[(u64, &[u8])]) -> Result<bool, Errno>;
+    /// Why they may not be in the file: `Lost` if the server has not answered in time.
+    fn write(&self, extents: &[(u64, &[u8])]) -> Result<bool, ExportError>;
 }
 
 /// The dirty bytes of all files, and buffers for more.
@@ -122,6 +126,8 @@ struct State {
     since: Option<Instant>,
     /// When extents were last written to the server.
     written: Option<Instant>,
+    /// How often all extents were given up, because the server did not answer in time.
+    give_ups: u64,
     errors: Errors,
 }
 
@@ -131,6 +137,14 @@ struct Errors {
     count: u64,
     last: Option<Errno>,
     is_reported: bool,
+}
+
+impl Errors {
+    fn note(&mut self, errno: Errno) {
+        self.count += 1;
+        self.last = Some(errno);
+        self.is_reported = false;
+    }
 }
 
 /// What an open file has reported of the errors.
@@ -218,6 +232,14 @@ impl DirtyFile {
         self.state.lock().since.is_some_and(|since| since.elapsed() >= age)
     }
 
+    /// The server could not be asked to note the time of the first so many writes: the next one who asks tries again.
+    pub(crate) fn undo_stamp(&self, writes: u64) {
+        let mut state = self.state.lock();
+        if state.stamped == writes {
+            state.stamped = writes - 1;
+        }
+    }
+
     /// Looks for a range among the dirty bytes.
     pub(crate) fn find(&self, range: &Range<u64>) -> Found {
         let state = self.state.lock();
@@ -258,11 +280,8 @@ impl DirtyFile {
         match result {
             Ok(is_time_noted) if is_time_noted && is_last => state.stamped = state.stamped.max(writes),
             Ok(_) => {}
-            Err(errno) => {
-                state.errors.count += 1;
-                state.errors.last = Some(errno);
-                state.errors.is_reported = false;
-            }
+            Err(ExportError::Lost) => state.give_up(&self.budget),
+            Err(error) => state.errors.note(errno(&error)),
         }
         drop(state);
         for (_, bytes) in taken {
@@ -276,10 +295,13 @@ impl DirtyFile {
     /// Writes everything that was dirty when it is called, and waits for what of it others are writing; not for what is written
     /// meanwhile, which may have no end. The caller asks for the result with [`report`](Self::report). Returns how many writes
     /// there had been.
-    pub(crate) fn write_all(&self) -> u64 {
-        let (newest, writes) = {
+    ///
+    /// # Errors
+    /// `EIO` if the server did not answer in time: there is no point in asking it for more. That is reported, too.
+    pub(crate) fn write_all(&self) -> Result<u64, Errno> {
+        let (newest, writes, give_ups) = {
             let state = self.state.lock();
-            (state.newest, state.writes)
+            (state.newest, state.writes, state.give_ups)
         };
         loop {
             if self.write_some_until(newest) {
@@ -287,12 +309,25 @@ impl DirtyFile {
             }
             let mut state = self.state.lock();
             if !state.has_until(newest) {
-                return writes;
+                return if state.give_ups == give_ups { Ok(writes) } else { Err(Errno::EIO) };
             }
             if !state.in_flight.is_empty() {
                 self.written.wait(&mut state);
             }
         }
+    }
+
+    /// Drops everything that is dirty, as if the server had not answered in time.
+    pub(crate) fn give_up(&self) {
+        let mut state = self.state.lock();
+        if !state.extents.is_empty() {
+            state.give_up(&self.budget);
+        }
+    }
+
+    /// An error of the file that every open file has to report.
+    pub(crate) fn note_error(&self, errno: Errno) {
+        self.state.lock().errors.note(errno);
     }
 
     /// The cursor of a file that is opened now.
@@ -352,6 +387,19 @@ impl State {
         self.bytes += bytes.len();
         self.extents.insert(offset, Extent { bytes: extent, number });
         is_full
+    }
+
+    /// Drops all extents, and counts one error. Each would take the time in which a call fails without an answer, and there may
+    /// be thousands.
+    fn give_up(&mut self, budget: &Budget) {
+        self.errors.note(Errno::EIO);
+        self.give_ups += 1;
+        budget.dirty.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.bytes = 0;
+        for (_, extent) in std::mem::take(&mut self.extents) {
+            budget.give_back(extent.bytes);
+        }
+        (self.since, self.sink) = (None, None);
     }
 
     /// Whether there are extents, dirty or in flight, whose number is not larger than `newest`.
@@ -441,19 +489,21 @@ impl State {
     }
 }
 
-/// Writes extents together. If that fails, writes each alone, so that an extent that the server refuses takes no other along.
+/// Writes extents together. If the server refuses that, writes each alone, so that one that it refuses takes no other along.
 ///
 /// # Errors
-/// Of the first one that cannot be written.
-fn write_extents(sink: &dyn Sink, extents: &[(u64, &[u8])]) -> Result<bool, Errno> {
+/// Of the first one that cannot be written; `Lost` if the server does not answer.
+fn write_extents(sink: &dyn Sink, extents: &[(u64, &[u8])]) -> Result<bool, ExportError> {
     let together = sink.write(extents);
-    if together.is_ok() || extents.len() == 1 {
+    if extents.len() == 1 || matches!(together, Ok(_) | Err(ExportError::Lost)) {
         return together;
     }
     let mut all = Ok(false);
     for extent in extents {
-        let alone = sink.write(&[*extent]);
-        all = all.and(alone.map(|_| false));
+        match sink.write(&[*extent]) {
+            Err(ExportError::Lost) => return Err(ExportError::Lost),
+            alone => all = all.and(alone.map(|_| false)),
+        }
     }
     all
 }
@@ -470,6 +520,9 @@ mod tests {
     struct Memory {
         bytes: Mutex<Vec<u8>>,
         error: Mutex<Option<Errno>>,
+        /// The server does not answer; and how often it was asked.
+        is_silent: Mutex<bool>,
+        asked: AtomicUsize,
         /// An offset at which nothing can be written.
         bad: Mutex<Option<u64>>,
         /// Extents are only written alone.
@@ -479,13 +532,17 @@ mod tests {
     }
 
     impl Sink for Memory {
-        fn write(&self, extents: &[(u64, &[u8])]) -> Result<bool, Errno> {
+        fn write(&self, extents: &[(u64, &[u8])]) -> Result<bool, ExportError> {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            if *self.is_silent.lock() {
+                return Err(ExportError::Lost);
+            }
             if let Some(errno) = *self.error.lock() {
-                return Err(errno);
+                return Err(ExportError::Os(errno.code()));
             }
             let is_bad = extents.iter().any(|(offset, _)| *self.bad.lock() == Some(*offset));
             if is_bad || (*self.refuses_many.lock() && extents.len() > 1) {
-                return Err(Errno::ENOSPC);
+                return Err(ExportError::Os(Errno::ENOSPC.code()));
             }
             let mut file = self.bytes.lock();
             for &(offset, bytes) in extents {
@@ -526,11 +583,11 @@ mod tests {
         for at in 0..EXTENTS_MAX as u64 + 3 {
             file.write(&sink, at * 1000, &[1; 10]);
         }
-        file.write_all();
+        file.write_all().unwrap();
         for at in 0..3 {
             file.write(&sink, at * EXTENT_BYTES as u64, &[2; EXTENT_BYTES / 2 - 1]);
         }
-        file.write_all();
+        file.write_all().unwrap();
         assert_eq!(*memory.batches.lock(), [EXTENTS_MAX, 3, 2, 1]);
         assert!(file.is_clean());
         assert_eq!(file.budget.dirty.load(Ordering::Relaxed), 0);
@@ -544,7 +601,7 @@ mod tests {
         for at in 0..4 {
             file.write(&sink, at * 1000, &[7; 10]);
         }
-        file.write_all();
+        file.write_all().unwrap();
         assert!(file.is_clean());
         let bytes = memory.bytes.lock();
         let written: Vec<u8> = (0..4).map(|at| bytes[at * 1000 + 9]).collect();
@@ -554,13 +611,48 @@ mod tests {
     }
 
     #[test]
+    fn a_server_that_does_not_answer_is_waited_for_once() {
+        let (file, memory, sink) = dirty_file(8 * EXTENT_BYTES);
+        let cursor = file.cursor();
+        *memory.is_silent.lock() = true;
+        for at in 0..1000 {
+            file.write(&sink, at * 10_000, &[7; 4096]);
+        }
+        assert!(file.write_all().is_err());
+        assert_eq!(memory.asked.load(Ordering::Relaxed), 1);
+        assert!(file.is_clean());
+        assert_eq!(file.budget.dirty.load(Ordering::Relaxed), 0);
+        assert_eq!(file.report(&cursor).map_err(|errno| errno.code()), Err(Errno::EIO.code()));
+        *memory.is_silent.lock() = false;
+        file.write(&sink, 0, b"back");
+        file.write_all().unwrap();
+        assert_eq!(&*memory.bytes.lock(), b"back");
+        assert!(file.report(&cursor).is_ok());
+    }
+
+    #[test]
+    fn a_time_that_the_server_could_not_note_is_noted_later() {
+        let (file, _, sink) = dirty_file(EXTENT_BYTES);
+        file.write(&sink, 0, &[1; 100]);
+        let writes = file.write_all().unwrap();
+        assert!(file.begin_stamp(writes));
+        file.undo_stamp(writes);
+        assert!(file.is_unstamped() && file.begin_stamp(writes));
+        file.write(&sink, 0, &[1; 100]);
+        let later = file.write_all().unwrap();
+        assert!(file.begin_stamp(later));
+        file.undo_stamp(writes);
+        assert!(!file.is_unstamped(), "later writes have a time");
+    }
+
+    #[test]
     fn extents_that_can_be_written_alone_are_no_error() {
         let (file, memory, sink) = dirty_file(EXTENT_BYTES);
         let cursor = file.cursor();
         *memory.refuses_many.lock() = true;
         file.write(&sink, 0, &[7; 10]);
         file.write(&sink, 1000, &[7; 10]);
-        file.write_all();
+        file.write_all().unwrap();
         assert_eq!(memory.bytes.lock().len(), 1010);
         assert!(file.report(&cursor).is_ok());
     }
@@ -570,17 +662,17 @@ mod tests {
         let (file, _, sink) = dirty_file(EXTENT_BYTES);
         file.write(&sink, 0, &[1; 10]);
         assert!(file.is_unstamped());
-        file.write_all();
+        file.write_all().unwrap();
         assert!(!file.is_unstamped());
         file.write(&sink, 0, &[1; 10]);
         file.write(&sink, 1000, &[1; 100]);
-        let writes = file.write_all();
+        let writes = file.write_all().unwrap();
         assert!(file.begin_stamp(writes), "the last extent was written without the time");
         assert!(!file.begin_stamp(writes) && !file.is_unstamped());
         file.write(&sink, 0, &[1; 100]);
-        file.write_all();
+        file.write_all().unwrap();
         file.write(&sink, 1000, &[1; 10]);
-        file.write_all();
+        file.write_all().unwrap();
         assert!(!file.is_unstamped(), "the last extent was written with the time");
     }
 
@@ -605,7 +697,7 @@ mod tests {
         let (first, second) = (file.cursor(), file.cursor());
         *memory.error.lock() = Some(Errno::ENOSPC);
         file.write(&sink, 0, b"lost");
-        file.write_all();
+        file.write_all().unwrap();
         let later = file.cursor();
         assert_eq!(file.unreported_error().map(|errno| errno.code()), Some(Errno::ENOSPC.code()));
         for cursor in [&first, &second, &later] {
@@ -624,7 +716,7 @@ mod tests {
     }
 
     impl Sink for Busy {
-        fn write(&self, _extents: &[(u64, &[u8])]) -> Result<bool, Errno> {
+        fn write(&self, _extents: &[(u64, &[u8])]) -> Result<bool, ExportError> {
             let count = self.writes.fetch_add(1, Ordering::Relaxed) + 1;
             if let (Some(file), Some(own)) = (self.file.upgrade(), self.own.upgrade()) {
                 let sink: Arc<dyn Sink> = own;
@@ -644,7 +736,7 @@ mod tests {
         });
         let sink: Arc<dyn Sink> = busy.clone();
         file.write(&sink, 1000, &[1]);
-        file.write_all();
+        file.write_all().unwrap();
         assert_eq!(busy.writes.load(Ordering::Relaxed), 1);
         assert!(!file.is_clean());
     }
@@ -685,7 +777,7 @@ mod tests {
                     }
                 }
             }
-            file.write_all();
+            file.write_all().unwrap();
             prop_assert!(file.is_clean());
             prop_assert_eq!(file.budget.dirty.load(Ordering::Relaxed), 0);
             prop_assert_eq!(&*memory.bytes.lock(), &expected);

@@ -289,6 +289,11 @@ impl RemoteFile {
         }
     }
 
+    /// Whether this opening has written or appended since its last commit.
+    pub fn has_uncommitted(&self) -> bool {
+        self.file.written.load(Ordering::Relaxed) != 0
+    }
+
     /// Makes the file this many bytes long.
     ///
     /// # Errors

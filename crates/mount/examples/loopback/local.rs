@@ -354,6 +354,11 @@ impl RemoteOpen for LocalFile {
         self.file.sync_data().map_err(os)
     }
 
+    fn has_uncommitted(&self) -> bool {
+        // The kernel knows.
+        false
+    }
+
     fn truncate(&self, len: u64) -> Result<(), ExportError> {
         self.file.set_len(len).map_err(os)
     }
