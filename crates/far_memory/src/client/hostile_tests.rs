@@ -222,6 +222,21 @@ fn forged_indexes_concern_the_forger_alone() {
     }
 }
 
+/// Such a chain would never come to rest, and the node frees no page of clients that have gone while one moves.
+#[test]
+fn a_client_that_enables_a_part_of_a_round_is_disconnected() {
+    for function in [Function::Load, Function::MappedStore, Function::UnmappedStore] {
+        expelled_after(|scene| {
+            let mut end = None;
+            // The last message starts the round of which the first one has enabled all but the last block.
+            for message in 0..9 {
+                let index = if function == Function::UnmappedStore { 2 + message } else { message % 2 };
+                scene.forge(function, index, |args, _| args.enable = *end.get_or_insert(args.enable - 1));
+            }
+        });
+    }
+}
+
 #[test]
 fn a_freed_page_is_not_read_by_forged_replies() {
     // The attacker loads pages, frees them, and has old replies sent again while the victim has got its pages.

@@ -127,6 +127,15 @@ impl Chain {
         self.executed() % self.rounds.function.blocks() <= program::wait_block(self.rounds.function)
     }
 
+    /// Whether it has stopped in the middle of a round, for ever: only its own entries enable it, and there is none left. A
+    /// client that follows the protocol enables whole rounds.
+    fn is_cut(&self) -> bool {
+        let indexes = self.control.send_indexes();
+        let is_idle =
+            indexes.is_some_and(|(_, enabled, executed)| enabled.wrapping_sub(executed) as i32 <= 0);
+        is_idle && !self.is_at_rest()
+    }
+
     /// Why it serves no messages any more, if so.
     pub fn failure(&self) -> Option<&'static str> {
         let is_failed = |qp: &Arc<QueuePair>| qp.state() != QpState::Rts;
@@ -142,6 +151,7 @@ impl Chain {
             () if is_failed(&self.reply) => {
                 Some("a request that is not permitted, or the client does not answer")
             }
+            () if self.is_cut() => Some("an index that enables a part of a round"),
             () => None,
         }
     }
