@@ -63,7 +63,7 @@ impl Process {
 
     /// The pages that are to leave, in the order of addresses, each once.
     fn choose_victims(&mut self, memory: &mut Memory, count: u64) -> Vec<Victim> {
-        let (mut victims, mut buffers) = (Vec::new(), memory.free_store_buffers());
+        let (mut victims, mut buffers) = (Vec::new(), memory.store_buffers_for_victims());
         for _ in 0..self.unshared.len() + self.queue.len() {
             if victims.len() >= BATCH_PAGES.min(count as usize) || buffers == 0 {
                 break;
@@ -183,7 +183,7 @@ impl Process {
     fn reserve_slot(&mut self, memory: &mut Memory, page: u64) -> Option<Slot> {
         let Page::Resident { slot: old, is_hot, stamp, .. } = self.pages.get(page) else { return None };
         let is_free = |slot| {
-            let is_idle = memory.slots.is_exclusive(slot) && memory.slots.stored_buffer(slot).is_none();
+            let is_idle = memory.slots.is_exclusive(slot) && !memory.slots.is_storing(slot);
             is_idle && memory.accepts(slot)
         };
         if let Some(old) = old.filter(|&old| is_free(old)) {
@@ -263,6 +263,33 @@ mod tests {
         }
         assert!(process.end_request(&mut memory) && !process.lacks_buffers() && process.may_read());
         assert_eq!((memory.promised, process.frames), (0, 0));
+    }
+
+    #[test]
+    fn an_eviction_that_ends_late_waits_for_no_store_that_fails() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 256, 64).unwrap();
+        let mut memory = Memory::new(Box::new(HalfLost(store)), 0);
+        let (socket, _peer) = UnixStream::pair().unwrap();
+        let (area, file) = EvictionArea::create().unwrap();
+        let thread = EvictionArea::open(file).unwrap();
+        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
+        let mut process = Process::new(1, descriptor.into(), Some(Link { socket, area }), 0);
+        memory.count_frames(16);
+        (0..16).for_each(|index| process.enter(index * PAGE_BYTES, None, false, false));
+        process.begin_eviction(&mut memory, 16);
+        std::thread::sleep(PROMISE);
+        assert!(!process.end_request(&mut memory));
+        // Meanwhile other processes' pages go to a node that has ended, and the others' pages are in use.
+        while memory.allocate_slot().is_some() {}
+        for _ in 0..48 {
+            let slot = memory.slots.allocate(|_| true).unwrap();
+            memory.begin_store(slot, &[1; PAGE_BYTES as usize]);
+        }
+        thread.respond();
+        memory.poll(Duration::ZERO);
+        assert!(process.end_request(&mut memory), "its faults are not read before that");
+        // The pages that wait in memory leave no room for others.
+        assert_eq!((memory.free_store_buffers(), memory.store_buffers_for_victims()), (48, 0));
     }
 
     #[test]

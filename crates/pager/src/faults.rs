@@ -191,9 +191,8 @@ impl Process {
             self.waiting.push_back(fault);
             return false;
         }
-        if let Some(buffer) = memory.slots.stored_buffer(slot) {
-            // Its bytes are still here.
-            let copied = self.userfaultfd.copy(memory.store.buffer(buffer), page, !is_store);
+        if let Some(bytes) = memory.unstored_bytes(slot) {
+            let copied = self.userfaultfd.copy(bytes, page, !is_store);
             match &copied {
                 Ok(_) => self.enter(page, Some(slot), !is_store, is_hot),
                 Err(error) => {

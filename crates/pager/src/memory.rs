@@ -1,5 +1,6 @@
 //! What all processes of a run share: frames within the local budget, the backing store and its buffers.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -31,8 +32,9 @@ pub(crate) struct Memory {
     free_buffers: Vec<usize>,
     /// How many of the free buffers are kept for pages that were asked to leave a short time ago.
     pub(crate) promised: usize,
-    /// Stores that failed, and when the last one did, or was tried last.
-    failed_stores: Vec<(Slot, usize)>,
+    /// Bytes whose stores have failed, and when the last one did, or was tried last. They leave the buffers to other pages: a full
+    /// node may have no room for long.
+    failed_stores: HashMap<Slot, Box<PageBytes>>,
     failed_at: Option<Instant>,
     /// Pages that all memory of the processes may have.
     budget: u64,
@@ -85,7 +87,7 @@ impl Memory {
             uses: vec![None; buffer_count],
             free_buffers: (0..buffer_count).collect(),
             promised: 0,
-            failed_stores: Vec::new(),
+            failed_stores: HashMap::new(),
             failed_at: None,
             budget: limit,
             limit,
@@ -172,9 +174,15 @@ impl Memory {
         self.slots.allocate(|page| self.store.accepts(page))
     }
 
-    /// Whether the bytes of a slot are in a buffer, or can be loaded.
+    /// The bytes of a slot that are not in the store yet.
+    pub(crate) fn unstored_bytes(&self, slot: Slot) -> Option<&PageBytes> {
+        let in_buffer = || self.slots.stored_buffer(slot).map(|buffer| self.store.buffer(buffer));
+        self.failed_stores.get(&slot).map(Box::as_ref).or_else(in_buffer)
+    }
+
+    /// Whether the bytes of a slot are here, or can be loaded.
     pub(crate) fn can_load(&self, slot: Slot) -> bool {
-        self.slots.stored_buffer(slot).is_some() || self.store.can_load(self.slots.page(slot))
+        self.slots.is_storing(slot) || self.store.can_load(self.slots.page(slot))
     }
 
     /// Whether the store has room for the bytes of a slot.
@@ -185,6 +193,11 @@ impl Memory {
     /// The number of free buffers for stores. Some are kept for loads.
     pub(crate) fn free_store_buffers(&self) -> usize {
         self.free_buffers.len().saturating_sub(self.uses.len() / 4 + self.promised)
+    }
+
+    /// How many pages may be asked to leave that have to be stored. Those whose stores have failed count: they are memory here.
+    pub(crate) fn store_buffers_for_victims(&self) -> usize {
+        self.free_store_buffers().saturating_sub(self.failed_stores.len())
     }
 
     /// The number of free buffers that are not promised to stores.
@@ -206,12 +219,16 @@ impl Memory {
 
     /// Begins to store a page, in a buffer that was promised to it until now.
     pub(crate) fn begin_store(&mut self, slot: Slot, bytes: &PageBytes) {
-        let buffer = self.free_buffers.pop().expect("a buffer was promised to this store");
+        self.submit_store(slot, bytes);
+        self.statistics.stores += 1;
+    }
+
+    fn submit_store(&mut self, slot: Slot, bytes: &PageBytes) {
+        let buffer = self.free_buffers.pop().expect("the caller has looked for a free buffer");
         self.store.buffer_mut(buffer).copy_from_slice(bytes);
         self.uses[buffer] = Some(BufferUse::Store { slot });
         self.slots.begin_store(slot, buffer);
         self.store.submit(Transfer::Store, self.slots.page(slot), buffer);
-        self.statistics.stores += 1;
     }
 
     /// Frees a buffer whose transfer has ended.
@@ -253,30 +270,29 @@ impl Memory {
         match completion.result {
             Ok(()) => {
                 self.slots.end_store(slot);
-                self.release_buffer(completion.buffer);
             }
             // Its bytes are nowhere else.
             Err(_) => {
-                self.failed_stores.push((slot, completion.buffer));
+                self.slots.fail_store(slot);
+                self.failed_stores.insert(slot, Box::new(*self.store.buffer(completion.buffer)));
                 self.failed_at = Some(Instant::now());
             }
         }
+        self.release_buffer(completion.buffer);
     }
 
     fn retry_stores(&mut self) {
         if self.failed_at.is_none_or(|at| at.elapsed() < STORE_RETRY) {
             return;
         }
-        for (slot, buffer) in std::mem::take(&mut self.failed_stores) {
+        for (slot, bytes) in std::mem::take(&mut self.failed_stores) {
             if !self.accepts(slot) {
                 self.slots.relocate(slot, |page| self.store.accepts(page));
             }
-            if !self.accepts(slot) {
-                self.failed_stores.push((slot, buffer));
-                continue;
+            match self.accepts(slot) && self.free_store_buffers() > 0 {
+                true => self.submit_store(slot, &bytes),
+                false => drop(self.failed_stores.insert(slot, bytes)),
             }
-            self.uses[buffer] = Some(BufferUse::Store { slot });
-            self.store.submit(Transfer::Store, self.slots.page(slot), buffer);
         }
         self.failed_at = (!self.failed_stores.is_empty()).then(Instant::now);
     }
@@ -408,7 +424,7 @@ pub(crate) mod tests {
         }
         is_full.store(false, Relaxed);
         (0..2).for_each(|_| drop(memory.poll(Duration::ZERO)));
-        assert_eq!(memory.slots.stored_buffer(slot), None);
+        assert!(!memory.slots.is_storing(slot));
     }
 
     #[test]
@@ -419,9 +435,9 @@ pub(crate) mod tests {
         let slot = memory.slots.allocate(|_| true).unwrap();
         memory.begin_store(slot, &[1; PAGE_BYTES as usize]);
         memory.poll(Duration::ZERO);
-        assert!(memory.slots.stored_buffer(slot).is_some());
+        assert_eq!(memory.unstored_bytes(slot), Some(&[1; PAGE_BYTES as usize]));
         std::thread::sleep(STORE_RETRY);
         (0..2).for_each(|_| drop(memory.poll(Duration::ZERO)));
-        assert_eq!((memory.slots.page(slot), memory.slots.stored_buffer(slot)), (1, None));
+        assert_eq!((memory.slots.page(slot), memory.unstored_bytes(slot)), (1, None));
     }
 }

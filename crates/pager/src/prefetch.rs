@@ -59,7 +59,7 @@ impl Process {
         purpose: Purpose,
     ) -> Option<bool> {
         let Page::Absent { slot, evicted_at } = self.pages.get(addr) else { return Some(false) };
-        if memory.slots.stored_buffer(slot).is_some() || !memory.can_load(slot) {
+        if memory.slots.is_storing(slot) || !memory.can_load(slot) {
             return Some(false);
         }
         if !memory.take_frame_ahead() {

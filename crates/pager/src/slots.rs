@@ -24,8 +24,8 @@ pub(crate) struct Slots {
     free: Vec<Slot>,
     /// Slots whose pages the store did not accept: their nodes are lost or full. They are tried again when no others are free.
     refused: Vec<Slot>,
-    /// The buffers that are being stored.
-    storing: HashMap<Slot, usize>,
+    /// Slots whose bytes are not in the store yet, and the buffers that are being stored; none after a failure.
+    storing: HashMap<Slot, Option<usize>>,
     /// Slots to invalidate.
     invalid: Vec<Slot>,
 }
@@ -102,7 +102,7 @@ impl Slots {
         let users = &mut self.users[slot.0 as usize];
         *users -= 1;
         // A slot that is being stored is freed at the end of that.
-        if *users == 0 && !self.storing.contains_key(&slot) {
+        if *users == 0 && !self.is_storing(slot) {
             self.recycle(slot);
         }
     }
@@ -114,7 +114,17 @@ impl Slots {
 
     /// Notes that a buffer is being stored.
     pub(crate) fn begin_store(&mut self, slot: Slot, buffer: usize) {
-        self.storing.insert(slot, buffer);
+        self.storing.insert(slot, Some(buffer));
+    }
+
+    /// Notes that a store has failed, and is to be repeated.
+    pub(crate) fn fail_store(&mut self, slot: Slot) {
+        self.storing.insert(slot, None);
+    }
+
+    /// Whether the slot's bytes are not in the store yet.
+    pub(crate) fn is_storing(&self, slot: Slot) -> bool {
+        self.storing.contains_key(&slot)
     }
 
     /// Notes the end of a store. Returns whether the slot still has users.
@@ -129,7 +139,7 @@ impl Slots {
 
     /// The buffer that is being stored to a slot.
     pub(crate) fn stored_buffer(&self, slot: Slot) -> Option<usize> {
-        self.storing.get(&slot).copied()
+        self.storing.get(&slot).copied().flatten()
     }
 
     /// Takes the pages that are to be invalidated, and not in use again.
