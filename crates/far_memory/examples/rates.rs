@@ -75,7 +75,8 @@ fn thread_times(process: &Child) -> Result<BTreeMap<String, f64>> {
 
 /// Something that has operations in flight.
 trait Load {
-    fn begin(&mut self, page: u64, slot: usize) -> Result<()>;
+    /// Begins operations on pages, each with a slot.
+    fn begin(&mut self, operations: &[(u64, usize)]) -> Result<()>;
     /// Ended operations, by slot.
     fn poll(&mut self, ended: &mut Vec<usize>) -> Result<()>;
 }
@@ -88,9 +89,11 @@ struct Far<'a> {
 }
 
 impl Load for Far<'_> {
-    fn begin(&mut self, page: u64, slot: usize) -> Result<()> {
-        let request = (self.request)(page, (self.buffer.clone(), slot), slot as u64);
-        self.client.submit([request]).map_err(|(_, error)| error)?;
+    fn begin(&mut self, operations: &[(u64, usize)]) -> Result<()> {
+        let requests = operations
+            .iter()
+            .map(|&(page, slot)| (self.request)(page, (self.buffer.clone(), slot), slot as u64));
+        self.client.submit(requests).map_err(|(_, error)| error)?;
         Ok(())
     }
 
@@ -113,11 +116,13 @@ struct OneSided<'a> {
 }
 
 impl Load for OneSided<'_> {
-    fn begin(&mut self, page: u64, slot: usize) -> Result<()> {
-        let (offset, at) = (page * PAGE_BYTES as u64, slot * PAGE_BYTES);
-        match self.writes {
-            true => self.region.write(offset, &self.buffer, at, PAGE_BYTES as u32, slot as u64)?,
-            false => self.region.read(offset, &self.buffer, at, PAGE_BYTES as u32, slot as u64)?,
+    fn begin(&mut self, operations: &[(u64, usize)]) -> Result<()> {
+        for &(page, slot) in operations {
+            let (offset, at) = (page * PAGE_BYTES as u64, slot * PAGE_BYTES);
+            match self.writes {
+                true => self.region.write(offset, &self.buffer, at, PAGE_BYTES as u32, slot as u64)?,
+                false => self.region.read(offset, &self.buffer, at, PAGE_BYTES as u32, slot as u64)?,
+            }
         }
         Ok(())
     }
@@ -137,6 +142,7 @@ impl Load for OneSided<'_> {
 /// Keeps `depth` operations in flight on different pages, and returns their number and latencies in microseconds.
 fn run(load: &mut dyn Load, depth: usize, count_max: u64) -> Result<(u64, f64, Vec<f64>)> {
     let (started, mut latencies, mut ended) = (Instant::now(), Vec::new(), Vec::new());
+    let mut next = Vec::new();
     let mut since = vec![started; depth];
     let (mut begun, mut finished) = (0, 0);
     let mut free: Vec<usize> = (0..depth).collect();
@@ -150,9 +156,11 @@ fn run(load: &mut dyn Load, depth: usize, count_max: u64) -> Result<(u64, f64, V
             && let Some(slot) = free.pop()
         {
             since[slot] = Instant::now();
-            load.begin(begun.wrapping_mul(4099) % PAGES, slot)?;
+            next.push((begun.wrapping_mul(4099) % PAGES, slot));
             begun += 1;
         }
+        load.begin(&next)?;
+        next.clear();
         load.poll(&mut ended)?;
         for slot in ended.drain(..) {
             latencies.push(since[slot].elapsed().as_secs_f64() * 1e6);

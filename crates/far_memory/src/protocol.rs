@@ -15,7 +15,7 @@ use crate::scheme::Scheme;
 use crate::status::NodeStatus;
 
 /// Version of the protocol: both ends must have the same.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// Bytes of a request line at most.
 pub(crate) const REQUEST_BYTES_MAX: usize = 4096;
 /// Bytes of an answer line at most.
@@ -56,7 +56,7 @@ impl Function {
         }
     }
 
-    /// Whether its messages end with a page.
+    /// Whether a page comes with its messages: behind the arguments, or by a WRITE before the message.
     pub fn takes_page(self) -> bool {
         matches!(self, Function::MappedStore | Function::UnmappedStore)
     }
@@ -220,6 +220,9 @@ pub(crate) enum Grant {
         table: u64,
         /// What an unmapped store returns as the page's address if the pool is empty.
         empty: u64,
+        /// Where the pages of stores may be WRITten before their messages, a page for each slot: for mapped stores, and for
+        /// unmapped ones.
+        pages: [SlabKey; 2],
     },
     /// The whole space is reserved.
     Reserved(SlabKey),

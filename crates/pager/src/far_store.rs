@@ -37,6 +37,8 @@ impl FarStore {
             pages = pages.saturating_add(node_status(*node)?.page_count);
         }
         config.page_count = (pages / config.copies.max(1) as u64).max(1);
+        // A load, for which a thread waits, does not wait until stores of an eviction have ended.
+        config.depth = BUFFERS as u32;
         let client = Client::connect(&config)?;
         let registered = client.buffer(BUFFERS)?;
         Ok(FarStore {
@@ -55,17 +57,18 @@ impl FarStore {
     }
 
     fn submit_waiting(&mut self) {
-        while let Some(request) = self.waiting.front() {
-            match self.client.submit([request.clone()]) {
-                Ok(_) => drop(self.waiting.pop_front()),
-                Err((_, PageError::Full)) => return,
-                // Pages and buffers are within their ranges.
-                Err((_, error)) => {
-                    tracing::error!(%error, "the client refuses an operation");
-                    return;
-                }
-            }
+        if self.waiting.is_empty() {
+            return;
         }
+        let begun = match self.client.submit(self.waiting.iter().cloned()) {
+            Ok(count) | Err((count, PageError::Full)) => count,
+            // Pages and buffers are within their ranges.
+            Err((count, error)) => {
+                tracing::error!(%error, "the client refuses an operation");
+                count
+            }
+        };
+        self.waiting.drain(..begun);
     }
 
     fn end(&mut self, buffer: usize, result: Result<(), PageError>) -> Option<Completion> {
@@ -111,20 +114,22 @@ impl BackingStore for FarStore {
     fn submit(&mut self, transfer: Transfer, page: u64, buffer: usize) {
         self.transfers[buffer] = Some(transfer);
         let (place, tag) = ((self.registered.clone(), buffer), buffer as u64);
-        self.waiting.push_back(match transfer {
-            Transfer::Load => Request::Load { page, into: place, tag },
+        match transfer {
+            Transfer::Load => {
+                self.waiting.push_back(Request::Load { page, into: place, tag });
+                self.submit_waiting();
+            }
+            // Stores of an eviction leave together, with the next poll or load: their packets share system calls.
             Transfer::Store => {
                 let written = self.registered.write(buffer, &self.buffers[buffer]);
                 debug_assert!(written.is_ok(), "there are as many registered pages");
-                Request::Store { page, from: place, tag }
+                self.waiting.push_back(Request::Store { page, from: place, tag });
             }
-        });
-        self.submit_waiting();
+        }
     }
 
     fn invalidate(&mut self, pages: &[u64]) {
         self.waiting.extend(pages.iter().map(|&page| Request::Invalidate { page, tag: NO_BUFFER }));
-        self.submit_waiting();
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>, timeout: Duration) {

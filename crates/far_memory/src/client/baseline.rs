@@ -11,7 +11,7 @@ use terrace_nic::{
 };
 
 use super::slabs::{Slabs, Taken};
-use super::transport::{Asked, Call, Finished, Transport};
+use super::transport::{Asked, Call, Finished, Transport, request};
 use crate::messages::{MESSAGE_BYTES, Message, Operation, Outcome, REPLY_BYTES, Reply, SlabKey};
 use crate::page_store::PAGE_BYTES;
 use crate::protocol::{Function, Grant};
@@ -315,8 +315,4 @@ impl Transport for Baseline {
         let finished = self.finished.drain(..).map(|finished| finished.call);
         asked.chain(self.slabs.abandon()).chain(accesses).chain(waiting).chain(finished).collect()
     }
-}
-
-fn request(op: SendOp, payload: Payload, flags: SendFlags) -> SendWr {
-    SendWr { wr_id: 0, op, payload, flags, target: None }
 }

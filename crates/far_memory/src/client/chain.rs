@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 
 use terrace_access::proto::Endpoint;
 use terrace_nic::{
-    Buffer, Cq, Error, Path, Payload, Pd, QpCap, QueuePair, RecvWr, SendFlags, SendOp, SendWr, SgeList, Wc,
-    rc,
+    Buffer, Cq, Error, Path, Payload, Pd, QpCap, QueuePair, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList,
+    Wc, rc,
 };
 
-use super::transport::Call;
+use super::transport::{Call, request};
+use crate::messages::SlabKey;
+use crate::page_store::PAGE_BYTES;
 use crate::protocol::{ARGS_BYTES_MAX, Args, ENTRY_BYTES, Function, Rounds};
 
 /// `ibv_access_flags`.
@@ -28,6 +30,15 @@ pub(super) struct Sent {
     pub since: Instant,
 }
 
+/// A message that has not been posted.
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    slot: u32,
+    args: Sge,
+    /// The page of a store.
+    page: Option<Sge>,
+}
+
 /// The client's end of a chain.
 pub(super) struct ChainClient {
     rounds: Rounds,
@@ -35,12 +46,14 @@ pub(super) struct ChainClient {
     endpoint: Endpoint,
     /// Address of the table's first entry.
     table: u64,
+    /// The node's pages of the slots, which take those of stores.
+    pages: SlabKey,
     /// The next round.
     round: u32,
     sent: VecDeque<Sent>,
     waiting: VecDeque<Call>,
     /// Messages to be posted.
-    batch: Vec<SendWr>,
+    batch: Vec<Message>,
     slots: Buffer,
 }
 
@@ -48,7 +61,8 @@ impl ChainClient {
     /// Makes an end, whose endpoint the node connects to.
     pub fn new(pd: &Arc<Pd>, cq: &Arc<Cq>, rounds: Rounds) -> Result<ChainClient, Error> {
         let cap = QpCap {
-            max_send_wr: rounds.slots(),
+            // A message, and its page.
+            max_send_wr: if rounds.function.takes_page() { 2 * rounds.slots() } else { rounds.slots() },
             max_recv_wr: rounds.slots(),
             max_send_sge: 2,
             max_recv_sge: 1,
@@ -61,6 +75,7 @@ impl ChainClient {
             qp,
             endpoint,
             table: 0,
+            pages: SlabKey::default(),
             round: 0,
             sent: VecDeque::new(),
             waiting: VecDeque::new(),
@@ -82,6 +97,12 @@ impl ChainClient {
         &self.qp
     }
 
+    /// The node's pages of the slots.
+    #[cfg(test)]
+    pub fn pages(&self) -> SlabKey {
+        self.pages
+    }
+
     pub fn qpn(&self) -> u32 {
         self.qp.qpn()
     }
@@ -90,9 +111,9 @@ impl ChainClient {
         self.rounds.function
     }
 
-    /// Connects to the node's end.
-    pub fn connect(&mut self, path: Path, peer: Endpoint, table: u64) -> Result<(), Error> {
-        self.table = table;
+    /// Connects to the node's end, whose table and slots' pages these are.
+    pub fn connect(&mut self, path: Path, peer: Endpoint, table: u64, pages: SlabKey) -> Result<(), Error> {
+        (self.table, self.pages) = (table, pages);
         rc::connect_persistently(&self.qp, self.endpoint, path, peer)
     }
 
@@ -135,14 +156,10 @@ impl ChainClient {
     pub fn send(&mut self, call: Call, args: &[u8], now: Instant) -> Result<(), Error> {
         let at = self.slot_at(self.round);
         self.slots.write(at, args)?;
-        let mut sges = SgeList::from_slice(&[self.slots.sge(at, args.len() as u32)]);
-        sges.extend(call.page.filter(|_| self.rounds.function.takes_page()));
-        self.batch.push(SendWr {
-            wr_id: 0,
-            op: SendOp::Send,
-            payload: Payload::Sges(sges),
-            flags: SendFlags::empty(),
-            target: None,
+        self.batch.push(Message {
+            slot: self.rounds.slot(self.round),
+            args: self.slots.sge(at, args.len() as u32),
+            page: call.page.filter(|_| self.rounds.function.takes_page()),
         });
         self.sent.push_back(Sent { call, since: now });
         self.round = self.round.wrapping_add(1);
@@ -159,7 +176,12 @@ impl ChainClient {
         if self.batch.is_empty() {
             return Ok(());
         }
-        let posted = self.qp.post_send(self.batch.drain(..).map(Ok));
+        let batch = std::mem::take(&mut self.batch);
+        // A page and arguments are two packets, of which only those of equal length leave together. So all pages go first.
+        let pages_first = self.qp.sends_to_network();
+        let pages = batch.iter().filter(|_| pages_first).filter_map(|message| message.write_page(self.pages));
+        let messages = batch.iter().map(|message| message.send(!pages_first));
+        let posted = self.qp.post_send(pages.chain(messages).map(Ok));
         posted.map_err(|(_, error)| error)
     }
 
@@ -200,5 +222,20 @@ impl ChainClient {
         // It fails only if it was destroyed before.
         let _ = self.qp.destroy();
         self.sent.drain(..).map(|sent| sent.call).chain(self.waiting.drain(..)).collect()
+    }
+}
+
+impl Message {
+    /// Brings the page of a store to its slot at the node.
+    fn write_page(&self, slots: SlabKey) -> Option<SendWr> {
+        let va = slots.addr.wrapping_add(u64::from(self.slot) * PAGE_BYTES as u64);
+        let op = SendOp::Write { va, rkey: slots.rkey };
+        Some(request(op, Payload::Sge(self.page?), SendFlags::empty()))
+    }
+
+    /// Sends the arguments, and perhaps the page behind them.
+    fn send(&self, with_page: bool) -> SendWr {
+        let sges = std::iter::once(self.args).chain(self.page.filter(|_| with_page)).collect();
+        request(SendOp::Send, Payload::Sges(sges), SendFlags::empty())
     }
 }

@@ -34,12 +34,15 @@ impl Transport for Chains {
     }
 
     fn connect(&mut self, peers: &[(Path, Endpoint)], grant: Grant) -> Result<(), Error> {
-        let Grant::Chains { table, empty } = grant else {
+        let Grant::Chains { table, empty, pages: [mapped, unmapped] } = grant else {
             return Err(Error::Invalid("the node grants something else than chains"));
         };
         self.empty = empty;
         let mut ends = self.chains.iter_mut().zip(peers);
-        ends.try_for_each(|(chain, (path, peer))| chain.connect(*path, *peer, table))
+        ends.try_for_each(|(chain, (path, peer))| {
+            let pages = if chain.function() == Function::MappedStore { mapped } else { unmapped };
+            chain.connect(*path, *peer, table, pages)
+        })
     }
 
     fn begin(&mut self, function: Function, call: Call, now: Instant) -> Result<(), Error> {

@@ -172,6 +172,26 @@ fn one_sided_requests_are_refused() {
     }
 }
 
+/// A client may WRITE the pages of its slots, and nothing else.
+#[test]
+fn pages_of_slots_are_written_only() {
+    for function in [Function::MappedStore, Function::UnmappedStore] {
+        for (is_read, offset) in [(true, 0), (false, 16 * PAGE_BYTES as u64 - 1), (false, u64::MAX)] {
+            expelled_after(|scene| {
+                let mut operations = scene.attacker.operations.lock();
+                let chain = operations.links[0].transport.chain(function).expect("a chain");
+                let (va, rkey) = (chain.pages().addr.wrapping_add(offset), chain.pages().rkey);
+                let op = if is_read { SendOp::Read { va, rkey } } else { SendOp::Write { va, rkey } };
+                let payload = Payload::Sge(scene.page.sge(0).expect("a page"));
+                let wr = SendWr { wr_id: 1, op, payload, flags: SendFlags::SIGNALED, target: None };
+                chain.qp().post_send([Ok(wr)]).expect("posted");
+                drop(operations);
+                scene.forge(Function::Load, 0, |_, _| ());
+            });
+        }
+    }
+}
+
 #[test]
 fn pages_beyond_the_budget_are_taken_back() {
     expelled_after(|scene| {

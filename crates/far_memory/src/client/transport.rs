@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use terrace_access::proto::Endpoint;
-use terrace_nic::{Cq, Device, Error, Path, Pd, Sge, Wc};
+use terrace_nic::{Cq, Device, Error, Path, Payload, Pd, SendFlags, SendOp, SendWr, Sge, Wc};
 
 #[cfg(test)]
 use super::chain::ChainClient;
@@ -90,4 +90,9 @@ pub(super) trait Transport: Send {
     fn chain(&mut self, _function: Function) -> Option<&mut ChainClient> {
         None
     }
+}
+
+/// A work request without a cookie.
+pub(super) fn request(op: SendOp, payload: Payload, flags: SendFlags) -> SendWr {
+    SendWr { wr_id: 0, op, payload, flags, target: None }
 }

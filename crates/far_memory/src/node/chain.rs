@@ -12,14 +12,15 @@ use std::sync::Arc;
 
 use terrace_access::proto::Endpoint;
 use terrace_nic::{
-    Buffer, Cq, CqInit, Device, Error, Path, Pd, QpCap, QpInit, QpState, QpType, QueuePair, RecvWr,
-    WorkQueueInit, WorkQueuesInit, rc,
+    Buffer, Cq, CqInit, Device, Error, Mr, MrRequest, Path, Pd, QpCap, QpInit, QpState, QpType, QueuePair,
+    RecvWr, WorkQueueInit, WorkQueuesInit, rc,
 };
 
 use super::access;
 use super::owned::Owned;
 use super::pool::{Pool, PoolKeys};
 use super::program::{self, Places};
+use crate::messages::SlabKey;
 use crate::page_store::PAGE_BYTES;
 use crate::protocol::{Function, Rounds};
 
@@ -30,6 +31,8 @@ const CQ_DEPTH: u32 = 64;
 /// Requests of a control queue in the transport.
 const CONTROL_DEPTH: u32 = 64;
 const SGES_MAX: u32 = 16;
+/// Address of the first slot's page, for the client's WRITEs.
+const PAGES_BASE: u64 = 1 << 57;
 
 /// What all chains of a client share.
 pub(crate) struct Shared<'a> {
@@ -51,6 +54,8 @@ pub(crate) struct Chain {
     echo: Owned<QueuePair>,
     messages: Owned<Cq>,
     endpoint: Endpoint,
+    /// The slots' pages, which the client WRITEs before its messages.
+    pages: Option<Owned<Mr>>,
     /// Freed after the queue pairs.
     _queues: Buffer,
 }
@@ -69,9 +74,11 @@ impl Chain {
         let reply = new_qp(shared, &messages, regions.reply_init(lkey, rounds), rounds.slots())?;
         let (echo, echo_end) = rc::new_pair(shared.pd, shared.cq, QpCap::default())?;
         let (echo, endpoint) = (Owned(echo), rc::endpoint_of(&reply));
-        let chain = Chain { rounds, reply, control, echo, messages, endpoint, _queues: queues };
+        let pages =
+            if rounds.function.takes_page() { Some(regions.register_pages(shared.pd)?) } else { None };
+        let chain = Chain { rounds, reply, control, echo, messages, endpoint, pages, _queues: queues };
         chain.connect_control(shared, echo_end)?;
-        rc::initialize(&chain.reply, 0)?;
+        rc::initialize(&chain.reply, if chain.pages.is_some() { access::REMOTE_WRITE } else { 0 })?;
         chain.post(shared, &regions.places(lkey, rounds))?;
         rc::connect_persistently(&chain.reply, endpoint, path, peer)?;
         // The first rounds wait for messages; each enables the round that the message has made ready.
@@ -115,6 +122,11 @@ impl Chain {
     /// What the client's end connects to.
     pub fn endpoint(&self) -> Endpoint {
         self.endpoint
+    }
+
+    /// The slots' pages, if the client may WRITE them.
+    pub fn pages(&self) -> Option<SlabKey> {
+        self.pages.as_ref().map(|pages| SlabKey { addr: pages.iova(), rkey: pages.rkey() })
     }
 
     /// Blocks of the control queue that were executed, modulo 2^32.
@@ -215,6 +227,12 @@ impl Regions {
         let has_pages = rounds.function != Function::Invalidate;
         let pages = take(if has_pages { slots * PAGE_BYTES as u64 } else { 0 });
         Regions { control, reply, recv, unused, doorbell, scratch, pages, end }
+    }
+
+    fn register_pages(&self, pd: &Arc<Pd>) -> Result<Owned<Mr>, Error> {
+        let (addr, length) = (self.pages, self.end - self.pages);
+        let access = access::LOCAL_WRITE | access::REMOTE_WRITE;
+        pd.reg_mr(MrRequest { addr, length, iova: PAGES_BASE, access, paging: None }).map(Owned)
     }
 
     fn control_init(&self, lkey: u32, rounds: Rounds) -> WorkQueuesInit {

@@ -4,7 +4,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use terrace_nic::{Cq, Error, Pd, QueuePair};
+use terrace_nic::{Cq, Error, Mr, Pd, QueuePair};
 
 /// What can be ended.
 pub(crate) trait End {
@@ -20,6 +20,12 @@ impl End for Pd {
 impl End for Cq {
     fn end(self: &Arc<Self>) -> Result<(), Error> {
         self.destroy()
+    }
+}
+
+impl End for Mr {
+    fn end(self: &Arc<Self>) -> Result<(), Error> {
+        self.dereg()
     }
 }
 

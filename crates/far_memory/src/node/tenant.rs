@@ -9,6 +9,7 @@ use super::access;
 use super::chain::{Chain, Shared};
 use super::owned::Owned;
 use super::pool::{Marks, Pool, PoolKeys};
+use crate::messages::SlabKey;
 use crate::protocol::{ChainEnd, Connect, Connected, ENTRY_BYTES, Function, Grant, Rounds};
 
 /// Address of a table's first entry, for work requests.
@@ -92,9 +93,15 @@ impl Tenant {
             mtu_bytes,
             ends: tenant.chains.iter().map(|chain| ChainEnd::of(chain.endpoint())).collect(),
             budget_pages,
-            grant: Grant::Chains { table: TABLE_BASE, empty: pool.empty() },
+            grant: Grant::Chains { table: TABLE_BASE, empty: pool.empty(), pages: tenant.pages() },
         };
         Ok((tenant, connected))
+    }
+
+    /// Where the client may WRITE the pages of stores.
+    fn pages(&self) -> [SlabKey; 2] {
+        [Function::MappedStore, Function::UnmappedStore]
+            .map(|function| self.chains[function.index()].pages().unwrap_or_default())
     }
 
     fn make_chains(&mut self, device: &Arc<Device>, pool: &Pool, connect: &Connect) -> Result<(), Error> {

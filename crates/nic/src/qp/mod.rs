@@ -211,6 +211,11 @@ impl QueuePair {
         self.lock().qp.state()
     }
 
+    /// Whether its packets go to the network now: its peer is on another host, or has not been found on this one.
+    pub fn sends_to_network(&self) -> bool {
+        !self.lock().nic.local.has_tx_ring()
+    }
+
     /// All attributes now.
     pub fn query(&self) -> QpAttr {
         self.lock().qp.query()
