@@ -331,7 +331,7 @@ bench-filemr: build ## Regions that are files: translation caches (a model, on r
 	$(PYTHON) bench/filemr/regions.py
 	unshare --net sh -c 'ip link set lo up && $(PYTHON) bench/filemr/latency.py'
 
-bench-pager: build ## Programs whose memory is on a memory node, beside ODRP's baselines, a swap file and zram: twenty minutes (needs root; ONLY=NAME for some)
+bench-pager: build ## Programs whose memory is on a memory node, beside ODRP's baselines, a swap file and zram: forty minutes (needs root; ONLY=NAME for some)
 	@scripts/setup.sh bench-pager
 	@$(MAKE) --no-print-directory $(addprefix build/bench/pager/,quicksort kmeans touches etc)
 	$(PYTHON) bench/pager/pager.py $(if $(ONLY),--only '$(ONLY)')

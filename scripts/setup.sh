@@ -45,6 +45,7 @@ name_here() {
     dnf:libclang-dev) echo clang-devel ;;
     dnf:libnbd-dev) echo libnbd-devel ;;
     dnf:redis-server | dnf:redis-tools) echo valkey ;;
+    dnf:postgresql) echo postgresql-server ;;
     dnf:openssh-client) echo openssh-clients ;;
     # Python brings venv there.
     dnf:python3-venv) echo python3 ;;
@@ -364,7 +365,7 @@ interop)
 bench) check_rust; install_packages $compiler $verbs $plots perftest linux-perf; install_if_possible fio ;;
 np-programs) check_rust; install_packages $compiler $verbs $plots openmpi-bin libopenmpi-dev ucx-utils ;;
 bench-peers) check_rust; install_packages $compiler $verbs $plots; install_if_possible $peers ;;
-bench-pager) check_rust; install_packages $compiler $verbs perftest memcached ;;
+bench-pager) check_rust; install_packages $compiler $verbs perftest memcached postgresql postgresql-contrib util-linux ;;
 bench-filemr) check_rust; install_packages $compiler $verbs strace redis-server redis-tools libpmemlog-dev fuse3 sshfs openssh-server openssh-client ;;
 # The suites pjdfstest and fsx come from crates.io.
 mount-tests)

@@ -20,7 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import typing
 
+import postgres
 import tables
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -38,10 +40,10 @@ def free_port():
 
 
 @contextlib.contextmanager
-def memory_node(scheme):
-    """A memory node of this machine."""
+def memory_node(scheme, user):
+    """A memory node of this machine. Within the host, pages go to processes of the same user without packets."""
     address = f"127.0.0.1:{free_port()}"
-    command = [TERRACE, "memory-node", "--memory", "1G", "--listen", address, "--scheme", scheme]
+    command = [*user, TERRACE, "memory-node", "--memory", "1G", "--listen", address, "--scheme", scheme]
     node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         if not node.stdout.readline().startswith("lending"):
@@ -59,14 +61,14 @@ class Far:
         self.path, self.prefetch, self.scheme = path, prefetch, scheme
 
     @contextlib.contextmanager
-    def limited(self, limit):
+    def limited(self, limit, user):
         with contextlib.ExitStack() as stack:
             where, path = f"file:{tempfile.gettempdir()}", []
             if self.path != "file":
-                where = stack.enter_context(memory_node(self.scheme))
+                where = stack.enter_context(memory_node(self.scheme, user))
                 # The pager's path. The node's chains access its own memory without packets in any case.
                 path = ["--path", self.path]
-            command = [str(TERRACE), "run", "--remote-memory", where, "--local", str(limit), "--prefetch", self.prefetch]
+            command = [*user, str(TERRACE), "run", "--remote-memory", where, "--local", str(limit), "--prefetch", self.prefetch]
             yield [*command, *path, "--"]
 
 
@@ -79,13 +81,13 @@ class Swap:
         self.device = device
 
     @contextlib.contextmanager
-    def limited(self, limit):
+    def limited(self, limit, user):
         with self.device(), contextlib.ExitStack() as stack:
             self.GROUP.mkdir()
             stack.callback(self.GROUP.rmdir)
             (self.GROUP / "memory.swappiness").write_text("100")
             (self.GROUP / "memory.limit_in_bytes").write_text(str(limit))
-            yield ["sh", "-c", f'echo $$ > {self.GROUP}/cgroup.procs && exec "$@"', "sh"]
+            yield ["sh", "-c", f'echo $$ > {self.GROUP}/cgroup.procs && exec "$@"', "sh", *user]
 
 
 @contextlib.contextmanager
@@ -189,13 +191,24 @@ def memcached(items, operations):
     return measure
 
 
+class Program(typing.NamedTuple):
+    """A program that is measured."""
+
+    # Runs it under the words before its command, and returns what it has found.
+    measure: typing.Callable
+    # The words that make it another user's, if it does not run as root.
+    user: tuple = ()
+
+
 def programs(is_short):
     scale = 4 if is_short else 1
     return {
-        "quicksort": batch("quicksort", 128 // scale),
-        "k-means": batch("kmeans", 256 // scale),
-        "memcached": memcached(400_000 // scale, 300_000 // scale),
-        "random touches": batch("touches", 256 // scale, 40_000 // scale),
+        "quicksort": Program(batch("quicksort", 128 // scale)),
+        "k-means": Program(batch("kmeans", 256 // scale)),
+        "memcached": Program(memcached(400_000 // scale, 300_000 // scale)),
+        # Each of its dozen processes has some private memory that is never paged: with fewer keys that would be most of a half.
+        "PostgreSQL": Program(postgres.measure(500_000 if is_short else 800_000, 2, 2, 1_000), postgres.AS_USER),
+        "random touches": Program(batch("touches", 256 // scale, 40_000 // scale)),
     }
 
 
@@ -224,16 +237,17 @@ def measure(options, results):
             continue
         found = results["programs"].setdefault(name, {})
         for _ in range(options.rounds):
-            whole = program([])
+            whole = program.measure([*program.user])
             print(f"{name}: {whole}", flush=True)
             found.setdefault("bytes", whole["most_bytes"])
             found.setdefault("all local", {}).setdefault("100", []).append(whole)
             systems = [system for system in SYSTEMS if options.system.search(system)]
             for system, share in ((system, share) for system in systems for share in SHARES):
                 try:
-                    with SYSTEMS[system].limited(found["bytes"] * share // 100) as prefix:
-                        result = program(prefix)
-                except (OSError, subprocess.SubprocessError, json.JSONDecodeError) as error:
+                    with SYSTEMS[system].limited(found["bytes"] * share // 100, program.user) as prefix:
+                        result = program.measure(prefix)
+                # Wrong results are ValueErrors, as is an output that is not JSON.
+                except (OSError, subprocess.SubprocessError, ValueError) as error:
                     result = {"error": str(error)}
                 is_right = result.get("result") == whole["result"]
                 found.setdefault(system, {}).setdefault(str(share), []).append({**result, "is_right": is_right})
@@ -252,8 +266,8 @@ def main():
     options = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("pager.py: run as root: it limits memory, and swaps")
-    if not shutil.which("memcached"):
-        sys.exit("pager.py: memcached is not installed")
+    if not shutil.which("memcached") or not postgres.find("initdb"):
+        sys.exit("pager.py: memcached or PostgreSQL is not installed")
     # The end undoes what is set up: swap devices, cgroups, memory nodes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     results = {"programs": {}, "reads": {}}
