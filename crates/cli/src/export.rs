@@ -10,7 +10,7 @@ use terrace_export::{Rules, RulesError, ServeError, Server, ServerConfig};
 use terrace_nic::{PathChoice, PortConfig};
 
 use crate::log::LogOption;
-use crate::{output, termination, values};
+use crate::{output, run, termination, values};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -63,7 +63,7 @@ pub struct Options {
     #[arg(long, value_name = "PATH", env = "TERRACE_PATH", hide_env_values = true, default_value = "auto", value_parser = values::path())]
     path: PathChoice,
     /// Fault plan: a file of faults to inject in packets
-    #[arg(long, value_name = "FILE", env = "TERRACE_FAULT_PLAN", hide_env_values = true)]
+    #[arg(long, value_name = "FILE", env = "TERRACE_FAULT_PLAN", hide_env_values = true, value_parser = values::fault_plan)]
     fault_plan: Option<PathBuf>,
     #[command(flatten)]
     log: LogOption,
@@ -83,7 +83,11 @@ pub enum ExportError {
 impl ExportError {
     /// Whether the command line is wrong, the rules that it names included.
     pub fn is_usage(&self) -> bool {
-        matches!(self, ExportError::Rules(_))
+        match self {
+            ExportError::Rules(_) => true,
+            ExportError::Serve(ServeError::Port(error)) => run::is_usage_of_port(error),
+            ExportError::Serve(_) => false,
+        }
     }
 }
 

@@ -132,7 +132,9 @@ pub fn run() -> ExitCode {
         Command::Export(options) => {
             export::export(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))
         }
-        Command::Mount(options) => mount::mount(&options).map_err(|error| (1, error.to_string())),
+        Command::Mount(options) => {
+            mount::mount(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))
+        }
         Command::Recover(options) => recover::recover(&options).map_err(|error| (1, error.to_string())),
         Command::Devices(options) => {
             devices::show(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))

@@ -11,7 +11,7 @@ use terrace_node::{Metrics, ServeError};
 use terrace_pages::size;
 
 use crate::log::LogOption;
-use crate::{json, output, pool, termination, values};
+use crate::{json, output, pool, run, termination, values};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -87,7 +87,11 @@ pub enum MemoryNodeError {
 impl MemoryNodeError {
     /// Whether the command line is wrong.
     pub fn is_usage(&self) -> bool {
-        matches!(self, MemoryNodeError::Node(NodeError::Size | NodeError::NoSlab(..)))
+        match self {
+            MemoryNodeError::Node(NodeError::Port(error)) => run::is_usage_of_port(error),
+            MemoryNodeError::Node(NodeError::Size | NodeError::NoSlab(..)) => true,
+            _ => false,
+        }
     }
 }
 

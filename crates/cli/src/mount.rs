@@ -14,7 +14,7 @@ use terrace_mount::{MountConfig, mount as mount_export};
 use terrace_nic::{PathChoice, PortConfig};
 
 use crate::log::LogOption;
-use crate::{output, termination, values};
+use crate::{output, run, termination, values};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -136,6 +136,13 @@ pub enum MountError {
     /// The operating system's.
     #[error("{0}")]
     System(#[from] io::Error),
+}
+
+impl MountError {
+    /// Whether the command line is wrong.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, MountError::Export(ExportError::Port(error)) if run::is_usage_of_port(error))
+    }
 }
 
 /// Mounts, and serves the kernel until it is unmounted, SIGINT, SIGTERM or SIGHUP.

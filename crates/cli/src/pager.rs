@@ -20,7 +20,7 @@ use terrace_nic::PathChoice;
 use terrace_pager::{Pager, Settings, SharedStatus};
 
 use crate::far_memory::{FarMemory, FarMemoryError};
-use crate::values;
+use crate::{termination, values};
 
 /// What the pager writes to its standard output when processes may join.
 const READY: &str = "ready";
@@ -161,6 +161,8 @@ pub fn serve(options: &Options) -> Result<(), PagerError> {
     if options.detach {
         return detach();
     }
+    // It ends with its last program, which needs it: also where both are told to end (`systemctl stop`, `kill 0`).
+    let _ = termination::block(&[]);
     let result = prepare(options);
     let answer = match &result {
         Ok(_) => READY.to_owned(),

@@ -282,6 +282,11 @@ pub fn is_usage(error: &OpenError) -> bool {
     matches!(error, OpenError::NotUnicast { .. } | OpenError::BadMtu { .. })
 }
 
+/// The same, for ports that a command opens itself.
+pub fn is_usage_of_port(error: &terrace_nic::OpenError) -> bool {
+    matches!(error, terrace_nic::OpenError::Udp(error) if is_usage(error))
+}
+
 /// Replaces this process with the program. Returns only on failure.
 pub fn run(options: &Options) -> Result<(), RunError> {
     let library = library::find()?;

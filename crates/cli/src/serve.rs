@@ -6,8 +6,7 @@ use std::str::FromStr;
 
 use clap::Args;
 use terrace_baseline::FaultModel;
-use terrace_faults::FaultPlan;
-use terrace_nic::{OpenError, PathChoice, PortConfig};
+use terrace_nic::{PathChoice, PortConfig};
 use terrace_node::{Metrics, RegionConfig, ServeError, ServeMode, Server, ServerConfig};
 use terrace_pages::size;
 
@@ -74,7 +73,7 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: u16,
     /// Fault plan: a file of faults to inject in packets, receives and storage
-    #[arg(long, value_name = "FILE", env = "TERRACE_FAULT_PLAN", hide_env_values = true, value_parser = checked_plan)]
+    #[arg(long, value_name = "FILE", env = "TERRACE_FAULT_PLAN", hide_env_values = true, value_parser = values::fault_plan)]
     fault_plan: Option<PathBuf>,
     /// Directory of the file with the pages in memory [default: hugetlbfs if huge pages are set aside, else /dev/shm]
     #[arg(long, value_name = "DIRECTORY")]
@@ -82,12 +81,6 @@ pub struct Options {
     /// Leave the pages in memory at the end, so that the next server of the same files finds them there
     #[arg(long)]
     keep_frames: bool,
-}
-
-/// The path of a valid plan.
-fn checked_plan(text: &str) -> Result<PathBuf, String> {
-    FaultPlan::load(text.as_ref()).map_err(|error| error.to_string())?;
-    Ok(text.into())
 }
 
 /// `NAME=PATH[:SIZE]`.
@@ -119,7 +112,7 @@ impl FromStr for Region {
 pub fn exit_code(error: &ServeError) -> u8 {
     usage_or_1(match error {
         ServeError::Name(_) => true,
-        ServeError::Port(OpenError::Udp(error)) => run::is_usage(error),
+        ServeError::Port(error) => run::is_usage_of_port(error),
         _ => false,
     })
 }
@@ -145,10 +138,11 @@ pub fn serve(options: &Options) -> Result<(), ServeError> {
         keeps_frames: options.keep_frames,
         frames_directory: options.frames.clone(),
     })?;
-    let _metrics = options.metrics.map(|addr| Metrics::serve(addr, &server)).transpose()?;
+    let metrics = options.metrics.map(|addr| Metrics::serve(addr, &server)).transpose()?;
     announce(&server, options);
     let _ = termination.wait();
-    Ok(())
+    drop(metrics);
+    server.close()
 }
 
 /// Prints the address and the regions.

@@ -16,7 +16,7 @@ use terrace_node::{Metrics, ServeError};
 use terrace_pages::size;
 
 use crate::log::LogOption;
-use crate::{node_states, output, swap_pages, termination, values};
+use crate::{node_states, output, run, swap_pages, termination, values};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -125,7 +125,11 @@ pub enum SwapDeviceError {
 impl SwapDeviceError {
     /// Whether the command line is wrong.
     pub fn is_usage(&self) -> bool {
-        matches!(self, SwapDeviceError::Size | SwapDeviceError::Mirror { .. })
+        match self {
+            SwapDeviceError::Connect(ConnectError::Port(error)) => run::is_usage_of_port(error),
+            SwapDeviceError::Connect(ConnectError::SameNode(_)) => true,
+            other => matches!(other, SwapDeviceError::Size | SwapDeviceError::Mirror { .. }),
+        }
     }
 }
 

@@ -1,11 +1,13 @@
 //! Options with a list of values, which help, man pages and completions show, each with a line about it.
 
 use std::error::Error;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use terrace_bench::plan::Mode;
 use terrace_far_memory::Scheme;
+use terrace_faults::FaultPlan;
 use terrace_nic::{NicModel, PathChoice};
 use terrace_node::ServeMode;
 
@@ -77,6 +79,12 @@ pub fn serve_mode() -> impl TypedValueParser<Value = ServeMode> {
 /// `--mode` of `terrace bench`.
 pub fn bench_mode() -> impl TypedValueParser<Value = Mode> {
     one_of(&MODES)
+}
+
+/// `--fault-plan`: the path of a valid plan.
+pub fn fault_plan(text: &str) -> Result<PathBuf, String> {
+    FaultPlan::load(text.as_ref()).map_err(|error| error.to_string())?;
+    Ok(text.into())
 }
 
 fn one_of<T>(values: &'static [(&'static str, &'static str)]) -> impl TypedValueParser<Value = T>

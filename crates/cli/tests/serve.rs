@@ -2,6 +2,19 @@
 
 use std::process::Command;
 
+#[test]
+fn a_directory_for_pages_that_is_named_is_used_or_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let region = format!("a={}:1M", directory.path().join("region").display());
+    let output = Command::new(env!("CARGO_BIN_EXE_terrace"))
+        .args(["serve", "--region", &region, "--dram", "4M", "--frames", "/nonexistent/frames"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("/nonexistent/frames") && error.contains("No such file"), "{error}");
+}
+
 /// The error for invalid arguments.
 fn error_of(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_terrace")).arg("serve").args(arguments).output().unwrap();

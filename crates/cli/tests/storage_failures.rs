@@ -218,3 +218,26 @@ fn pages_that_cannot_be_written_back_stay_and_are_not_committed() {
     let stored = std::fs::read(&image).expect("the image");
     assert!(stored[start..start + MIB].iter().all(|byte| *byte == 7), "committed, and not on the disk");
 }
+
+/// The node is told to end while the disk is full, and its pages are recovered where there is room again.
+#[test]
+fn an_end_that_leaves_pages_in_memory_is_an_error_that_names_them() {
+    let Some(small) = Mounted::new(8 * MIB as u64) else { return eprintln!("skipped: no right to mount") };
+    let image = small.point.join("image");
+    File::create(&image).and_then(|image| image.set_len(REGION_BYTES as u64)).expect("an image");
+    let Ok((device, _open)) = loop_device(&image) else { return eprintln!("skipped: no loop device") };
+    let frames = Frames::new();
+    let mut node = Node::start(&device, &frames);
+    let filler = small.point.join("filler");
+    let mut file = File::create(&filler).expect("space for the file");
+    assert!(std::io::copy(&mut std::io::repeat(1), &mut file).is_err(), "the disk is full");
+    drop(file);
+    assert_eq!(write(&node, 5 * MIB, MIB), WcStatus::Success, "it is in memory");
+    assert_eq!(node.end(), Some(1));
+    let log = node.kill_and_read_log();
+    assert!(log.contains(&format!("not all pages of {} could be made durable", device.display())), "{log}");
+    std::fs::remove_file(&filler).expect("it exists");
+    node::recover(&device, &frames);
+    let stored = std::fs::read(&image).expect("the image");
+    assert!(stored[5 * MIB..6 * MIB].iter().all(|byte| *byte == 7), "recovered, and not on the disk");
+}

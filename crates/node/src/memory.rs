@@ -139,8 +139,8 @@ impl Memory {
         }
     }
 
-    /// Ends the memory, after its regions' registrations have ended.
-    pub fn close(&self, regions: &[MemoryRegion]) {
+    /// Ends the memory, after its regions' registrations have ended. Returns the files that lack pages ([`Pages::close`]).
+    pub fn close(&self, regions: &[MemoryRegion]) -> Vec<PathBuf> {
         match &self.kind {
             Kind::Pages(pages) => pages.close(),
             Kind::Baseline { baseline, files } => {
@@ -149,6 +149,7 @@ impl Memory {
                     .filter_map(|region| region.baseline.as_ref())
                     .for_each(|region| baseline.remove(region));
                 files.0.write().clear();
+                Vec::new()
             }
         }
     }

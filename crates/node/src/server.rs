@@ -145,6 +145,9 @@ pub enum ServeError {
         /// The reason.
         reason: String,
     },
+    /// Files lack pages at the end: the disk is full or fails.
+    #[error("not all pages of {} could be made durable: where the disk has room again, `terrace recover FILE` writes those that are still in memory", one_after_another(.0))]
+    NotDurable(Vec<PathBuf>),
     /// There are no regions.
     #[error("no region to serve: give at least one")]
     Nothing,
@@ -241,17 +244,38 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
+impl Server {
+    /// Ends the server: what is in memory only is written to the files.
+    ///
+    /// # Errors
+    /// [`ServeError::NotDurable`].
+    pub fn close(mut self) -> Result<(), ServeError> {
+        let lacking = self.end();
+        if lacking.is_empty() { Ok(()) } else { Err(ServeError::NotDurable(lacking)) }
+    }
+
+    /// Returns the files that lack pages, the first time.
+    fn end(&mut self) -> Vec<PathBuf> {
         // Closing comes first: afterwards no grace period waits for another process, which may be stopped.
         self.device.close();
-        for mr in &self.registrations {
+        for mr in self.registrations.drain(..) {
             self.agent.withdraw(mr.rkey());
             // If deregistration fails, the region has ended with the device already.
             let _ = mr.dereg();
         }
-        self.memory.close(&self.regions);
+        self.memory.close(&std::mem::take(&mut self.regions))
     }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The paths, between commas.
+fn one_after_another(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
 fn check_names(regions: &[RegionConfig]) -> Result<(), ServeError> {

@@ -1,6 +1,7 @@
 //! The public interface: opening a pool, adding and removing regions.
 
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -265,10 +266,12 @@ fn choose_slot(pool: &Pool, identity: FileIdentity) -> Result<(u8, bool), PagesE
 
 impl Pages {
     /// Writes all pages back, and ends. The frames keep them for the next process, if the pool is kept. Later accesses
-    /// fail. Closing again does nothing.
-    pub fn close(&self) {
+    /// fail. Returns the files that lack pages, because they could not be written or made durable: the pool keeps those.
+    /// Closing again does nothing, and returns none.
+    pub fn close(&self) -> Vec<PathBuf> {
+        let mut lacking = Vec::new();
         if self.is_closed.swap(true, Ordering::Relaxed) {
-            return;
+            return lacking;
         }
         let regions = std::mem::take(&mut *self.regions.lock());
         for region in &regions {
@@ -290,11 +293,13 @@ impl Pages {
                 lock_file::remove(&region.files.path);
             } else {
                 tracing::error!(path = ?region.files.path, "not all pages of a region could be made durable: those in memory stay in the pool");
+                lacking.push(region.files.path.clone());
             }
         }
         if !self.config.is_kept {
             self.engine.pool.remove_if_clean();
         }
+        lacking
     }
 }
 

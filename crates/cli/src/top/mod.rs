@@ -35,8 +35,8 @@ pairs, those with the most traffic first. `terrace stat PID` shows all counters.
 pub struct Options {
     /// Process to show; without it, all processes are listed
     pid: Option<u32>,
-    /// Time between two samples
-    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Time between two samples, a day at most
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     interval: u64,
 }
 

@@ -100,6 +100,14 @@ impl Node {
         self.process.try_wait().expect("it is a child").is_none()
     }
 
+    /// Ends the node by SIGTERM, and returns its exit status.
+    #[allow(dead_code, reason = "crash tests only kill")]
+    pub fn end(&mut self) -> Option<i32> {
+        let pid = nix::unistd::Pid::from_raw(self.pid() as i32);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("it is a child");
+        self.process.wait().expect("it is a child").code()
+    }
+
     /// Kills the node and returns its stderr.
     pub fn kill_and_read_log(&mut self) -> String {
         self.kill();

@@ -17,6 +17,9 @@ pub enum ConnectError {
     /// No nodes, no pages, or more copies than nodes.
     #[error("a space has at least one node and one page, and at most as many copies as nodes: 1 or 2")]
     Config,
+    /// A node is named twice, and would have both copies of a page.
+    #[error("the memory node {0} is named twice: name each node once")]
+    SameNode(SocketAddr),
     /// The system refuses a thread.
     #[error("no thread for lost memory nodes: {0}")]
     Thread(#[source] io::Error),

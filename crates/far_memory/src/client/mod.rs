@@ -167,6 +167,10 @@ impl Client {
         if !are_copies || config.page_count == 0 || config.page_count > 1 << 40 {
             return Err(ConnectError::Config);
         }
+        let mut others = config.nodes.iter().enumerate();
+        if let Some((_, node)) = others.find(|(index, node)| config.nodes[..*index].contains(node)) {
+            return Err(ConnectError::SameNode(*node));
+        }
         let device = Device::open(config.port.device().map_err(ConnectError::Port)?)?;
         let client = Client::on_device(&device, config);
         if client.is_err() {

@@ -40,6 +40,11 @@ pub(super) fn open(directory: Option<&Path>, name: &str, bytes: u64) -> Result<P
         directories.iter().find(|directory| has_room(directory, bytes)).map(|directory| directory.join(&name))
     });
     let Some(path) = chosen else {
+        if let Some(directory) = directory {
+            // What was asked for by name is not left out.
+            let why = directory.metadata().err().unwrap_or(io::ErrorKind::StorageFull.into());
+            return Err(PagesError::Open { path: directory.to_owned(), source: why });
+        }
         tracing::warn!(
             bytes,
             "no file system in memory has room for the pool of pages: it has no name, and ends with this process"
