@@ -26,8 +26,8 @@
 //! | an XRC domain is opened or closed (`xrcd.rs`, `SHARED`) | the lock is held; the child forgets the domains |
 //! | a device joins the list (`nic.rs`, `DEVICES`) | the lock is held |
 //! | a device receives, its engine or its thread for same-host peers runs, is started, woken or ended, progress
-//! callbacks are attached or called, regions change | `Device::pause_for_fork` in `nic`: the engine parks, the other
-//! locks are held; the child starts its own engine |
+//! callbacks are attached or called, regions change | `Device::park_for_fork` and `ParkedThreads::lock` in `nic`: the
+//! engine parks, the other locks are held; the child starts its own engine |
 //! | a packet is forwarded to a device of this process or of another one (`nic/src/colocated.rs`, `forwarding/`) | only
 //! under the receive lock, or by the engine; the sockets are held, and the child closes them and removes its parent's
 //! devices from the list |
@@ -70,7 +70,7 @@ use std::sync::{MutexGuard, Weak};
 
 use terrace_faults::Faults;
 use terrace_hostmem::fault;
-use terrace_nic::ForkPause;
+use terrace_nic::{ForkPause, ParkedThreads};
 use tracing::level_filters::LevelFilter;
 
 use crate::errno::{Errno, Result};
@@ -165,9 +165,12 @@ extern "C" fn before() {
     let xrcd = xrcd::hold_for_fork();
     let once = once();
     let devices = nic::devices();
-    let pauses = devices.iter().filter_map(Weak::upgrade).map(|device| device.pause_for_fork()).collect();
-    // This lock is last, because an engine that is to pause may be handling a datagram under it.
+    let parked: Vec<_> =
+        devices.iter().filter_map(Weak::upgrade).map(|device| device.park_for_fork()).collect();
+    // This lock comes after the engines have parked, because an engine may be handling a datagram under it. It comes
+    // before the locks of the devices, because its holder takes them to send datagrams.
     let service = service::hold_for_fork();
+    let pauses = parked.into_iter().map(ParkedThreads::lock).collect();
     let paused =
         Paused { pauses, paged, files, _tree: tree, nic, xrcd, _once: once, service, _devices: devices };
     PAUSED.store(Box::into_raw(Box::new(paused)), Ordering::Relaxed);

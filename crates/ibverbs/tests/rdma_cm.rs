@@ -4,6 +4,7 @@
 mod common;
 
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::*;
 
@@ -31,6 +32,7 @@ const ADDR_RESOLVED: u32 = 0;
 const ROUTE_RESOLVED: u32 = 2;
 const CONNECT_REQUEST: u32 = 4;
 const CONNECT_RESPONSE: u32 = 5;
+const UNREACHABLE: u32 = 7;
 const REJECTED: u32 = 8;
 const ESTABLISHED: u32 = 9;
 const DISCONNECTED: u32 = 10;
@@ -111,8 +113,12 @@ impl Channel {
     }
 
     fn resolve(&self, id: u32, uid: u64, port: u16) {
+        self.resolve_address(id, uid, &address(port));
+    }
+
+    fn resolve_address(&self, id: u32, uid: u64, to: &[u8]) {
         let mut fields = vec![0; 28];
-        fields.extend(address(port));
+        fields.extend(to);
         fields.extend(id.to_ne_bytes());
         fields.extend(2000u32.to_ne_bytes());
         assert_eq!(self.command(RESOLVE_IP, &fields, 0), 0);
@@ -201,6 +207,15 @@ fn address(port: u16) -> Vec<u8> {
     raw[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
     raw[2..4].copy_from_slice(&port.to_be_bytes());
     raw[4..8].copy_from_slice(&[127, 0, 0, 1]);
+    raw
+}
+
+/// The IPv6 loopback address.
+fn address_v6(port: u16) -> Vec<u8> {
+    let mut raw = vec![0; 28];
+    raw[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+    raw[2..4].copy_from_slice(&port.to_be_bytes());
+    raw[23] = 1;
     raw
 }
 
@@ -405,6 +420,40 @@ fn a_forked_child_has_a_connection_manager_of_its_own() {
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
     assert_eq!(channel.destroy(id).0, 0);
+}
+
+/// The thread that requests connections has the connection manager's lock and takes the device's; so does the fork.
+#[test]
+fn a_process_forks_while_its_threads_request_connections() {
+    const PORT: u16 = 7206;
+    const FORKS: usize = 500;
+    let channel = Channel::open(0);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let id = channel.create_in(UDP, 5);
+                channel.resolve_address(id, 5, &address_v6(PORT));
+                assert_eq!(connect(&channel, id, 0x11), 0);
+                let (uid, asked, code, _) = channel.event();
+                assert_eq!((uid, asked, code), (5, id, UNREACHABLE), "nothing listens there");
+                assert_eq!(channel.destroy(id), (0, 3));
+            }
+        });
+        for _ in 0..FORKS {
+            // SAFETY: the child ends at once.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: no preconditions.
+                unsafe { libc::_exit(0) };
+            }
+            let mut status = -1;
+            // SAFETY: a child of this process.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(status, 0);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]

@@ -97,7 +97,7 @@ pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use cq::{CompChannel, Cq, CqInit};
 pub use device::{Device, DeviceConfig, KeyWatcher, Pd, PortAttributes, Report};
 pub use device_name::DeviceName;
-pub use engine::fork::ForkPause;
+pub use engine::fork::{ForkPause, ParkedThreads};
 pub use error::Error;
 pub use events::AsyncEvent;
 pub use limits::Limits;

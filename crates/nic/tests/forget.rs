@@ -28,7 +28,7 @@ fn a_question_that_does_not_fit_into_the_socket_is_asked_later() {
     wait_until("the peer is found", || read(&b.mr));
     let regions: Vec<_> = (0..REGIONS).map(|number| register(&b, b.memory.addr() + 8 * number, 8)).collect();
     // Nobody reads the questions.
-    let pause = b.device.pause_for_fork();
+    let pause = b.device.park_for_fork().lock();
     regions.iter().for_each(|mr| assert!(!read(mr)));
     // Time to send as many as the socket holds.
     std::thread::sleep(std::time::Duration::from_millis(50));
@@ -52,7 +52,7 @@ fn a_peer_that_does_not_read_its_socket_later_gets_every_forget_message() {
     let is_mapped = || mappings_of_file_at(addr);
     assert_eq!(is_mapped(), 1 + REGIONS as usize);
     // The engine that would receive the notices rests, as in a stopped process.
-    let pause = a.device.pause_for_fork();
+    let pause = a.device.park_for_fork().lock();
     regions.iter().for_each(|mr| mr.dereg().expect("nobody is waited for"));
     // Time to send as many notices as the socket holds.
     std::thread::sleep(std::time::Duration::from_millis(50));

@@ -192,7 +192,7 @@ fn a_fork_pause_stops_the_engine_until_it_ends() {
     let (a, b) = (Node::udp(), Node::udp());
     let (qa, _qb) = rc_pair(&a, &b);
     let op = SendOp::Write { va: b.memory.addr(), rkey: b.mr.rkey() };
-    let pause = b.device.pause_for_fork();
+    let pause = b.device.park_for_fork().lock();
     qa.post_send([Ok(a.wr(1, op, 0, 8))]).expect("posted");
     std::thread::sleep(Duration::from_millis(3));
     assert_eq!(a.cq.poll(1, &mut |_| ()), Ok(0), "nobody receives while the engine rests");

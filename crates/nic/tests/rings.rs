@@ -248,7 +248,7 @@ fn rings_are_not_used_while_a_process_forks() {
     let (a, b, qa, qb) = joined();
     for round in 0..20 {
         qb.post_recv([b.recv(round, 0, 64)]).expect("posted");
-        let pause = b.device.pause_for_fork();
+        let pause = b.device.park_for_fork().lock();
         qa.post_send([Ok(a.wr(round, SendOp::Send, 0, 8))]).expect("posted");
         std::thread::sleep(std::time::Duration::from_millis(1));
         assert_eq!(a.cq.poll(1, &mut |_| ()), Ok(0), "nobody receives while the engine rests");

@@ -11,15 +11,24 @@ use crate::colocated;
 use crate::device::Device;
 use crate::engine::Handle;
 use crate::forwarding;
-use crate::local::ForkLock;
+use crate::local::{ForkLock, Sockets};
 use crate::progress_callback;
 use crate::qp::QueuePair;
 use crate::semaphore::Doorbell;
 use crate::tx::Receiver;
 
-/// While it exists, the engine holds no lock, no thread receives, and the locks are held that `resume_in_child` takes:
-/// another thread of the program may be in the middle of a verb. The forking thread keeps it from just before the fork,
-/// and ends it in the parent and in the child.
+/// While it exists, the engine and the thread for same-host peers hold no lock and take none. Other threads may still
+/// hold the device's locks, and take them: so locks whose holders call the device are taken now, before
+/// [`ParkedThreads::lock`].
+#[must_use = "the engine waits until the pause that `lock` returns has ended"]
+pub struct ParkedThreads {
+    device: Arc<Device>,
+    sockets: ArcMutexGuard<Option<Sockets>>,
+}
+
+/// While it exists, the device's threads hold no lock, no thread receives, and the locks are held that
+/// `resume_in_child` takes: another thread of the program may be in the middle of a verb. The forking thread keeps it
+/// from just before the fork, and ends it in the parent and in the child.
 #[must_use = "resume in the parent and in the child"]
 pub struct ForkPause {
     device: Arc<Device>,
@@ -34,10 +43,9 @@ pub struct ForkPause {
 const REST: Duration = Duration::from_micros(20);
 
 impl Device {
-    /// Brings the device to rest before `fork`. Verbs that other threads of the program call during the fork are the
-    /// program's responsibility, as with every library.
-    pub fn pause_for_fork(self: &Arc<Self>) -> ForkPause {
-        // First: the local path's thread may need what is locked below.
+    /// Brings the device's threads to rest before `fork`. A process parks the threads of all of its devices before it
+    /// locks one: the engine of one device forwards packets to another.
+    pub fn park_for_fork(self: &Arc<Self>) -> ParkedThreads {
         let sockets = self.local.lock_sockets();
         let engine = &self.engine;
         engine.pause.begin();
@@ -48,13 +56,7 @@ impl Device {
                 std::thread::sleep(REST);
             }
         }
-        let receiving = Some(self.rx.lock_arc());
-        self.memory.before_fork();
-        let (handle, callbacks) = (engine.handle.lock_arc(), self.callbacks.lock_for_fork());
-        // Behind the engine and the callbacks, which may post work requests.
-        let local = Some(self.local.lock_for_fork(sockets));
-        let forwarding = self.forwarding.lock_for_fork();
-        ForkPause { device: self.clone(), receiving, local, handle, callbacks, forwarding }
+        ParkedThreads { device: self.clone(), sockets }
     }
 
     /// Starts the engine of a forked child, at its first call that needs one. A child that cannot have one makes
@@ -71,6 +73,21 @@ impl Device {
         if let Err(error) = self.start_engine() {
             tracing::warn!(%error, "no engine in this forked process");
         }
+    }
+}
+
+impl ParkedThreads {
+    /// Takes the device's locks. Verbs that other threads of the program call during the fork are the program's
+    /// responsibility, as with every library.
+    pub fn lock(self) -> ForkPause {
+        let ParkedThreads { device, sockets } = self;
+        let receiving = Some(device.rx.lock_arc());
+        device.memory.before_fork();
+        let (handle, callbacks) = (device.engine.handle.lock_arc(), device.callbacks.lock_for_fork());
+        // Behind the callbacks, which may post work requests.
+        let local = Some(device.local.lock_for_fork(sockets));
+        let forwarding = device.forwarding.lock_for_fork();
+        ForkPause { device, receiving, local, handle, callbacks, forwarding }
     }
 }
 

@@ -35,7 +35,7 @@ use crate::semaphore::Doorbell;
 
 pub(crate) use rings::{Filled, PeerRxSet, RxPending};
 use rings::{PeerTx, SameHostPeer};
-use sockets::Sockets;
+pub(crate) use sockets::Sockets;
 
 /// Finds the files behind the program's memory.
 pub trait Backings: Send + Sync {
