@@ -22,6 +22,7 @@ const INIT_QP_ATTR: u32 = 11;
 const GET_EVENT: u32 = 12;
 const JOIN_IP_MULTICAST: u32 = 16;
 const LEAVE_MULTICAST: u32 = 17;
+const MIGRATE_ID: u32 = 18;
 const JOIN_MULTICAST: u32 = 22;
 const WRITE_EVENT: u32 = 24;
 const IPOIB: u16 = 0x0002;
@@ -157,6 +158,16 @@ impl Channel {
         fields.extend(joined.to_ne_bytes());
         fields.extend([0; 4]);
         (self.command(LEAVE_MULTICAST, &fields, 4), reported)
+    }
+
+    /// Moves an identifier of another channel to this one. Returns the number of its events that were taken.
+    fn migrate(&self, id: u32, from: &Channel) -> u32 {
+        let mut reported = 0u32;
+        let mut fields = (&raw mut reported as u64).to_ne_bytes().to_vec();
+        fields.extend(id.to_ne_bytes());
+        fields.extend(from.0.to_ne_bytes());
+        assert_eq!(self.command(MIGRATE_ID, &fields, 4), 0);
+        reported
     }
 
     fn get_event(&self) -> Result<Event, i32> {
@@ -305,6 +316,26 @@ fn a_program_gets_the_events_that_it_writes() {
 }
 
 #[test]
+fn the_events_of_an_identifier_move_with_it() {
+    let (first, second) = (Channel::open(libc::O_NONBLOCK), Channel::open(libc::O_NONBLOCK));
+    let (moved, stays) = (first.create(11), first.create(12));
+    assert_eq!((first.write_event(moved, USER, 0, 1), first.write_event(moved, USER, 0, 2)), (0, 0));
+    assert_eq!(first.get_event_and_argument(), Ok(((11, moved, USER, 0), 1)));
+    assert_eq!(second.migrate(moved, &first), 1);
+    // A program that polls would wait for an event that is not there.
+    assert_eq!((first.readable(), second.readable()), (false, true));
+    assert_eq!(first.get_event(), Err(libc::EAGAIN));
+    assert_eq!(second.get_event_and_argument(), Ok(((11, moved, USER, 0), 2)));
+    assert_eq!((first.destroy(moved).0, second.destroy(moved)), (libc::EINVAL, (0, 2)));
+    // Moved to its own channel, an identifier keeps its events.
+    assert_eq!(first.write_event(stays, USER, 0, 3), 0);
+    assert_eq!(first.migrate(stays, &first), 0);
+    assert!(first.readable());
+    assert_eq!(first.get_event_and_argument(), Ok(((12, stays, USER, 0), 3)));
+    assert!(!first.readable());
+}
+
+#[test]
 fn an_identifier_joins_groups_and_leaves_them() {
     const GROUP: [u8; 4] = [239, 1, 2, 3];
     let channel = Channel::open(libc::O_NONBLOCK);
@@ -327,7 +358,8 @@ fn an_identifier_joins_groups_and_leaves_them() {
         assert_eq!(channel.get_event(), Err(libc::EAGAIN));
         let third = channel.join(JOIN_MULTICAST, id, 9, GROUP, 0).expect("joined");
         assert_eq!(Channel::open_another(0).leave(third).0, libc::EINVAL, "another channel's");
-        assert_eq!(channel.destroy(id), (0, 0));
+        // librdmacm counts acknowledged events of a membership for the identifier as well, and waits for that count.
+        assert_eq!(channel.destroy(id), (0, 1));
         assert_eq!(channel.get_event(), Err(libc::EAGAIN));
         assert_eq!(channel.leave(third).0, libc::ENOENT);
     }

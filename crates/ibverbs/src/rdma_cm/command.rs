@@ -427,6 +427,7 @@ impl Call<'_> {
         let reported = with(|service| {
             service.ids.get(from, number)?.file = self.file;
             let moved = service.ids.take_events(from, number);
+            service.clear_readable_if_empty(from);
             if let Some(file) = service.ids.files.get_mut(&self.file) {
                 moved.into_iter().for_each(|event| file.push(event));
             }
@@ -449,9 +450,9 @@ fn take_event(service: &mut Service, file: FileId) -> Option<Answer<EVENT_BYTES>
     let event = service.ids.files.get_mut(&file)?.events.pop_front();
     service.clear_readable_if_empty(file);
     let QueuedEvent { id: number, mut answer, join, request } = event?;
-    if let Some(join) = join {
-        service.ids.joins.get_mut(&join)?.events_reported += 1;
-        return Some(answer);
+    // librdmacm counts the acknowledgement of such an event for the membership and for its identifier.
+    if let Some(join) = join.and_then(|join| service.ids.joins.get_mut(&join)) {
+        join.events_reported += 1;
     }
     let owner = service.ids.find(number)?;
     owner.events_reported += 1;
