@@ -488,6 +488,25 @@ fn a_process_forks_while_its_threads_request_connections() {
     });
 }
 
+/// Each round gives the NIC up, and opens the connection manager again meanwhile.
+#[test]
+fn a_connection_manager_that_is_opened_while_its_nic_is_given_up_gets_its_datagrams() {
+    const PORT: u16 = 7207;
+    const UNSUPPORTED: i32 = 1;
+    // The context shares the NIC, which stays open.
+    open();
+    for _ in 0..200 {
+        let channel = Channel::open_another(0);
+        let id = channel.create_in(UDP, 6);
+        channel.resolve(id, 6, PORT);
+        assert_eq!(connect(&channel, id, 0x11), 0);
+        let (_, _, code, status) = channel.event();
+        assert_eq!((code, status), (UNREACHABLE, UNSUPPORTED), "an answer, and no timeout");
+        // Without a connection the thread gives the NIC up.
+        assert_eq!(channel.destroy(id), (0, 3));
+    }
+}
+
 #[test]
 fn a_connection_within_one_process_reports_all_events() {
     const PORT: u16 = 7202;

@@ -297,8 +297,13 @@ impl Service {
         (ends, self.wake_at)
     }
 
-    fn is_unused(&self) -> bool {
-        self.ids.files.is_empty() && self.cm.connection_count() == 0
+    /// Gives the NIC up if the manager has nothing left to do: from now on the NIC serves connection requests without
+    /// it. Another thread that attaches the NIC does so before this or after it.
+    fn detach_unused_device(&mut self) -> Option<Arc<Device>> {
+        let is_unused = self.ids.files.is_empty() && self.cm.connection_count() == 0;
+        let device = self.device.take_if(|_| is_unused)?;
+        serve_without_manager(&device);
+        Some(device)
     }
 }
 
@@ -351,15 +356,14 @@ fn run() {
         };
         let ((ends, until), probes, wake_event) = watched;
         let hung_up = sleep(wake_event, &ends, &probes, until);
-        let unused = with(|service| {
+        let detached = with(|service| {
             service.handle_probe_errors();
             hung_up.iter().for_each(|file| service.close(*file));
             service.cm.handle_timeout(now());
             Ok(())
         })
-        .and_then(|()| with(|service| Ok(service.is_unused().then(|| service.device.take()).flatten())));
-        if let Ok(Some(device)) = unused {
-            serve_without_manager(&device);
+        .and_then(|()| with(|service| Ok(service.detach_unused_device())));
+        if let Ok(Some(device)) = detached {
             drop(device);
             nic::release_from_service();
         }
