@@ -37,7 +37,7 @@
 //! | reader slots of same-host peers are listed (`shm/src/reader_slots.rs`) | the child empties the list, or disables
 //! the shared-memory transport if the list is locked |
 //! | a command or an event of the connection manager (`rdma_cm`, `SERVICE` and `FILES`) | the locks are held; the child
-//! forgets the manager and keeps the list of descriptors |
+//! forgets the manager, closes its copies of the names of bound ports, and keeps the list of descriptors |
 //! | the list of listeners is read (`rdma_cm/rendezvous.rs`, `LIST`) | `try_lock` only; a thread that fails reads the list itself |
 //! | a line for the user is written (`std::io::stderr`) | not used: a line is one `write` (`log.rs`) |
 //! | the log's call sites are registered (`tracing-core`) | the lists have no locks; a site that another thread was

@@ -454,6 +454,41 @@ fn a_forked_child_has_a_connection_manager_of_its_own() {
     assert_eq!(channel.destroy(id).0, 0);
 }
 
+/// A child's copies of descriptors keep nothing of what its parent has destroyed.
+#[test]
+fn a_port_is_free_once_its_listener_is_destroyed_although_a_child_lives() {
+    const PORT: u16 = 7205;
+    let channel = Channel::open(0);
+    let id = channel.create(1);
+    assert_eq!((channel.bind(id, PORT), channel.listen(id)), (0, 0));
+    let mut ends = [0; 2];
+    // SAFETY: space for two descriptors.
+    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+    // SAFETY: the child calls async-signal-safe functions only.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: a descriptor of ours and a readable byte. It ends with the test.
+        unsafe {
+            libc::write(ends[1], [0u8].as_ptr().cast(), 1);
+            loop {
+                libc::pause();
+            }
+        }
+    }
+    // The child has come back from its fork.
+    // SAFETY: a descriptor of ours and a writable byte.
+    assert_eq!(unsafe { libc::read(ends[0], [0u8].as_mut_ptr().cast(), 1) }, 1);
+    assert_eq!(channel.destroy(id).0, 0);
+    let again = channel.create(2);
+    let bound = (channel.bind(again, PORT), channel.listen(again));
+    // SAFETY: a child of this process.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+    assert_eq!(bound, (0, 0));
+}
+
 /// The thread that requests connections has the connection manager's lock and takes the device's; so does the fork.
 #[test]
 fn a_process_forks_while_its_threads_request_connections() {

@@ -184,6 +184,11 @@ impl Ids {
         self.ids.remove(&number)
     }
 
+    /// Closes this process's descriptors of the bound ports. In a forked child, the parent's keep the ports bound.
+    pub fn close_claims(&mut self) {
+        self.ids.values_mut().for_each(|id| id.claims.clear());
+    }
+
     pub fn numbers_of_file(&self, file: FileId) -> Vec<u32> {
         self.ids.iter().filter(|(_, id)| id.file == file).map(|(number, _)| *number).collect()
     }

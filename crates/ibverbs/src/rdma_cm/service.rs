@@ -446,9 +446,12 @@ pub fn hold_for_fork() -> Hold {
     Hold { service: locked(), _descriptors: descriptor::hold_for_fork() }
 }
 
-/// Forgets the manager in a forked child without dropping it. The connections are the parent's, and a drop might notify
-/// peers.
+/// Forgets the manager in a forked child without dropping it: the connections are the parent's. The parent's ports would
+/// stay bound as long as the child has descriptors of them.
 pub fn forget_in_child(hold: Hold) {
     let Hold { mut service, _descriptors } = hold;
-    std::mem::forget(service.take());
+    if let Some(mut service) = service.take() {
+        service.ids.close_claims();
+        std::mem::forget(service);
+    }
 }
