@@ -1,5 +1,9 @@
 //! Functions that give the program memory. Large memory is registered for faults before the program touches it. What comes
 //! by other calls (the heap of small allocations, raw system calls), the pager finds in the list of mappings.
+//!
+//! `libibverbs.so.1` has functions of some of these names, too (`ibverbs`, `shim/mappings.rs`). They are not shared: those act
+//! before a mapping changes, and make the system call, because allocators call them before a lookup is possible. These act on
+//! what was given, by the next library, which may be a preloaded allocator. `--remote-memory` and `--dram` exclude one another.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
