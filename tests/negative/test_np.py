@@ -16,7 +16,7 @@ from harness.endpoint import (  # noqa: E402
     LOCAL_WRITE, REM_ACCESS_ERR, REMOTE_WRITE, RETRY_EXC_ERR, SUCCESS, WR_FLUSH_ERR, Endpoint, connect)
 
 MIB = 1 << 20
-REGION, DRAM = 8 * MIB, "2M"
+REGION, DRAM, PAGE = 8 * MIB, "2M", 4096
 SEED = 7
 # The server's storage takes so long that the order of requests for absent and present pages can be seen.
 SLOW_READS = """
@@ -240,6 +240,46 @@ class SlowStorage(unittest.TestCase):
         self.assertEqual(self.client.status("q", 20), RETRY_EXC_ERR)
 
 
+class StoppedAtTheStart(unittest.TestCase):
+    """The server is stopped before the client's first request, for longer than the client waits for an answer to its datagrams."""
+
+    STOPPED_S = 3.5
+
+    def run_requests(self, transport):
+        directory = self.enterContext(tempfile.TemporaryDirectory(dir="/var/tmp"))
+        options = ("--path", transport, "--nic", "commodity")
+        server, client = Endpoint("127.0.3.11", *options, "--dram", DRAM, "--swap", directory), Endpoint("127.0.3.12", *options)
+        for end in (server, client):
+            self.addCleanup(end.stop)
+            end("open")
+        remote = server.mr("region", "anon", REGION)
+        server("fill", "region", 0, REGION, SEED)
+        client.mr("buffer", "anon", REGION)
+        client("fill", "buffer", PAGE, PAGE, 9)
+        procs.wait_until(lambda: pages_of(server)["resident_bytes"] <= 2 * MIB, "pages leave")
+        # 8.6 s until a request that is never acknowledged fails.
+        connect(client, "q", server, "q", timeout=18)
+        server.process.send_signal(signal.SIGSTOP)
+        self.addCleanup(server.process.send_signal, signal.SIGCONT)
+        procs.wait_until(lambda: thread_states(server.pid) == {"T"}, "all threads are stopped")
+        # Two pages that have left.
+        client("post", "q", "read", 1, "buffer", 0, PAGE, remote["addr"] + PAGE, remote["rkey"])
+        client("post", "q", "write", 2, "buffer", PAGE, PAGE, remote["addr"] + 3 * PAGE, remote["rkey"])
+        time.sleep(self.STOPPED_S)
+        self.assertEqual(client.poll("q", 1, 0), [], "nobody has told the client that the memory is present")
+        server.process.send_signal(signal.SIGCONT)
+        self.assertEqual(client.poll("q", 2, 20), [(1, SUCCESS), (2, SUCCESS)])
+        self.assertEqual(client("check", "buffer", 0, PAGE, SEED, f"from={PAGE}")["differ"], 0)
+        self.assertEqual(server("check", "region", 3 * PAGE, PAGE, 9, f"from={PAGE}")["differ"], 0)
+        self.assertGreater(client.stat()["np"]["fallback_signature"], 0)
+
+    def test_its_absent_memory_is_not_taken_for_present_by_udp(self):
+        self.run_requests("udp")
+
+    def test_its_absent_memory_is_not_taken_for_present_within_the_host(self):
+        self.run_requests("local")
+
+
 class StoppedInACopy(unittest.TestCase):
     """The server is stopped while it copies from the memory that the client's control queue pair lends it. The client waits for such
     a copy's end before it frees that memory, for up to 10 s, and nothing else of the client waits with it."""
@@ -319,6 +359,10 @@ class StoppedInACopy(unittest.TestCase):
         self.assertEqual([status for _, status in completions], [RETRY_EXC_ERR])
         self.assertLess(max(slowest, self.receive_from_third()), self.SOON_S)
         self.assert_memory_ends_with_the_copy()
+
+
+def thread_states(pid):
+    return {stat.read_text().rpartition(")")[2].split()[0] for stat in pathlib.Path(f"/proc/{pid}/task").glob("*/stat")}
 
 
 def process_state(pid):

@@ -3,7 +3,8 @@
 //! ```text
 //!            a request needs the peer        Joined, or Join of the peer
 //!   Idle ------------------------> Joining ------------------------------> Connected
-//!     |                               |  refused, or silent                     |
+//!     |                               |  refused, or silent although            |
+//!     |                               |  its device acknowledges packets        |
 //!     |                               +-----------------> Plain                 | the control queue pair fails
 //!     +-- Join of the peer -------------------------> Connected                 v
 //!                                     |  busy for too long                    Failed
@@ -17,7 +18,7 @@ use terrace_nic::Time;
 
 /// The timeout of the first datagram in nanoseconds. It doubles with each retransmission.
 const FIRST_TIMEOUT_NS: u64 = 10_000_000;
-/// The most transmissions of a datagram before the peer counts as one without sessions: 2.5 s.
+/// The transmissions of a datagram, in 2.5 s, before the peer has to prove that it runs.
 const ATTEMPTS: u32 = 8;
 
 /// A key to forget.
@@ -33,15 +34,27 @@ pub(crate) enum LinkState {
     /// Nothing has needed it.
     #[default]
     Idle,
-    /// `attempts` datagrams have been sent; the next one is due at `retry_at`. `may_be_plain` as long as nothing says that
-    /// the peer has a session, and it could have been asked.
-    Joining { tid: u64, attempts: u32, retry_at: Time, may_be_plain: bool },
+    /// `attempts` datagrams have been sent; the next one is due at `retry_at`.
+    Joining { tid: u64, attempts: u32, retry_at: Time, silence: Silence },
     /// Messages can be sent.
     Connected,
     /// The peer has no session: its memory counts as present.
     Plain,
     /// The control queue pair has failed, or cannot be set up.
     Failed,
+}
+
+/// What it means that the peer does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Silence {
+    /// That it has no session, or is stopped.
+    Unclear,
+    /// The same. A request is under way that its device acknowledges if it runs.
+    Tested,
+    /// That it has no session: its device runs.
+    Plain,
+    /// Nothing: it has a session, or this end has nothing to connect with it.
+    Busy,
 }
 
 /// What is due of a link that is being set up.
@@ -51,7 +64,9 @@ pub(crate) enum Due {
     Nothing,
     /// Send a datagram with this transaction id.
     Send(u64),
-    /// The peer has not answered.
+    /// Find out whether the peer's device runs ([`LinkState::note_running`]).
+    Test,
+    /// The peer has no session.
     Silent,
     /// The peer may have a session, and cannot be connected with.
     Unavailable,
@@ -61,35 +76,61 @@ impl LinkState {
     /// Begins the setup for a queue pair. [`qpn_of`] finds it by the transaction id.
     pub fn join(now: Time, qpn: u32) -> LinkState {
         let tid = rand::random::<u64>() << QPN_BITS | u64::from(qpn);
-        LinkState::Joining { tid, attempts: 0, retry_at: now, may_be_plain: true }
+        LinkState::Joining { tid, attempts: 0, retry_at: now, silence: Silence::Unclear }
     }
 
     /// The peer has a session, or this end has nothing to connect with it: silence does not mean any more that the peer has
     /// none.
     pub fn exclude_plain(&mut self) {
-        if let LinkState::Joining { may_be_plain, .. } = self {
-            *may_be_plain = false;
+        self.resume(Silence::Busy);
+    }
+
+    /// The peer's device runs. If it has a session, it has got the datagrams; one more gives it the time to answer.
+    pub fn note_running(&mut self) {
+        if self.is_tested() {
+            self.resume(Silence::Plain);
+        }
+    }
+
+    /// Whether the peer has to prove that its device runs.
+    pub fn is_tested(&self) -> bool {
+        matches!(self, LinkState::Joining { silence: Silence::Tested, .. })
+    }
+
+    fn resume(&mut self, meaning: Silence) {
+        let is_tested = self.is_tested();
+        if let LinkState::Joining { silence, attempts, .. } = self {
+            *silence = meaning;
+            *attempts -= u32::from(is_tested);
         }
     }
 
     /// What is due.
     pub fn poll(&mut self, now: Time) -> Due {
-        let LinkState::Joining { tid, attempts, retry_at, may_be_plain } = *self else { return Due::Nothing };
-        if now < retry_at {
+        let LinkState::Joining { tid, attempts, retry_at, silence } = self else { return Due::Nothing };
+        if now < *retry_at {
             return Due::Nothing;
         }
-        if attempts == ATTEMPTS {
-            return if may_be_plain { Due::Silent } else { Due::Unavailable };
+        if *attempts == ATTEMPTS {
+            return match silence {
+                Silence::Busy => Due::Unavailable,
+                Silence::Plain => Due::Silent,
+                Silence::Tested => Due::Nothing,
+                Silence::Unclear => {
+                    *silence = Silence::Tested;
+                    Due::Test
+                }
+            };
         }
-        let retry_at = now.after_ns(FIRST_TIMEOUT_NS << attempts);
-        *self = LinkState::Joining { tid, attempts: attempts + 1, retry_at, may_be_plain };
-        Due::Send(tid)
+        *retry_at = now.after_ns(FIRST_TIMEOUT_NS << *attempts);
+        *attempts += 1;
+        Due::Send(*tid)
     }
 
     /// When something is due.
     pub fn deadline(&self) -> Option<Time> {
         match self {
-            LinkState::Joining { retry_at, .. } => Some(*retry_at),
+            LinkState::Joining { retry_at, silence, .. } if *silence != Silence::Tested => Some(*retry_at),
             _ => None,
         }
     }
@@ -165,7 +206,7 @@ mod tests {
     use super::*;
 
     /// How many datagrams are sent, and what is due then.
-    fn ask(mut link: LinkState) -> (u32, Due) {
+    fn ask(link: &mut LinkState) -> (u32, Due) {
         let mut sent = 0;
         loop {
             let now = link.deadline().expect("it is joining");
@@ -179,15 +220,32 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_peer_is_asked_eight_times() {
-        assert_eq!(ask(LinkState::join(Time(0), 5)), (ATTEMPTS, Due::Silent));
+    fn a_silent_peer_has_no_session_only_if_its_device_runs() {
+        let mut link = LinkState::join(Time(0), 5);
+        assert_eq!(ask(&mut link), (ATTEMPTS, Due::Test));
+        assert_eq!(
+            (link.deadline(), link.poll(Time(u64::MAX))),
+            (None, Due::Nothing),
+            "it may be stopped for long"
+        );
+        link.note_running();
+        assert_eq!(ask(&mut link), (1, Due::Silent));
     }
 
     #[test]
     fn a_peer_that_has_a_session_is_not_taken_for_a_silent_one() {
         let mut link = LinkState::join(Time(0), 5);
         link.exclude_plain();
-        assert_eq!(ask(link), (ATTEMPTS, Due::Unavailable));
+        assert_eq!(ask(&mut link), (ATTEMPTS, Due::Unavailable));
+    }
+
+    #[test]
+    fn a_peer_that_was_stopped_and_is_busy_is_asked_again() {
+        let mut link = LinkState::join(Time(0), 5);
+        assert_eq!(ask(&mut link), (ATTEMPTS, Due::Test));
+        link.exclude_plain();
+        link.note_running();
+        assert_eq!(ask(&mut link), (1, Due::Unavailable));
     }
 
     #[test]

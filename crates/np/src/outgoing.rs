@@ -85,7 +85,7 @@ impl State {
                 let order = take_order_bits(&mut wr);
                 let is_posted = outgoing.initiator.post(wr, &known, order).is_ok();
                 if is_peer_gone {
-                    outgoing.initiator.fail_unfinished();
+                    outgoing.initiator.fail_unfinished(WcStatus::RetryExceeded);
                 }
                 is_posted
             }

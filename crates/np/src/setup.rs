@@ -1,11 +1,11 @@
 //! The setup of a session's control queue pair, and its end. `advance_link` sends the datagrams that are due,
-//! `handle_joining` takes those of the peer, and `connect` ends the setup.
+//! `handle_joining` takes those of the peer, and `connect` ends the setup. `take_proof` learns whether a silent peer's device runs.
 
 use std::sync::Arc;
 
 use terrace_access::proto::{Body, Datagram, Endpoint, Join, Message, Status};
 use terrace_access::region::Knowledge;
-use terrace_nic::{Path, QpAttr, QpState, QueuePair, Time};
+use terrace_nic::{Path, QpAttr, QpState, QueuePair, Time, WcStatus};
 
 use crate::control::ControlQp;
 use crate::link::{Due, LinkState};
@@ -20,6 +20,13 @@ impl State {
     pub fn advance_link(&mut self, session: &Session, qp: &Arc<QueuePair>, now: Time) {
         match self.link.poll(now) {
             Due::Nothing => {}
+            Due::Test => {
+                let is_requested =
+                    self.outgoing.as_mut().is_some_and(|outgoing| outgoing.initiator.request_proof());
+                if !is_requested {
+                    self.link.note_running();
+                }
+            }
             Due::Silent => {
                 tracing::info!(qpn = qp.qpn(), "the peer has no NP-RDMA: its memory counts as present");
                 self.make_plain(session);
@@ -37,6 +44,22 @@ impl State {
                 let Some(path) = attr.path else { return };
                 let join = Join { from_qpn: qp.qpn(), to_qpn: attr.dest_qpn, end };
                 session.service.send(&path, &Datagram::Join { tid, join });
+            }
+        }
+    }
+
+    /// Takes whether the peer's device has acknowledged what was posted to find out whether it runs. If it has not, the queue pair is in the
+    /// error state, as it would be after the program's own request.
+    pub fn take_proof(&mut self, session: &Session, qp: &Arc<QueuePair>, now: Time) {
+        let Some(outgoing) = &mut self.outgoing else { return };
+        match outgoing.initiator.take_proof() {
+            None => {}
+            Some(WcStatus::Success) => self.link.note_running(),
+            Some(status) => {
+                outgoing.initiator.fail_unfinished(status);
+                if self.link.is_tested() {
+                    self.fail_link(session, qp, now);
+                }
             }
         }
     }
@@ -151,7 +174,7 @@ impl State {
         self.retire_control(session);
         let is_busy = self.outgoing.as_ref().is_some_and(|outgoing| !outgoing.initiator.is_empty());
         if let Some(outgoing) = &mut self.outgoing {
-            outgoing.initiator.fail_unfinished();
+            outgoing.initiator.fail_unfinished(WcStatus::RetryExceeded);
         }
         if is_busy || !self.target.is_empty() || !self.regions.is_empty() {
             // Without its control queue pair the queue pair would take signature pages for data. What is held for the peer is

@@ -10,6 +10,7 @@
 //! | completions of the initiator's posts | `Initiator::handle_completion` |
 //! | the setup of the control queue pair | `advance_link` in `setup` |
 //! | what the initiator asks for | `act` in `outgoing` |
+//! | whether a silent peer's device runs | `take_proof` in `setup` |
 //! | what the target asks for | `act_for_peer` |
 //! | keys that the peer asks to forget | `confirm_forgotten` in `messages` |
 //! | a peer that has not answered for long | `probe` in `setup` |
@@ -114,6 +115,7 @@ impl State {
         }
         self.advance_link(session, qp, now);
         self.act(session, qp, now);
+        self.take_proof(session, qp, now);
         self.act_for_peer(session, qp, now);
         self.confirm_forgotten();
         self.probe(now);

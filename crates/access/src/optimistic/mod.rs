@@ -45,7 +45,9 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use terrace_transport::{LocalError, Payload, PostError, SendFlags, SendOp, SendWr, Sge, Time, Wc};
+use terrace_transport::{
+    LocalError, Payload, PostError, SendFlags, SendOp, SendWr, Sge, SgeList, Time, Wc, WcStatus,
+};
 
 use crate::proto::Access;
 use crate::region::{Knowledge, Region};
@@ -225,6 +227,8 @@ enum What {
         hold: Option<u64>,
     },
     Versions(VersionRead),
+    /// This, for no bytes ([`Initiator::request_proof`]).
+    Proof(SendOp),
 }
 
 /// Where the versions of a region are.
@@ -270,6 +274,8 @@ pub struct Initiator {
     awaits_cause: bool,
     break_due: bool,
     is_control_gone: bool,
+    /// How the last proof has ended.
+    proof: Option<WcStatus>,
     counters: Counters,
     page_buffer: Box<[u8; PAGE_BYTES]>,
 }
@@ -303,6 +309,7 @@ impl Initiator {
             awaits_cause: false,
             break_due: false,
             is_control_gone: false,
+            proof: None,
             counters: Counters::default(),
             page_buffer: Box::new([0; PAGE_BYTES]),
         }
@@ -337,6 +344,25 @@ impl Initiator {
         for entry in self.entries.range_mut(self.next_index..) {
             entry.describe(rkey, known);
         }
+    }
+
+    /// Requests a proof that the peer's device runs: one that knows nothing of the protocol acknowledges a request for no bytes, and a
+    /// peer that is stopped does not. The request is of the kind of the oldest one whose region is unknown, so that the peer permits it if
+    /// it permits that one. False if none can be made: an atomic has no bytes to leave out.
+    pub fn request_proof(&mut self) -> bool {
+        let unknown = self.entries.iter().filter(|entry| entry.is_unknown && entry.failure.is_none());
+        let op = unknown.map(|entry| entry.wr.op).find_map(|op| match op {
+            SendOp::Read { .. } | SendOp::Write { .. } => Some(op),
+            SendOp::WriteImm { va, rkey, .. } => Some(SendOp::Write { va, rkey }),
+            _ => None,
+        });
+        self.unposted.extend(op.map(|op| Post::new(What::Proof(op))));
+        op.is_some()
+    }
+
+    /// Takes how the request of [`Initiator::request_proof`] has ended, once it has.
+    pub fn take_proof(&mut self) -> Option<WcStatus> {
+        self.proof.take()
     }
 
     /// The next action, if any.
@@ -447,6 +473,10 @@ impl Initiator {
                 entry.part(post.token, range, !post.is_unsignaled)
             }
             What::Versions(read) => self.checks.post(post.token, read, &self.config.scratch, now),
+            What::Proof(op) => {
+                let (op, payload) = (*op, Payload::Sges(SgeList::new()));
+                SendWr { wr_id: post.token, op, payload, flags: SendFlags::SIGNALED, target: None }
+            }
         };
         self.unsignaled_count = if post.is_unsignaled { self.unsignaled_count + 1 } else { 0 };
         self.posted.push_back(post);

@@ -40,6 +40,7 @@ impl Initiator {
         self.take_cause(wc);
         match post.what {
             What::Versions(read) => self.take_versions(now, &read, wc.status, memory),
+            What::Proof(_) => self.proof = Some(wc.status),
             What::Data { seq, range, hold } => self.take_data(seq, &range, hold, wc, memory),
         }
     }
@@ -230,11 +231,11 @@ impl Initiator {
         }
     }
 
-    /// The peer is gone: the oldest request that is not finished fails as one that is not acknowledged, and all later ones
-    /// are flushed. The owner moves the queue pair to the error state.
-    pub fn fail_unfinished(&mut self) {
+    /// The peer is gone, or refuses: the oldest request that is not finished fails with this status, and all later ones are
+    /// flushed. The owner moves the queue pair to the error state.
+    pub fn fail_unfinished(&mut self, status: WcStatus) {
         if let Some(index) = self.entries.iter().position(|entry| entry.state != State::Done) {
-            self.fail(index, WcStatus::RetryExceeded, 0);
+            self.fail(index, status, 0);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use terrace_access::optimistic::{Held, OrderBits};
 use terrace_access::proto::{Body, Status};
+use terrace_access::region::Knowledge;
 use terrace_transport::{SendFlags, SendOp, WcStatus};
 
 use super::harness::{BASE_VA, Harness, Next, PAGE, RKEY};
@@ -29,6 +30,49 @@ fn a_peer_that_is_gone_answers_nothing() {
     harness.write(1, 0, 8, 0, true);
     harness.sent_id(|body| matches!(body, Body::Open(_)));
     harness.initiator.handle_peer_gone(harness.now);
+    assert!(matches!(harness.next(), Some(Next::Break)));
+    assert!(matches!(harness.next(), Some(Next::Complete(1, WcStatus::RetryExceeded))));
+    assert!(harness.initiator.is_empty());
+}
+
+/// A harness whose first request waits for the description of its region.
+fn waiting(op: SendOp) -> Harness {
+    let mut harness = Harness::new();
+    harness.known = Knowledge::Unknown;
+    harness.submit(1, op, 0, 8, SendFlags::SIGNALED, OrderBits::empty());
+    harness.idle();
+    harness
+}
+
+#[test]
+fn a_proof_that_the_peer_runs_is_a_request_for_no_bytes_of_the_kind_that_waits() {
+    let (va, rkey) = (BASE_VA, RKEY);
+    let (read, write) = (SendOp::Read { va, rkey }, SendOp::Write { va, rkey });
+    for (op, expected) in [(read, read), (write, write), (SendOp::WriteImm { va, rkey, imm: 7 }, write)] {
+        let mut harness = waiting(op);
+        assert!(harness.initiator.request_proof());
+        let post = harness.post();
+        assert_eq!((post.op, post.payload.len()), (expected, 0));
+        harness.idle();
+        assert_eq!(harness.initiator.take_proof(), None);
+        harness.succeed(&post);
+        assert_eq!(harness.initiator.take_proof(), Some(WcStatus::Success));
+        assert_eq!((harness.initiator.take_proof(), harness.initiator.len()), (None, 1));
+    }
+}
+
+#[test]
+fn an_atomic_gives_no_proof() {
+    assert!(!waiting(SendOp::FetchAdd { va: BASE_VA, rkey: RKEY, add: 1 }).initiator.request_proof());
+}
+
+#[test]
+fn a_proof_that_fails_fails_what_waits() {
+    let mut harness = waiting(SendOp::Read { va: BASE_VA, rkey: RKEY });
+    harness.initiator.request_proof();
+    let post = harness.post();
+    harness.complete(&post, WcStatus::RetryExceeded);
+    harness.initiator.fail_unfinished(WcStatus::RetryExceeded);
     assert!(matches!(harness.next(), Some(Next::Break)));
     assert!(matches!(harness.next(), Some(Next::Complete(1, WcStatus::RetryExceeded))));
     assert!(harness.initiator.is_empty());
