@@ -164,6 +164,18 @@ class Commodity(unittest.TestCase):
         self.server("dereg", "region")
         procs.wait_until(lambda: self.server.stat()["objects"]["memory_regions"] < objects, "the table is closed")
 
+    def test_a_peer_that_is_reset_later_is_waited_for(self):
+        self.connect()
+        self.post("q", "read", 0, 64)
+        self.completes()
+        self.client("connect", "q", self.server.address, self.server.qpns["q"])
+        self.post("q", "read", 4096, 4096)
+        # The server's session still is that of the connection before.
+        time.sleep(0.3)
+        self.server("connect", "q", self.client.address, self.client.qpns["q"])
+        self.completes()
+        self.assertEqual(self.differing(self.client, "buffer", 0, 4096, SEED, 4096), 0)
+
     def test_a_queue_pair_without_requests_ends(self):
         self.connect()
         for end in (self.server, self.client):

@@ -71,7 +71,8 @@ pub(crate) struct ControlQp {
     /// Released behind the queue pair.
     _cq: CqShare,
     _pd: OwnPd,
-    is_connected: bool,
+    /// The peer's end, once it is connected with that.
+    peer: Option<Endpoint>,
     /// Messages that wait for the connection, or for room in the send queue.
     unsent: VecDeque<Unsent>,
     /// How many of them answer the peer.
@@ -106,7 +107,7 @@ impl ControlQp {
             fetched,
             _cq: cq,
             _pd: own_pd,
-            is_connected: false,
+            peer: None,
             unsent,
             unsent_answer_count: 0,
             sent_count: 0,
@@ -138,14 +139,19 @@ impl ControlQp {
 
     /// Whether messages can be sent.
     pub fn is_connected(&self) -> bool {
-        self.is_connected
+        self.peer.is_some()
+    }
+
+    /// The peer's end, if it is connected.
+    pub fn peer(&self) -> Option<Endpoint> {
+        self.peer
     }
 
     /// Connects to the peer's end. The path MTU is the smaller of the two.
     pub fn connect(&mut self, remote: Path, peer: Endpoint) -> Result<(), Error> {
         // The peer's device posts receives again as soon as it runs, and otherwise sends no RNR NAK.
         rc::connect(&self.qp, self.end, remote, peer, RNR_RETRIES)?;
-        self.is_connected = true;
+        self.peer = Some(peer);
         Ok(())
     }
 
@@ -242,7 +248,7 @@ impl ControlQp {
     /// # Errors
     /// If the queue pair takes none; `NoMemory` if the peer goes on asking, and does not take the answers.
     pub fn post(&mut self) -> Result<(), Error> {
-        while self.is_connected && self.sent_count < SEND_COUNT {
+        while self.is_connected() && self.sent_count < SEND_COUNT {
             let Some(Unsent { wr, is_answer }) = self.unsent.pop_front() else { break };
             self.unsent_answer_count -= usize::from(is_answer);
             self.qp.post_send([Ok(wr)]).map_err(|(_, error)| error)?;

@@ -134,14 +134,15 @@ impl State {
         }
     }
 
-    /// Connects the control queue pair with the peer's end, unless it is connected. True if it is connected then.
+    /// Connects the control queue pair with the peer's end, unless it is connected. True if it is connected with that end then. It is with
+    /// another one if the peer's queue pair has been reset, and this end's has not yet: then the peer has to try again.
     fn connect(&mut self, session: &Session, attr: &QpAttr, peer: Endpoint) -> bool {
         let (Some(control), Some(path)) = (&mut self.control, attr.path) else { return false };
         if self.link == LinkState::Failed {
             return false;
         }
-        if control.is_connected() {
-            return true;
+        if let Some(connected) = control.peer() {
+            return connected == peer;
         }
         if let Err(error) = control.connect(path, peer) {
             tracing::debug!(%error, qpn = session.qpn, "a control queue pair cannot be connected");

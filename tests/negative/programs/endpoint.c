@@ -28,7 +28,7 @@
  *                                                   unmaps memory and maps private memory there, by system calls that
  *                                                   nothing interposes; gives such memory a name
  *     qp NAME rc|uc|ud                              creates a queue pair and its completion queue
- *     connect NAME ADDRESS QPN [name=value ...]     connects to RTS; sets the peer of a UD queue pair
+ *     connect NAME ADDRESS QPN [name=value ...]     connects to RTS, through RESET; sets the peer of a UD queue pair
  *     recv NAME ID MR OFFSET BYTES [lkey=N]
  *     post NAME OP ID MR OFFSET BYTES REMOTE RKEY [imm=N|inv=RKEY|compare=N swap=N|add=N|qkey=N|lkey=N]
  *                                                   [order=before|after|both]
@@ -566,7 +566,7 @@ static void command_connect(void)
         .rnr_retry = (uint8_t)option("rnr", 7),
     };
     int code = 0;
-    for (attr.qp_state = IBV_QPS_INIT; code == 0 && attr.qp_state <= IBV_QPS_RTS; attr.qp_state++)
+    for (attr.qp_state = IBV_QPS_RESET; code == 0 && attr.qp_state <= IBV_QPS_RTS; attr.qp_state++)
         code = ibv_modify_qp(qp, &attr, env_mask(qp->qp_type, attr.qp_state));
     if (code == 0 && qp->qp_type == IBV_QPT_UD)
         code = create_ah(connection, &attr.ah_attr, attr.dest_qp_num);
