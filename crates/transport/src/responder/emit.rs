@@ -55,6 +55,9 @@ impl Responder {
             return broken;
         }
         self.schedule(call);
+        if let Some(answered) = self.emit_read_for_ack(call, sink) {
+            return answered;
+        }
         let Some(response) = self.pending.front_mut() else { return Answered::Nothing };
         let pushed = match response {
             Response::Read(_) => return self.emit_read(call, sink),
@@ -138,6 +141,24 @@ impl Responder {
                 _ => return None,
             }
         }
+    }
+
+    /// Sends the first packet of a READ response in place of the ACK in front of it, because a response acknowledges all earlier requests
+    /// (IBTA volume 1, 9.7.5.1.2). `None` if the ACK has to go first: there is no such response, or it cannot be sent yet.
+    fn emit_read_for_ack(&mut self, call: &mut Call<'_, impl Host>, sink: &mut impl Sink) -> Option<Answered> {
+        let is_new = |response: &Response| matches!(response, Response::Read(read) if read.sent == 0 && !read.repeat);
+        if !self.pending.get(1).is_some_and(is_new) || !self.pending.front().is_some_and(is_plain_ack) {
+            return None;
+        }
+        let ack = self.pending.pop_front()?;
+        let answered = self.emit_read(call, sink);
+        match answered {
+            // A NAK acknowledges what is before it, too.
+            Answered::Sent | Answered::Broken(_) => return Some(answered),
+            Answered::SinkFull | Answered::Nothing => self.pending.push_front(ack),
+        }
+        self.blocked = false;
+        (answered == Answered::SinkFull).then_some(answered)
     }
 
     /// Sends one packet of READ data. If the memory is gone by now, a NAK takes the place of the rest.
