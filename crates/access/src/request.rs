@@ -50,6 +50,11 @@ impl Remote {
         (length > 0).then_some(Remote { rkey, va, length, writes, location })
     }
 
+    /// Whether its addresses tell what it accesses ([`Remote::overlaps`]).
+    pub(crate) fn has_place(&self) -> bool {
+        !matches!(self.location, Location::Unknown)
+    }
+
     /// Whether two requests may access the same memory. Two registrations may have memory in common: by the addresses, if
     /// both are registered at those of the peer's program. What they share at other addresses is not detected.
     pub(crate) fn overlaps(&self, other: &Remote) -> bool {

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use terrace_transport::{SendFlags, SendOp, SendWr, Sge, Time, Wc, WcStatus};
 
 use super::order::{Class, OrderBits};
+use super::span::{Bounds, Span};
 use super::{paged_region, sub_op, sub_payload};
 use crate::pages::PageBitmap;
 use crate::region::{Knowledge, Region};
@@ -148,11 +149,13 @@ impl Entry {
         };
     }
 
-    /// Takes what the peer has described for a key.
-    pub(super) fn describe(&mut self, rkey: u32, known: &Knowledge) {
-        if self.is_unknown && self.remote.as_ref().is_some_and(|remote| remote.rkey == rkey) {
+    /// Takes what the peer has described for a key. False if that is not its key, or was known.
+    pub(super) fn describe(&mut self, rkey: u32, known: &Knowledge) -> bool {
+        let is_its = self.is_unknown && self.remote.as_ref().is_some_and(|remote| remote.rkey == rkey);
+        if is_its {
             self.locate(known);
         }
+        is_its
     }
 
     /// The elements of its scatter/gather list; none for a payload outside the program's memory.
@@ -228,6 +231,23 @@ impl Entry {
     /// Whether it changes the program's memory. APPEND is a message for the order, and returns the record's offset.
     pub(super) fn returns_data(&self) -> bool {
         self.class.returns_data() || matches!(self.wr.op, SendOp::Append { .. })
+    }
+
+    /// What it accesses, compactly.
+    pub(super) fn span(&self) -> Span {
+        let local = self.sges().iter().map(|sge| Bounds::of(sge.addr, sge.length.into()));
+        Span {
+            remote: match &self.remote {
+                None => Bounds::NONE,
+                Some(remote) if remote.has_place() => Bounds::of(remote.va, remote.length),
+                Some(_) => Bounds::ALL,
+            },
+            local: local.fold(Bounds::NONE, Bounds::with),
+            class: self.class,
+            returns_data: self.returns_data(),
+            order: self.order,
+            is_fenced: self.wr.flags.contains(SendFlags::FENCE),
+        }
     }
 
     /// Whether two requests access a byte that one of them changes.

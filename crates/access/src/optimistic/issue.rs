@@ -6,6 +6,7 @@ use super::calls::Task;
 use super::checks::Reader;
 use super::entry::{Check, Entry, Seq, State};
 use super::order::{Class, OrderBits, Rule};
+use super::span::Concerns;
 use super::versions::VersionTable;
 use super::{Held, HeldMemory, Initiator, Tables};
 
@@ -86,12 +87,12 @@ impl Initiator {
             return Verdict::Wait;
         }
         let mut verdict = Verdict::Begin;
-        let mut all_done = true;
-        for earlier in self.entries.range(..index) {
-            // A WRITE behind another one may have to be repeated while that one is not finished.
-            let is_settled = earlier.state == State::Done && (all_done || !earlier.is_chained);
-            all_done &= earlier.state == State::Done;
-            if is_settled {
+        let concerns = Concerns::of(self.spans[index], self.config.order);
+        let spans = self.spans.range(..index).enumerate();
+        for (earlier, _) in spans.filter(|(_, span)| concerns.include(span)) {
+            let earlier = &self.entries[earlier];
+            // A WRITE behind another one may have to be repeated until that one is completed.
+            if earlier.state == State::Done && !earlier.is_chained {
                 continue;
             }
             let is_ordered =

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `order` | which requests may pass each other: one table |
 //! | `entry` | a work request, its state, and what it conflicts with |
+//! | `span` | what requests access, compactly
 //! | `issue` | the beginning of requests |
 //! | `checks` | the inspection of what READs returned; versions before and after WRITEs |
 //! | `calls` | the two-sided repetition |
@@ -38,6 +39,7 @@ mod entry;
 mod issue;
 mod order;
 mod outcome;
+mod span;
 mod target;
 mod versions;
 
@@ -56,6 +58,7 @@ use crate::signature::PAGE_BYTES;
 use calls::Calls;
 use checks::{Checks, VersionRead};
 use entry::{Check, Entry, Seq};
+use span::Span;
 use versions::{KnownVersions, VersionTable};
 
 pub use order::{Class, Order, OrderBits, Rule};
@@ -247,6 +250,8 @@ pub struct Initiator {
     config: Config,
     /// Work requests, from the oldest one that is not completed.
     entries: VecDeque<Entry>,
+    /// What each of them accesses.
+    spans: VecDeque<Span>,
     /// The sequence number of the oldest entry.
     first: Seq,
     /// The index of the first entry that has not begun.
@@ -291,6 +296,7 @@ impl Initiator {
         Initiator {
             config,
             entries: VecDeque::new(),
+            spans: VecDeque::new(),
             first: 0,
             next_index: 0,
             may_begin: false,
@@ -330,6 +336,7 @@ impl Initiator {
         if self.first_failed.is_some() {
             entry.flush();
         }
+        self.spans.push_back(entry.span());
         self.entries.push_back(entry);
         if self.first_failed.is_some() {
             self.next_index = self.entries.len();
@@ -341,8 +348,10 @@ impl Initiator {
     /// Takes what the peer has described for a key that was unknown.
     pub fn handle_described(&mut self, rkey: u32, known: &Knowledge) {
         self.may_begin = true;
-        for entry in self.entries.range_mut(self.next_index..) {
-            entry.describe(rkey, known);
+        for (entry, span) in self.entries.iter_mut().zip(&mut self.spans).skip(self.next_index) {
+            if entry.describe(rkey, known) {
+                *span = entry.span();
+            }
         }
     }
 

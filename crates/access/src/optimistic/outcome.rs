@@ -348,6 +348,7 @@ impl Initiator {
                 u64::from(is_transfer && !entry.was_repeated && entry.failure.is_none());
             self.completions.extend(entry.completion(self.config.qpn, self.config.signal_all));
             self.entries.pop_front();
+            self.spans.pop_front();
             self.first += 1;
             self.next_index -= 1;
         }

@@ -1,29 +1,26 @@
 //! What unfinished requests access, in a few bytes each: a new request is compared with all of them.
 
-use terrace_transport::SendFlags;
-
-use super::entry::Entry;
 use super::order::{Class, Order, OrderBits, Rule};
 
 /// A range of addresses, by its first and last byte. The empty one ends before it begins.
 #[derive(Clone, Copy, Debug)]
-struct Bounds {
+pub(super) struct Bounds {
     first: u64,
     last: u64,
 }
 
 impl Bounds {
-    const NONE: Bounds = Bounds { first: u64::MAX, last: 0 };
-    const ALL: Bounds = Bounds { first: 0, last: u64::MAX };
+    pub(super) const NONE: Bounds = Bounds { first: u64::MAX, last: 0 };
+    pub(super) const ALL: Bounds = Bounds { first: 0, last: u64::MAX };
 
-    fn of(addr: u64, length: u64) -> Bounds {
+    pub(super) fn of(addr: u64, length: u64) -> Bounds {
         match length.checked_sub(1) {
             Some(rest) => Bounds { first: addr, last: addr.saturating_add(rest) },
             None => Bounds::NONE,
         }
     }
 
-    fn with(self, other: Bounds) -> Bounds {
+    pub(super) fn with(self, other: Bounds) -> Bounds {
         Bounds { first: self.first.min(other.first), last: self.last.max(other.last) }
     }
 
@@ -36,36 +33,20 @@ impl Bounds {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     /// Encloses what it accesses of the peer's memory.
-    remote: Bounds,
+    pub(super) remote: Bounds,
     /// Encloses what it accesses of the program's memory.
-    local: Bounds,
-    class: Class,
-    /// Whether it changes the peer's memory, and the program's.
-    writes: bool,
-    returns_data: bool,
-    /// Whether all later requests follow it.
-    is_followed: bool,
+    pub(super) local: Bounds,
+    pub(super) class: Class,
+    /// Whether it changes the program's memory.
+    pub(super) returns_data: bool,
+    pub(super) order: OrderBits,
+    /// Whether it follows earlier requests that change the program's memory.
+    pub(super) is_fenced: bool,
 }
 
 impl Span {
-    pub(super) fn of(entry: &Entry) -> Span {
-        let local = entry.sges().iter().map(|sge| Bounds::of(sge.addr, sge.length.into()));
-        Span {
-            remote: match &entry.remote {
-                None => Bounds::NONE,
-                Some(remote) if remote.has_place() => Bounds::of(remote.va, remote.length),
-                Some(_) => Bounds::ALL,
-            },
-            local: local.fold(Bounds::NONE, Bounds::with),
-            class: entry.class,
-            writes: entry.class.writes(),
-            returns_data: entry.returns_data(),
-            is_followed: entry.order.contains(OrderBits::AFTER),
-        }
-    }
-
     fn may_conflict(&self, other: &Span) -> bool {
-        (self.writes | other.writes) & self.remote.overlaps(&other.remote)
+        (self.class.writes() | other.class.writes()) & self.remote.overlaps(&other.remote)
             | (self.returns_data | other.returns_data) & self.local.overlaps(&other.local)
     }
 }
@@ -75,22 +56,20 @@ pub(super) struct Concerns {
     span: Span,
     /// By class: whether it passes those that it does not conflict with.
     passes: [bool; Class::ALL.len()],
-    is_fenced: bool,
 }
 
 impl Concerns {
-    pub(super) fn of(entry: &Entry, span: Span, order: Order) -> Concerns {
-        let follows_all = entry.order.contains(OrderBits::BEFORE);
-        let passes = |class| !follows_all && order.rule(class, entry.class, false) == Rule::Pass;
-        let is_fenced = entry.wr.flags.contains(SendFlags::FENCE);
-        Concerns { span, passes: Class::ALL.map(passes), is_fenced }
+    pub(super) fn of(span: Span, order: Order) -> Concerns {
+        let follows_all = span.order.contains(OrderBits::BEFORE);
+        let passes = |class| !follows_all && order.rule(class, span.class, false) == Rule::Pass;
+        Concerns { span, passes: Class::ALL.map(passes) }
     }
 
     /// False for an earlier request that this one passes in any case.
     pub(super) fn include(&self, earlier: &Span) -> bool {
         !self.passes[earlier.class as usize]
-            | earlier.is_followed
-            | (self.is_fenced & earlier.returns_data)
+            | earlier.order.contains(OrderBits::AFTER)
+            | (self.span.is_fenced & earlier.returns_data)
             | self.span.may_conflict(earlier)
     }
 }
