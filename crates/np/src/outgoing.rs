@@ -159,15 +159,20 @@ impl State {
     /// Executes the initiator's actions.
     pub fn act(&mut self, session: &Session, qp: &Arc<QueuePair>, now: Time) {
         let Some(Outgoing { initiator, unposted, .. }) = &mut self.outgoing else { return };
+        // Before what leaves next was added.
+        let mut awaited_count = 0;
         loop {
             let memory = &mut LocalSide::new(qp, self.control.as_ref(), &self.settings);
             // What was executed at once is complete already.
             for wc in session.inputs.completions.take() {
                 initiator.handle_completion(now, &wc, memory);
             }
+            if unposted.is_empty() {
+                awaited_count = initiator.awaited_count();
+            }
             match initiator.poll_action(now, memory) {
                 None if unposted.is_empty() && session.inputs.completions.is_empty() => return,
-                None => post_below(qp, now, initiator, memory, unposted),
+                None => post_below(qp, now, initiator, memory, (unposted, awaited_count)),
                 // A WRITE and the READ of its versions leave in one system call.
                 Some(Action::Post(wr)) => unposted.push(wr),
                 Some(Action::Complete(wc)) => {
@@ -180,7 +185,7 @@ impl State {
                     None => initiator.handle_peer_gone(now),
                 },
                 Some(Action::Break) => {
-                    post_below(qp, now, initiator, memory, unposted);
+                    post_below(qp, now, initiator, memory, (unposted, awaited_count));
                     break_queue_pair(qp);
                 }
             }
@@ -194,12 +199,12 @@ fn post_below(
     now: Time,
     initiator: &mut Initiator,
     memory: &mut LocalSide<'_>,
-    wrs: &mut Vec<SendWr>,
+    (wrs, awaited_count): (&mut Vec<SendWr>, usize),
 ) {
     if wrs.is_empty() {
         return;
     }
-    if let Err((index, error)) = qp.post_below(wrs) {
+    if let Err((index, error)) = qp.post_below(wrs, awaited_count) {
         tracing::debug!(%error, qpn = qp.qpn(), "the queue pair takes no work requests");
         for wr in &wrs[index..] {
             let wc = Wc { wr_id: wr.wr_id, status: WcStatus::Flushed, qpn: qp.qpn(), ..Wc::default() };

@@ -429,6 +429,12 @@ impl Initiator {
         self.entries.len() + self.completions.len()
     }
 
+    /// How many work requests were posted on the queue pair whose end is not known, if a later event will tell it: 0 if all of them are
+    /// unsignaled.
+    pub fn awaited_count(&self) -> usize {
+        if self.posted.len() > self.unsignaled_count { self.posted.len() } else { 0 }
+    }
+
     /// Whether every work request is completed, and [`Initiator::poll_action`] has returned the completions.
     pub fn is_empty(&self) -> bool {
         self.len() == 0 && !self.break_due

@@ -17,7 +17,8 @@ pub(crate) struct Staged<'a> {
 
 /// Nagle's rule for work requests: a request that is posted while this many packets are in flight over the network can
 /// wait for the answer to one of them. So can one that is posted while those of other queue pairs wait, if the program
-/// polls: their peers may be stopped, so it waits for the next poll, and a tick of the engine at most. Not ...
+/// polls: their peers may be stopped, so it waits for the next poll, and a tick of the engine at most. Requests of a stage that
+/// the peer has acknowledged count, too, as long as the stage waits for an answer about them. Not ...
 const BUSY_PACKETS: u32 = 8;
 /// ... if this many requests wait already. Batches of small messages share one system call that way.
 const BATCH_REQUESTS: usize = 16;
@@ -165,7 +166,7 @@ impl QueuePair {
     ) -> Result<(), Error> {
         let mut core = self.lock_alive()?;
         let made = make(&mut Posting::new(self, &mut core));
-        self.send_posted(core);
+        self.send_posted(core, 0);
         made
     }
 
@@ -187,19 +188,20 @@ impl QueuePair {
     }
 
     /// Posts work requests of the queue pair's stage to the send queue, one after the other. They can leave in one system
-    /// call.
+    /// call, and with later ones if the stage waits for the ends of many that it has posted before, `awaited_count`: at least one of
+    /// those is signaled.
     ///
     /// # Errors
     /// Those of [`Posting::post_list`].
-    pub fn post_below(self: &Arc<Self>, wrs: &mut [SendWr]) -> Result<(), (usize, Error)> {
-        let mut failed = None;
-        let posted = self.post_to_queue(|posting| {
-            posting.post_list(wrs).map_err(|(index, error)| {
-                failed = Some(index);
-                error
-            })
-        });
-        posted.map_err(|error| (failed.unwrap_or(0), error))
+    pub fn post_below(
+        self: &Arc<Self>,
+        wrs: &mut [SendWr],
+        awaited_count: usize,
+    ) -> Result<(), (usize, Error)> {
+        let mut core = self.lock_alive().map_err(|error| (0, error))?;
+        let posted = Posting::new(self, &mut core).post_list(wrs);
+        self.send_posted(core, awaited_count);
+        posted
     }
 
     /// Puts a protocol before the send queue, for good; before the first work request. False if there is one already.
@@ -238,20 +240,21 @@ impl QueuePair {
 
     /// Sends what was posted, at once or with what is posted next, if anything waits.
     #[inline]
-    fn send_posted(self: &Arc<Self>, core: Guard<'_, QpCore>) {
+    fn send_posted(self: &Arc<Self>, core: Guard<'_, QpCore>, awaited_count: usize) {
         if core.qp.wants_transmit() {
-            self.send_pending(core);
+            self.send_pending(core, awaited_count);
         } else {
             self.device().unlock_idle(core);
         }
     }
 
     #[inline(never)]
-    fn send_pending(self: &Arc<Self>, core: Guard<'_, QpCore>) {
+    fn send_pending(self: &Arc<Self>, core: Guard<'_, QpCore>, awaited_count: usize) {
         let device = self.device();
         device.ensure_engine();
         let can_wait = !core.nic.local.has_tx_ring()
             && (core.qp.unacknowledged_packets() >= BUSY_PACKETS
+                || awaited_count >= BUSY_PACKETS as usize
                 || !device.pending.is_empty() && device.engine.is_in_standby())
             && core.qp.queued_requests() < BATCH_REQUESTS;
         if can_wait {
