@@ -12,7 +12,7 @@ use super::order::Class;
 use super::versions::{AGE_NS_MAX, VersionTable};
 use super::{Initiator, Post, Scratch, Tables, What, scratch_read};
 use crate::sge_list::{LocalMemory, gather};
-use crate::signature::PAGE_BYTES;
+use crate::signature::{CHUNK_BYTES, PAGE_BYTES};
 
 /// Versions between two wanted ones that are read along with them, instead of by a READ of their own.
 const GAP_MAX: u64 = 16;
@@ -290,7 +290,7 @@ impl Initiator {
     }
 
     /// Marks the pages of a READ of which a piece equals the signature page. A NIC looks a page up once for each packet, and
-    /// a page may come or go between two packets. So pieces are cut at the borders of packets, pages and chunks.
+    /// a page may come or go between two packets. So the first bytes of each packet and page are compared.
     pub(super) fn inspect(
         &mut self,
         index: usize,
@@ -306,9 +306,10 @@ impl Initiator {
             let to_next_page = (PAGE_BYTES - page_offset) as u64;
             let to_next_packet = mtu_bytes - (at - range.start) % mtu_bytes;
             let len = to_next_page.min(to_next_packet).min(range.end - at);
-            let piece = &mut self.page_buffer[..len as usize];
-            gather(memory, entry.sges(), at, piece)?;
-            if region.signature_page().matches(page_offset, piece) {
+            let mut chunk = [0; CHUNK_BYTES];
+            let chunk = &mut chunk[..CHUNK_BYTES.min(len as usize)];
+            gather(memory, entry.sges(), at, chunk)?;
+            if chunk == &region.signature_page().bytes()[page_offset..][..chunk.len()] {
                 let first = region.layout().grid(va) / PAGE_BYTES as u64;
                 let page = region.layout().grid(va + at) / PAGE_BYTES as u64 - first;
                 self.counters.signatures += u64::from(entry.mark(page as usize));

@@ -54,7 +54,6 @@ use terrace_transport::{
 use crate::proto::Access;
 use crate::region::{Knowledge, Region};
 use crate::sge_list::{self, LocalMemory};
-use crate::signature::PAGE_BYTES;
 use calls::Calls;
 use checks::{Checks, VersionRead};
 use entry::{Check, Entry, Seq};
@@ -282,7 +281,6 @@ pub struct Initiator {
     /// How the last proof has ended.
     proof: Option<WcStatus>,
     counters: Counters,
-    page_buffer: Box<[u8; PAGE_BYTES]>,
 }
 
 impl Initiator {
@@ -317,7 +315,6 @@ impl Initiator {
             is_control_gone: false,
             proof: None,
             counters: Counters::default(),
-            page_buffer: Box::new([0; PAGE_BYTES]),
         }
     }
 
