@@ -19,6 +19,8 @@ const TAG: u32 = 1;
 /// Versions are read into slots of so many bytes, so many at a time.
 const SLOT_BYTES: u32 = 512;
 const SLOT_COUNT: u32 = 16;
+/// WRITEs request no ACKs if they are checked within this time: a tenth of the shortest ACK timeout.
+const ACK_DELAY_NS_MAX: u64 = 800_000;
 /// `ibv_access_flags`.
 const LOCAL_WRITE: u32 = 1;
 
@@ -122,6 +124,7 @@ impl State {
                 is_reverse_allowed: self.settings.is_reverse,
                 unchecked_count_max: self.settings.unchecked_count_max.min(depth.div_ceil(2)),
                 check_delay_ns: self.settings.check_delay_ns,
+                omits_ack_requests: attr.timeout != 0 && self.settings.check_delay_ns <= ACK_DELAY_NS_MAX,
                 version_age_ns: self.settings.version_age_ns,
                 scratch: Scratch {
                     addr: scratch.addr(),

@@ -191,6 +191,9 @@ bitflags! {
         const SIGNALED = 1 << 1;
         const SOLICITED = 1 << 2;
         const INLINE = 1 << 3;
+        /// A later request is posted soon whose answer acknowledges this one, too: this one requests an ACK only if no answer to an
+        /// earlier one is due. For protocols above the queue pair.
+        const ANSWERED_LATER = 1 << 27;
         /// The request follows all earlier ones.
         const ORDER_BEFORE = 1 << 28;
         /// All later requests follow this one.

@@ -169,10 +169,9 @@ impl Entry {
         first.map(|(_, sge)| sge)
     }
 
-    /// The work request for a byte range of it.
-    pub(super) fn part(&self, token: u64, range: &Range<u64>, is_signaled: bool) -> SendWr {
-        let mut flags = self.wr.flags;
-        flags.set(SendFlags::SIGNALED, is_signaled);
+    /// The work request for a byte range of it, with `notice`: how its end becomes known.
+    pub(super) fn part(&self, token: u64, range: &Range<u64>, notice: SendFlags) -> SendWr {
+        let flags = (self.wr.flags - SendFlags::SIGNALED) | notice;
         SendWr {
             wr_id: token,
             op: sub_op(self.wr.op, range.start),

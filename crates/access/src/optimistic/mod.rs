@@ -164,6 +164,9 @@ pub struct Config {
     pub unchecked_count_max: usize,
     /// How long unsignaled WRITEs wait for a signaled request to be checked with, in nanoseconds.
     pub check_delay_ns: u64,
+    /// Whether WRITEs whose versions are read behind them request no ACKs of their own. Not where that READ may come later than the queue
+    /// pair's ACK timeout.
+    pub omits_ack_requests: bool,
     /// How long a version counts as known, in nanoseconds; at most a second makes sense.
     pub version_age_ns: u64,
     /// Where versions are read to.
@@ -482,7 +485,12 @@ impl Initiator {
                 // The READ of the versions is posted behind it, if the queue pair has room for that.
                 post.is_unsignaled =
                     entry.check != Check::None && self.unsignaled_count < self.config.post_count_max / 2;
-                entry.part(post.token, range, !post.is_unsignaled)
+                let notice = match post.is_unsignaled {
+                    false => SendFlags::SIGNALED,
+                    true if self.config.omits_ack_requests => SendFlags::ANSWERED_LATER,
+                    true => SendFlags::empty(),
+                };
+                entry.part(post.token, range, notice)
             }
             What::Versions(read) => self.checks.post(post.token, read, &self.config.scratch, now),
             What::Proof(op) => {

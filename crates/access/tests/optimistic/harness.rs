@@ -131,6 +131,7 @@ impl Harness {
             is_reverse_allowed: true,
             unchecked_count_max: 16,
             check_delay_ns: 1000,
+            omits_ack_requests: true,
             version_age_ns: 1_000_000,
             scratch: Scratch { addr: SCRATCH, lkey: 2, slot_bytes: 64, slot_count: 4 },
         };

@@ -270,13 +270,13 @@ pub unsafe fn send(
     post(SendWr { wr_id, op, payload, flags, target })
 }
 
-/// The flags for the NIC: those of `ibv_send_flags`, and of `terrace_send_flags`. Checksum offload is an error.
+/// The flags for the NIC: those of `ibv_send_flags`, and of `terrace_send_flags`, but none of its own. Checksum offload is an error.
 pub fn check_flags(flags: u32) -> Result<SendFlags, Error> {
     if flags & IBV_SEND_IP_CSUM != 0 {
         return Err(Error::Invalid("checksum offload is for raw packets"));
     }
     debug_assert_eq!(SendFlags::INLINE.bits(), IBV_SEND_INLINE);
-    Ok(SendFlags::from_bits_truncate(flags))
+    Ok(SendFlags::from_bits_truncate(flags) - SendFlags::ANSWERED_LATER)
 }
 
 /// One receive work request.

@@ -373,16 +373,20 @@ impl Requester {
     }
 
     /// An ACK is requested by the last packet of a message and every [`ACK_EVERY_PACKETS`] packets of a long one. So
-    /// does the packet that fills the window or the host's budget, since nothing more could be sent without an answer.
+    /// does the packet that fills the window or the host's budget, since nothing more could be sent without an answer. A message that is
+    /// [answered later](SendFlags::ANSWERED_LATER) requests none if an answer is due, and leaves most of the window, which a READ needs.
     fn requests_ack(&self, call: &Call<'_, impl Host>, wqe: &Wqe, room: u64) -> bool {
         let packet = self.next - wqe.first;
         let is_last = wqe.is_read() || packet + room == wqe.packets;
-        if is_last || packet % ACK_EVERY_PACKETS + room >= ACK_EVERY_PACKETS {
-            return true;
-        }
         let mtu = call.mtu();
         let this = wqe.cost(self.next, self.next + room, mtu);
         let in_flight = self.in_flight_bytes + this;
+        let is_answered_later = wqe.wr.flags.contains(SendFlags::ANSWERED_LATER)
+            && !self.no_answer_is_due()
+            && in_flight <= self.window.bytes() / 4;
+        if is_last && !is_answered_later || packet % ACK_EVERY_PACKETS + room >= ACK_EVERY_PACKETS {
+            return true;
+        }
         !self.window.admits(in_flight, mtu + PACKET_OVERHEAD) || !call.host.admits(in_flight)
     }
 }

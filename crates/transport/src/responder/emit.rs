@@ -145,8 +145,13 @@ impl Responder {
 
     /// Sends the first packet of a READ response in place of the ACK in front of it, because a response acknowledges all earlier requests
     /// (IBTA volume 1, 9.7.5.1.2). `None` if the ACK has to go first: there is no such response, or it cannot be sent yet.
-    fn emit_read_for_ack(&mut self, call: &mut Call<'_, impl Host>, sink: &mut impl Sink) -> Option<Answered> {
-        let is_new = |response: &Response| matches!(response, Response::Read(read) if read.sent == 0 && !read.repeat);
+    fn emit_read_for_ack(
+        &mut self,
+        call: &mut Call<'_, impl Host>,
+        sink: &mut impl Sink,
+    ) -> Option<Answered> {
+        let is_new =
+            |response: &Response| matches!(response, Response::Read(read) if read.sent == 0 && !read.repeat);
         if !self.pending.get(1).is_some_and(is_new) || !self.pending.front().is_some_and(is_plain_ack) {
             return None;
         }
@@ -257,7 +262,7 @@ fn push_data(
     Ok(pushed.map_or(Pushed::SinkFull, Pushed::Sent))
 }
 
-fn is_plain_ack(response: &Response) -> bool {
+pub(super) fn is_plain_ack(response: &Response) -> bool {
     matches!(response, Response::Ack { syndrome: Syndrome::Ack { .. }, .. })
 }
 

@@ -43,6 +43,7 @@ use crate::data::Data;
 use crate::host::{Completion, Host, RemoteAccess, RemoteError};
 use crate::types::{MESSAGE_LEN_MAX, QpEvent, QpType, RecvWr, Wc, WcFlags, WcOpcode, WcStatus};
 use append::StagedRecord;
+use emit::is_plain_ack;
 use refusal::{INVALID_REQUEST, Refusal};
 use resource::ResponderResource;
 use response::Response;
@@ -302,14 +303,14 @@ impl Responder {
         if fits { Ok(()) } else { Err(INVALID_REQUEST) }
     }
 
-    /// Advances by one packet or a run, and queues an ACK if the peer requested one.
+    /// Advances by one packet or a run, and queues an ACK if the peer requested one. An ACK that has not left covers later packets, too.
     fn finish_packet(&mut self, common: &mut Common, packet: &Packet<'_>, packets: u32, info: &OpcodeInfo) {
         self.expected = self.expected.plus(packets);
         if info.position.is_last() {
             self.msn = (self.msn + 1) & 0xff_ffff;
             common.counters.requests += 1;
         }
-        if packet.bth.ack_request {
+        if packet.bth.ack_request || self.pending.back().is_some_and(is_plain_ack) {
             self.queue_ack(self.expected.minus(1));
         }
     }

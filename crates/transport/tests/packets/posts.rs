@@ -27,6 +27,7 @@ pub fn send_request(kind: &str, line: &mut Line, peer: IpAddr) -> Result<SendWr,
         ("solicited", SendFlags::SOLICITED),
         ("before", SendFlags::ORDER_BEFORE),
         ("after", SendFlags::ORDER_AFTER),
+        ("answered-later", SendFlags::ANSWERED_LATER),
     ] {
         flags.set(flag, line.flag(name));
     }

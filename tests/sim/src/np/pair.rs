@@ -108,6 +108,7 @@ impl Pair {
             is_reverse_allowed: plan.is_reverse_allowed,
             unchecked_count_max: plan.unchecked_count_max,
             check_delay_ns: plan.check_delay_ns,
+            omits_ack_requests: true,
             version_age_ns: plan.version_age_ns,
             scratch: Scratch {
                 addr: SCRATCH + u64::from(slot_bytes * plan.slot_count) * index as u64,
