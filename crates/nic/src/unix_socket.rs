@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -16,6 +16,9 @@ use terrace_sync::Mutex;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 64;
+
+/// Connections that are accepted at a time: other users connect, too, and must not keep the listener's thread.
+const CONNECTIONS_AT_A_TIME: usize = 16;
 
 fn name_of(service: &str, address: SocketAddr) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new_abstract_name(format!("terrace/{service}/{address}").as_bytes())
@@ -52,6 +55,11 @@ pub(crate) fn peer_of(socket: &OwnedFd) -> Option<UCred> {
     socket_peercred(socket).ok()
 }
 
+/// Whether the process at the other end is of the same user, or of root.
+pub(crate) fn is_trusted(socket: &OwnedFd) -> bool {
+    peer_of(socket).is_some_and(|peer| peer.uid == rustix::process::geteuid() || peer.uid.is_root())
+}
+
 /// Makes the set of descriptors `waits` readable while this descriptor is.
 ///
 /// # Errors
@@ -77,7 +85,7 @@ impl Spare {
     }
 
     /// Gives the descriptor up for `accept`, which takes a connection and closes it.
-    pub fn turn_away(&self, accept: impl FnOnce()) {
+    fn turn_away(&self, accept: impl FnOnce()) {
         let mut spare = self.0.lock();
         drop(spare.take());
         accept();
@@ -89,15 +97,36 @@ fn open_spare() -> Option<File> {
     File::open("/dev/null").ok()
 }
 
-/// The next connection. `None` when there is none.
-pub(crate) fn accept(listener: &OwnedFd, spare: &Spare) -> Option<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    match accept_with(listener, flags) {
-        Ok(socket) => Some(socket),
-        Err(Errno::AGAIN | Errno::INTR) => None,
-        Err(_) => {
-            spare.turn_away(|| drop(accept_with(listener, flags)));
-            None
+/// Accepts waiting connections, at most [`CONNECTIONS_AT_A_TIME`]. While more wait, the listener stays readable.
+pub(crate) fn accept_waiting(listener: impl AsFd, spare: &Spare, mut take: impl FnMut(OwnedFd)) {
+    let accept = || accept_with(&listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+    for _ in 0..CONNECTIONS_AT_A_TIME {
+        match accept() {
+            Ok(socket) => take(socket),
+            Err(Errno::AGAIN | Errno::INTR) => return,
+            Err(_) => return spare.turn_away(|| drop(accept())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Processes of any user that connect and close in a loop keep a backlog filled for ever.
+    #[test]
+    fn a_full_backlog_is_accepted_in_parts() {
+        let address = SocketAddr::from(([127, 84, 7, 9], 4791));
+        let listener = listen_as("backlog-test", address).expect("a listener");
+        let _clients: Vec<_> =
+            (0..BACKLOG).map(|_| connect_to("backlog-test", address).expect("a client")).collect();
+        let (spare, mut left) = (Spare::new(), BACKLOG as usize);
+        while left > 0 {
+            let mut count = 0;
+            accept_waiting(&listener, &spare, |_| count += 1);
+            assert_eq!(count, left.min(CONNECTIONS_AT_A_TIME));
+            left -= count;
+        }
+        accept_waiting(&listener, &spare, |_| panic!("no connection waits"));
     }
 }

@@ -1,19 +1,14 @@
 //! The server side of `terrace stat`.
 
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::sockopt::socket_peercred;
-
 use crate::device::Device;
 use crate::stat;
-use crate::unix_socket::Spare;
-
-/// Connections that are accepted at a time: other users connect, too, and must not keep the engine here.
-const CONNECTIONS_AT_A_TIME: usize = 16;
+use crate::unix_socket::{Spare, accept_waiting, is_trusted};
 
 /// How long a client gets to read the answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
@@ -42,25 +37,15 @@ impl StatServer {
 
     /// Answers the waiting clients. A thread of its own does the writing, because a reader may be slow.
     pub fn serve(&self, device: &Arc<Device>) {
-        for _ in 0..CONNECTIONS_AT_A_TIME {
-            match self.listener.accept() {
-                Ok((stream, _)) if may_ask(&stream) => {
-                    let snapshot = device.snapshot();
-                    let thread = std::thread::Builder::new().name("terrace-stat".into());
-                    // Without a thread there is no answer, and the client sees the end of the stream.
-                    let _ = thread.spawn(move || answer(stream, &snapshot));
-                }
-                Ok(_) => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(_) => return self.spare.turn_away(|| drop(self.listener.accept())),
+        accept_waiting(&self.listener, &self.spare, |socket| {
+            if is_trusted(&socket) {
+                let snapshot = device.snapshot();
+                let thread = std::thread::Builder::new().name("terrace-stat".into());
+                // Without a thread there is no answer, and the client sees the end of the stream.
+                let _ = thread.spawn(move || answer(socket.into(), &snapshot));
             }
-        }
+        });
     }
-}
-
-fn may_ask(stream: &UnixStream) -> bool {
-    let own = rustix::process::geteuid();
-    socket_peercred(stream).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
 }
 
 fn answer(mut stream: UnixStream, snapshot: &stat::DeviceSnapshot) {

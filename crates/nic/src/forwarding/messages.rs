@@ -1,7 +1,7 @@
 //! What devices forward to each other: packets, and the request to listen at all addresses.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -17,7 +17,7 @@ use crate::address::socket_address;
 use crate::device::Device;
 use crate::error::Error;
 use crate::management::{self, is_management};
-use crate::unix_socket::{self, Spare, unwatch, watch};
+use crate::unix_socket::{self, Spare, is_trusted, unwatch, watch};
 
 /// Longest message in bytes: more than any packet.
 const MESSAGE_BYTES_MAX: usize = 8192;
@@ -54,14 +54,15 @@ impl Inbound {
         }
         let mut senders = self.senders.lock();
         for (gid_index, listener) in (0u8..).zip(&self.listeners) {
-            while let Some(socket) = unix_socket::accept(listener, &self.spare) {
+            unix_socket::accept_waiting(listener, &self.spare, |socket| {
+                // A trusted process may say where packets came from.
                 if senders.len() < SENDERS_MAX
                     && is_trusted(&socket)
                     && watch(&self.waits, socket.as_fd()).is_ok()
                 {
                     senders.push(Sender { socket, gid_index });
                 }
-            }
+            });
         }
         let mut message = [0; MESSAGE_BYTES_MAX];
         senders.retain(|sender| {
@@ -75,12 +76,6 @@ impl Inbound {
         // The handlers are called without locks.
         device.management.deliver();
     }
-}
-
-/// Whether the process at the other end may say where packets came from: it is of the same user, or of root.
-fn is_trusted(socket: &OwnedFd) -> bool {
-    unix_socket::peer_of(socket)
-        .is_some_and(|peer| peer.uid == rustix::process::geteuid() || peer.uid.is_root())
 }
 
 impl Sender {

@@ -205,15 +205,16 @@ impl Sockets {
     }
 
     fn accept(&mut self, index: usize) {
-        while let Some(socket) = unix_socket::accept(&self.listeners[index], &self.spare) {
-            let is_welcome = check_peer(&socket).is_some() && self.readers.len() < READERS_MAX;
-            if is_welcome && watch(&self.waits, socket.as_fd()).is_ok() {
-                let (gid_index, number) = (index as u8, self.accepted_count);
-                self.accepted_count += 1;
+        let Sockets { waits, listeners, spare, readers, accepted_count, .. } = self;
+        unix_socket::accept_waiting(&listeners[index], spare, |socket| {
+            let is_welcome = check_peer(&socket).is_some() && readers.len() < READERS_MAX;
+            if is_welcome && watch(waits, socket.as_fd()).is_ok() {
+                let (gid_index, number) = (index as u8, *accepted_count);
+                *accepted_count += 1;
                 let (may_map, unsent) = (HashMap::new(), Unsent::default());
-                self.readers.push(PeerSocket { socket, may_map, unsent, gid_index, number, readers: None });
+                readers.push(PeerSocket { socket, may_map, unsent, gid_index, number, readers: None });
             }
-        }
+        });
     }
 
     fn receive_requests(&mut self, device: &Arc<Device>, index: usize) {
