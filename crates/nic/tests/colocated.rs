@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use common::*;
 use terrace_nic::*;
-use terrace_wire::ROCE_PORT;
+use terrace_wire::{QPN_INSTANCE_SHIFT, ROCE_PORT};
 
 /// Only instance 0 forwards, so each test has an address of its own.
 fn instances_0_and_1_of(address: [u8; 4]) -> (Node, Node) {
@@ -102,4 +102,39 @@ fn a_management_datagram_for_another_instance_arrives_unchanged() {
     from.remote.set_port(80);
     assert!(matches!(forward(1, &from, b"x"), Err(Error::Invalid(_))));
     assert_eq!(demultiplexer.device.snapshot().passed_on, 2);
+}
+
+/// Queue pairs that a thread creates and destroys.
+const CREATIONS: usize = 1_000_000;
+
+/// A receive pass that kept its own table locked would wait for the other device's, behind a thread that waits to write.
+#[test]
+fn devices_that_forward_to_each_other_leave_their_tables_to_threads_that_create_queue_pairs() {
+    let (first, second) = instances_0_and_1_of([127, 84, 7, 4]);
+    let nodes = [Arc::new(first), Arc::new(second)];
+    nodes.iter().for_each(|node| node.device.join_colocated());
+    let peer = Node::udp();
+    let sender = peer.qp(QpType::Ud);
+    ready_datagrams(&sender, 0);
+    // To the port of one device, for a queue pair number of the other: one that no queue pair gets.
+    let datagram = |through: &Node, home: &Node| {
+        let qpn = u32::from(home.device.instance()) << QPN_INSTANCE_SHIFT | 0xffff;
+        let mut path = peer.device.resolve(&home.av(), qpn).expect("a path");
+        path.remote.set_port(ROCE_PORT + u16::from(through.device.instance()));
+        let target = Some(Target::Datagram(Box::new(Datagram { path, qpn, qkey: 0 })));
+        SendWr { target, ..peer.wr(1, SendOp::Send, 0, 8) }
+    };
+    let [a, b] = &nodes;
+    let datagrams = [datagram(a, b), datagram(b, a)];
+    let creators = nodes.clone().map(|node| {
+        std::thread::spawn(move || {
+            (0..CREATIONS).for_each(|_| node.qp(QpType::Rc).destroy().expect("destroyed"));
+        })
+    });
+    while !creators.iter().all(|creator| creator.is_finished()) {
+        sender.post_send(datagrams.iter().cycle().take(64).cloned().map(Ok)).expect("posted");
+        peer.completions(64);
+    }
+    let unknown = |node: &Node| node.device.snapshot().dropped["unknown_qp"];
+    assert!(nodes.iter().all(|node| unknown(node) > 0), "no packet was forwarded");
 }

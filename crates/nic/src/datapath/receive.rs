@@ -115,9 +115,14 @@ impl Device {
             return Arrival::Done;
         }
         let arrival = self.deliver(arrived, &packet, pass);
-        // A run is for this process: its sender has found the queue pair's process.
-        if arrival == Arrival::Nowhere && (arrived.run.is_some() || !self.forward(meta, &packet, bytes)) {
-            self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
+        if arrival == Arrival::Nowhere {
+            // Two devices may forward to each other: with its own table locked, each would wait for the other's, behind
+            // threads that wait to write.
+            drop(pass.table.take());
+            // A run is for this process: its sender has found the queue pair's process.
+            if arrived.run.is_some() || !self.forward(meta, &packet, bytes) {
+                self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
+            }
         }
         arrival
     }
