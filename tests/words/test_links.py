@@ -87,6 +87,11 @@ def make_commands_of(text):
     return [shlex.split(code) for code in re.findall(r"`(make [^`\n]+)`", text)]
 
 
+def crate_paths_of(text):
+    """The files and folders below `crates/` that a page names between backticks."""
+    return re.findall(r"`(crates/[^`\s]+)`", text)
+
+
 def missing_paths(words):
     """Files of the repository that a command names and that do not exist."""
     own = [word for word in words if re.match(r"(bench|crates|docs|examples|scripts|tests)/", word)]
@@ -118,6 +123,12 @@ class Links(unittest.TestCase):
         self.assertGreater(sum(map(len, found.values())), 150)
         problems = [f"{page.relative_to(ROOT)}: {shlex.join(words)}: {problem}" for page, commands in found.items() for words in commands
                     if (problem := problem_of_command(words) or missing_paths(words))]
+        self.assertEqual(problems, [])
+
+    def test_files_of_crates_exist(self):
+        found = {page: crate_paths_of(page.read_text()) for page in PAGES}
+        self.assertGreater(sum(map(len, found.values())), 300)
+        problems = [f"{page.relative_to(ROOT)}: {path}" for page, paths in found.items() for path in missing_paths(paths)]
         self.assertEqual(problems, [])
 
     def test_mistakes_are_found(self):
