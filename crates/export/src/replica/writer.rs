@@ -138,7 +138,7 @@ impl Writer {
         let mut targets = Vec::new();
         for found in found {
             let index = found.site().index;
-            match self.prepare(found) {
+            match self.prepare(found, &targets) {
                 Ok(copy) => targets.push(copy),
                 Err(error) => self.outside.push((index, error.to_string())),
             }
@@ -162,9 +162,14 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes a copy ready to be filled: its record says that it is no member, so that it counts as incomplete until then.
-    fn prepare(&self, found: Found) -> Result<Replica, ReplicaError> {
+    /// Makes a copy ready to be filled: its record says that it is no member, so that it counts as incomplete until then. It is
+    /// not admitted with the id of a member, or of a copy that is prepared already.
+    fn prepare(&self, found: Found, prepared: &[Replica]) -> Result<Replica, ReplicaError> {
         let deadline = self.config.deadline();
+        let has_its_id = |copy: &&Replica| found.record().is_some_and(|record| record.own == copy.id);
+        if let Some(known) = self.copies.iter().chain(prepared).find(has_its_id) {
+            return Err(ReplicaError::Duplicate(known.site.address, found.site().address));
+        }
         let copy = match found {
             Found::Nothing(site) => {
                 let mode = self.copies.first().map_or(0o600, |copy| copy.mode);

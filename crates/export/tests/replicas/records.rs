@@ -273,3 +273,31 @@ fn a_file_on_full_disks_is_opened_and_its_members_are_dropped() {
     file.close().unwrap();
     assert!(one.bytes() == expected && two.bytes() == expected);
 }
+
+/// A directory that was restored from that of another export, with the record.
+#[test]
+fn a_copied_record_is_not_admitted() {
+    let mut exports = with_file(3, b"bytes");
+    let mut file = ReplicatedFile::open(&exports.config()).unwrap();
+    exports.end(2);
+    file.append_commit(b", more").unwrap();
+    assert_eq!(file.status().members.len(), 2);
+    for name in [NAME, RECORD] {
+        std::fs::copy(exports.directory(0).join(name), exports.directory(2).join(name)).unwrap();
+    }
+    exports.begin(2);
+    file.resynchronize().unwrap();
+    let status = file.status();
+    assert_eq!(status.outside.len(), 1, "{status:?}");
+    assert!(status.outside[0].1.contains("one was copied"), "{status:?}");
+    file.append_commit(b", and more").unwrap();
+    file.close().unwrap();
+    assert!(matches!(open_error(&exports), ReplicaError::Duplicate(..)));
+    // As the error says.
+    for name in [NAME, RECORD] {
+        std::fs::remove_file(exports.directory(2).join(name)).unwrap();
+    }
+    let mut file = ReplicatedFile::open(&exports.config()).unwrap();
+    assert_eq!(file.status().members.len(), 3);
+    assert_eq!(read_all(&mut file), b"bytes, more, and more");
+}
