@@ -133,7 +133,12 @@ impl Watches {
         }
     }
 
-    /// Reports what has changed to `report`; `None` for all files, when the kernel has lost changes.
+    fn id_of(&self, number: i32) -> Option<FileId> {
+        self.table.lock().by_number.get(&number).copied()
+    }
+
+    /// Reports what has changed to `report`, up to a buffer of it: programs can change files as fast as that is reported, and the
+    /// caller has other things to do. `None` stands for all files, when the kernel has lost changes.
     pub fn take(&self, mut report: impl FnMut(Option<FileId>, ChangeSet)) {
         let mut buffer = [MaybeUninit::uninit(); EVENTS_BYTES];
         let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
@@ -145,11 +150,11 @@ impl Watches {
             };
             if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
                 report(None, ChangeSet::LOST);
-                continue;
-            }
-            let id = self.table.lock().by_number.get(&number).copied();
-            if let Some(id) = id {
+            } else if let Some(id) = self.id_of(number) {
                 report(Some(id), change_of(flags));
+            }
+            if reader.is_buffer_empty() {
+                return;
             }
         }
     }
@@ -194,5 +199,22 @@ mod tests {
         assert_eq!(changes(&watches), []);
         let table = watches.table.lock();
         assert!(table.watched.is_empty() && table.by_number.is_empty() && table.idle.is_empty());
+    }
+
+    #[test]
+    fn changes_that_come_as_fast_as_they_are_reported_keep_no_caller() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let touch = || rustix::fs::chmod(file.path(), rustix::fs::Mode::RUSR).unwrap();
+        let (watches, id) = (Watches::new().unwrap(), FileId { dev: 1, ino: 2, generation: 3 });
+        watches.add(id, file.as_file().as_fd(), Interest::Rights).unwrap();
+        touch();
+        let mut count = 0;
+        watches.take(|_, _| {
+            count += 1;
+            assert!(count < 10_000, "it reports for as long as the file changes");
+            touch();
+        });
+        // The rest is reported by the next calls.
+        assert_eq!(changes(&watches), [(Some(id), ChangeSet::ATTRIBUTES)]);
     }
 }
