@@ -160,8 +160,20 @@ fn hostile_setups_end_their_own_socket_only() {
     stream.write_all(&setup::encode(&SetupRequest { ends, client: 0 })).unwrap();
     let answer: SetupAnswer = setup::receive(&mut stream).unwrap();
     assert_eq!(answer.errno, 13);
-    let mut idle: Vec<_> = (0..200).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
-    idle.clear();
+}
+
+#[test]
+fn sockets_without_a_setup_keep_no_other_peer_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = serve(directory.path(), PathChoice::Udp);
+    let idle: Vec<_> = (0..200).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
+    std::thread::sleep(Duration::from_millis(600));
+    // By the Unix socket, and before the server ends the idle ones.
+    let timeout = Duration::from_secs(2);
+    let config = ClientConfig { port: port(PathChoice::Udp), timeout, ..ClientConfig::new(server.address()) };
+    let client = Client::connect(&config).unwrap();
+    assert!(client.attributes(client.root()).is_ok());
+    drop(idle);
     std::thread::sleep(Duration::from_millis(600));
     let client = connect(&server, PathChoice::Udp);
     assert!(client.attributes(client.root()).is_ok());

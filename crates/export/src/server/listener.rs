@@ -25,12 +25,15 @@ use crate::rules::Identity;
 /// The most connections, of all clients and of those of one address or user.
 const CONNECTIONS_MAX: usize = 1024;
 const CONNECTIONS_PER_PEER_MAX: usize = 128;
-/// The most sockets over which no setup has come yet.
+/// The most sockets over which no setup has come yet, of all peers and of one address or user.
 const UNSET_MAX: usize = 128;
+const UNSET_PER_PEER_MAX: usize = 32;
 /// The time in which a client sends its setup.
 const SETUP_TIME: Duration = Duration::from_secs(5);
 /// The interval of checks of leases.
 const TICK: Duration = Duration::from_millis(250);
+/// The pause after a client that could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 const WAKE: u64 = 0;
 const TCP: u64 = 1;
@@ -76,7 +79,15 @@ struct Peer {
     name: String,
     /// Its address, if it is connected by TCP.
     address: Option<IpAddr>,
+    /// The user of its process, if it is connected by the Unix socket.
+    uid: Option<u32>,
     identity: Option<Identity>,
+}
+
+impl Peer {
+    fn is_same(&self, other: &Peer) -> bool {
+        (self.address, self.uid) == (other.address, other.uid)
+    }
 }
 
 struct Socket {
@@ -185,29 +196,42 @@ impl Listener {
     }
 
     fn accept_tcp(&mut self) {
-        let Ok((stream, address)) = self.tcp.accept() else { return };
+        let (stream, address) = match self.tcp.accept() {
+            Ok(accepted) => accepted,
+            Err(error) => return pause_without_room(&error),
+        };
         let ip = address.ip().to_canonical();
-        // Who comes from this host is one of its users, and only the Unix socket tells which one.
-        let identity = if may_be_local(address) { None } else { self.state.rules.remote(ip) };
-        self.add(Stream::Tcp(stream), Peer { name: address.to_string(), address: Some(ip), identity });
+        // Who comes from this host is one of its users, and only the Unix socket tells which one. Where that cannot be told now,
+        // the client connects again.
+        let Ok(may_be_local) = may_be_local(address) else { return };
+        let identity = if may_be_local { None } else { self.state.rules.remote(ip) };
+        self.add(
+            Stream::Tcp(stream),
+            Peer { name: address.to_string(), address: Some(ip), uid: None, identity },
+        );
     }
 
     fn accept_unix(&mut self) {
-        let Ok((stream, _)) = self.unix.accept() else { return };
+        let stream = match self.unix.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) => return pause_without_room(&error),
+        };
         let Ok(user) = rustix::net::sockopt::socket_peercred(&stream) else { return };
         let (uid, gid) = (user.uid.as_raw(), user.gid.as_raw());
         let name = format!("uid {uid}, process {}", user.pid.as_raw_nonzero());
         let identity = self.state.rules.local(uid, gid);
-        self.add(Stream::Unix(stream), Peer { name, address: None, identity });
+        self.add(Stream::Unix(stream), Peer { name, address: None, uid: Some(uid), identity });
     }
 
     fn add(&mut self, stream: Stream, peer: Peer) {
-        let unset = self.sockets.values().filter(|socket| socket.qpn.is_none()).count();
+        let unset: Vec<_> = self.sockets.values().filter(|socket| socket.qpn.is_none()).collect();
+        let of_peer = unset.iter().filter(|socket| socket.peer.is_same(&peer)).count();
+        let is_full = unset.len() >= UNSET_MAX || of_peer >= UNSET_PER_PEER_MAX;
         let is_nonblocking = match &stream {
             Stream::Tcp(stream) => stream.set_nonblocking(true),
             Stream::Unix(stream) => stream.set_nonblocking(true),
         };
-        if unset >= UNSET_MAX || is_nonblocking.is_err() {
+        if is_full || is_nonblocking.is_err() {
             return;
         }
         let token = self.next_socket;
@@ -363,8 +387,25 @@ impl Listener {
     }
 }
 
+/// Whether the system lacks descriptors or memory, for now.
+fn lacks_room(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
+}
+
+/// A client that is not accepted for lack of room is reported again at once, for as long as it waits: the thread pauses instead of
+/// spinning.
+fn pause_without_room(error: &io::Error) {
+    if lacks_room(error) {
+        std::thread::sleep(ACCEPT_PAUSE);
+    }
+}
+
 /// Whether a peer's address is one of this host, as far as is known: only an address of this host can be bound.
-fn may_be_local(peer: SocketAddr) -> bool {
+///
+/// # Errors
+/// If the system lacks room for the trial.
+fn may_be_local(peer: SocketAddr) -> io::Result<bool> {
     let address = match peer.ip().to_canonical() {
         IpAddr::V4(v4) => SocketAddr::new(v4.into(), 0),
         IpAddr::V6(_) => {
@@ -374,7 +415,11 @@ fn may_be_local(peer: SocketAddr) -> bool {
             address
         }
     };
-    !UdpSocket::bind(address).is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable)
+    match UdpSocket::bind(address) {
+        Err(error) if lacks_room(&error) => Err(error),
+        Err(error) => Ok(error.kind() != io::ErrorKind::AddrNotAvailable),
+        Ok(_) => Ok(true),
+    }
 }
 
 /// Bytes of a setup.
@@ -405,9 +450,9 @@ mod tests {
     #[test]
     fn addresses_of_this_host_are_local_and_others_are_not() {
         for local in ["127.0.0.1:9", "127.3.2.1:9", "[::ffff:127.0.0.1]:9"] {
-            assert!(may_be_local(local.parse().unwrap()), "{local}");
+            assert!(may_be_local(local.parse().unwrap()).unwrap(), "{local}");
         }
         // An address of the documentation.
-        assert!(!may_be_local("192.0.2.77:9".parse().unwrap()));
+        assert!(!may_be_local("192.0.2.77:9".parse().unwrap()).unwrap());
     }
 }
