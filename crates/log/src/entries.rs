@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use terrace_export::RECORD_BYTES_MAX;
 
+use crate::file::ReadLog;
 use crate::format::{Found, HEAD_BYTES};
-use crate::{LogError, Position, RemoteLog};
+use crate::{Log, LogError, Position};
 
 /// Bytes that are read at a time.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -26,8 +27,8 @@ pub struct Entry {
 ///
 /// A server that was killed in the middle of a record may have left its first part behind. No client has a position of such
 /// a record. It is passed over once a later record is there; [`Entries::torn_bytes`] counts.
-pub struct Entries<'a> {
-    log: &'a RemoteLog,
+pub struct Entries<'a, F> {
+    log: &'a Log<F>,
     /// Where the next record begins.
     position: u64,
     /// Bytes of the file from `position` on.
@@ -37,8 +38,8 @@ pub struct Entries<'a> {
     torn_bytes: u64,
 }
 
-impl Entries<'_> {
-    pub(crate) fn new(log: &RemoteLog, from: Position) -> Entries<'_> {
+impl<F: ReadLog> Entries<'_, F> {
+    pub(crate) fn new(log: &Log<F>, from: Position) -> Entries<'_, F> {
         Entries { log, position: from.0, bytes: Vec::new(), used: 0, torn_bytes: 0 }
     }
 
@@ -139,7 +140,7 @@ impl Entries<'_> {
     }
 }
 
-impl Iterator for Entries<'_> {
+impl<F: ReadLog> Iterator for Entries<'_, F> {
     type Item = Result<Entry, LogError>;
 
     /// The next record; `None` at the end of the log.

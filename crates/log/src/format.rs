@@ -127,6 +127,11 @@ impl LogId {
     }
 }
 
+/// Whether these first bytes of a file may be a part of a head that was not written as a whole.
+pub(crate) fn is_unfinished_head(bytes: &[u8]) -> bool {
+    bytes.iter().zip(MAGIC).all(|(byte, magic)| [0, magic].contains(byte))
+}
+
 /// A little-endian number of up to 8 bytes.
 fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))

@@ -18,6 +18,8 @@
 //! | module | what it knows |
 //! |---|---|
 //! | `format` | the bytes of the file |
+//! | `file` | what a log needs of a file, and the kinds of files that have it |
+//! | `replicated` | logs on several exports |
 //! | `entries` | records in order, and what to do behind a torn one |
 //! | `appender` | several appends in flight |
 
@@ -26,17 +28,21 @@
 
 mod appender;
 mod entries;
+mod file;
 mod format;
+mod replicated;
 
 use std::ffi::{OsStr, OsString};
 
 use rustix::io::Errno;
-use terrace_export::{Client, ExportError, FileId, OpenAccess, RemoteFile, RenameMode};
+use terrace_export::{Client, ExportError, FileId, OpenAccess, RemoteFile, RenameMode, ReplicaError};
 
 pub use appender::{Appended, Appender};
 pub use entries::{Entries, Entry};
+use file::{ReadLog, WriteLog};
 pub use format::DATA_BYTES_MAX;
 use format::{Found, HEAD_BYTES, IDENTITY_BYTES, LogId, RECORDS_OFFSET, START_BYTES, START_SLOTS, Start};
+pub use replicated::{ReplicatedLog, ReplicatedLogReader};
 
 /// The rights of a new log.
 const MODE: u32 = 0o644;
@@ -51,6 +57,9 @@ pub enum LogError {
     /// The export refuses, or cannot be reached.
     #[error(transparent)]
     Export(#[from] ExportError),
+    /// The replicated file of the log cannot be accessed.
+    #[error(transparent)]
+    Replica(#[from] ReplicaError),
     /// The file is no log.
     #[error("the file is no log")]
     NotALog,
@@ -71,13 +80,16 @@ impl LogError {
     }
 }
 
-/// An open log. It may be used by several threads, and several clients may have it open.
-pub struct RemoteLog {
-    file: RemoteFile,
+/// An open log in a file of the type `F`. It may be used by several threads.
+pub struct Log<F> {
+    file: F,
     id: LogId,
 }
 
-impl RemoteLog {
+/// A log on one export. Several clients may have it open.
+pub type RemoteLog = Log<RemoteFile>;
+
+impl Log<RemoteFile> {
     /// Creates a log. It has its name when it is complete, so no client ever opens a part of one.
     ///
     /// # Errors
@@ -132,44 +144,27 @@ impl RemoteLog {
         }
     }
 
-    /// Appends a record, whole and once, and returns its position. Other clients see it from now on. It is persistent
-    /// after [`RemoteLog::commit`].
-    ///
-    /// # Errors
-    /// `TooLong`; those of the export, of which `Unanswered` says that the record may be there or not.
-    pub fn append(&self, data: &[u8]) -> Result<Position, LogError> {
-        Ok(Position(self.file.append(&self.record(data)?)?))
-    }
-
-    /// Appends a record. It and all before it are persistent when this returns.
-    ///
-    /// # Errors
-    /// As for [`RemoteLog::append`].
-    pub fn append_commit(&self, data: &[u8]) -> Result<Position, LogError> {
-        Ok(Position(self.file.append_commit(&self.record(data)?)?))
-    }
-
-    fn record(&self, data: &[u8]) -> Result<Vec<u8>, LogError> {
-        if data.len() > DATA_BYTES_MAX {
-            return Err(LogError::TooLong);
-        }
-        let mut record = Vec::with_capacity(HEAD_BYTES + data.len());
-        self.id.emit_record(data, &mut record);
-        Ok(record)
-    }
-
-    /// Makes all records persistent that were acknowledged before.
+    /// Several appends in flight, for one thread.
     ///
     /// # Errors
     /// Those of the export.
-    pub fn commit(&self) -> Result<(), LogError> {
-        Ok(self.file.commit()?)
+    pub fn appender(
+        &self,
+        client: &Client,
+        depth: usize,
+        data_bytes_max: usize,
+    ) -> Result<Appender, LogError> {
+        let data_bytes_max = data_bytes_max.min(DATA_BYTES_MAX);
+        let pipeline = client.pipeline(depth, data_bytes_max + HEAD_BYTES)?;
+        Ok(Appender::new(self.file.clone(), self.id, pipeline, data_bytes_max))
     }
+}
 
+impl<F: ReadLog> Log<F> {
     /// Reads a record.
     ///
     /// # Errors
-    /// `NoRecord`, `Trimmed`; those of the export.
+    /// `NoRecord`, `Trimmed`; those of the file.
     pub fn read(&self, position: Position) -> Result<Vec<u8>, LogError> {
         let mut bytes = vec![0; HEAD_BYTES + 4096];
         let mut len = self.file.read_at(position.0, &mut bytes)?;
@@ -193,29 +188,14 @@ impl RemoteLog {
 
     /// The records from a position on, in order, to the end of the log. More may follow: the iterator goes on when it is asked
     /// again.
-    pub fn entries(&self, from: Position) -> Entries<'_> {
+    pub fn entries(&self, from: Position) -> Entries<'_, F> {
         Entries::new(self, from)
-    }
-
-    /// Several appends in flight, for one thread.
-    ///
-    /// # Errors
-    /// Those of the export.
-    pub fn appender(
-        &self,
-        client: &Client,
-        depth: usize,
-        data_bytes_max: usize,
-    ) -> Result<Appender, LogError> {
-        let data_bytes_max = data_bytes_max.min(DATA_BYTES_MAX);
-        let pipeline = client.pipeline(depth, data_bytes_max + HEAD_BYTES)?;
-        Ok(Appender::new(self.file.clone(), self.id, pipeline, data_bytes_max))
     }
 
     /// Where the log begins.
     ///
     /// # Errors
-    /// Those of the export.
+    /// Those of the file.
     pub fn start(&self) -> Result<Position, LogError> {
         Ok(Position(self.read_start()?.offset))
     }
@@ -230,15 +210,51 @@ impl RemoteLog {
         }
         Ok(latest)
     }
+}
+
+impl<F: WriteLog> Log<F> {
+    /// Appends a record, whole and once, and returns its position. Other clients see it from now on. It is persistent
+    /// after [`RemoteLog::commit`].
+    ///
+    /// # Errors
+    /// `TooLong`; those of the file, of which `Unanswered` says that the record may be there or not.
+    pub fn append(&self, data: &[u8]) -> Result<Position, LogError> {
+        Ok(Position(self.file.append(&self.record(data)?, false)?))
+    }
+
+    /// Appends a record. It and all before it are persistent when this returns.
+    ///
+    /// # Errors
+    /// As for [`RemoteLog::append`].
+    pub fn append_commit(&self, data: &[u8]) -> Result<Position, LogError> {
+        Ok(Position(self.file.append(&self.record(data)?, true)?))
+    }
+
+    fn record(&self, data: &[u8]) -> Result<Vec<u8>, LogError> {
+        if data.len() > DATA_BYTES_MAX {
+            return Err(LogError::TooLong);
+        }
+        let mut record = Vec::with_capacity(HEAD_BYTES + data.len());
+        self.id.emit_record(data, &mut record);
+        Ok(record)
+    }
+
+    /// Makes all records persistent that were acknowledged before.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub fn commit(&self) -> Result<(), LogError> {
+        self.file.commit()
+    }
 
     /// Frees the records before a position, at which a record begins or the log ends. One client of a log trims it at a time.
     /// The log does not begin earlier than before, and after a failure it begins at either place.
     ///
     /// # Errors
-    /// Those of the export.
+    /// Those of the file.
     pub fn trim(&self, before: Position) -> Result<(), LogError> {
         let old = self.read_start()?;
-        let end = self.file.attributes()?.len.max(RECORDS_OFFSET);
+        let end = self.file.len_bytes()?.max(RECORDS_OFFSET);
         if before.0 > end {
             return Err(LogError::NoRecord(before));
         }
@@ -250,14 +266,14 @@ impl RemoteLog {
         self.file.write_at(slot, &self.id.emit_start(start))?;
         // A record must not be gone while the log is said to begin before it.
         self.file.commit()?;
-        Ok(self.file.punch(RECORDS_OFFSET, before.0 - RECORDS_OFFSET)?)
+        self.file.punch(RECORDS_OFFSET, before.0 - RECORDS_OFFSET)
     }
 
     /// Bytes of the file, which has all records and holes where records were trimmed.
     ///
     /// # Errors
-    /// Those of the export.
+    /// Those of the file.
     pub fn len_bytes(&self) -> Result<u64, LogError> {
-        Ok(self.file.attributes()?.len)
+        self.file.len_bytes()
     }
 }

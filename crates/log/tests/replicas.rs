@@ -1,0 +1,186 @@
+//! Logs on several exports, of which some are killed and stopped while records are appended.
+
+#[path = "../../export/tests/replicas/hosts.rs"]
+#[allow(dead_code)] // Other tests use the rest.
+mod hosts;
+#[path = "../../export/tests/replicas/load.rs"]
+#[allow(dead_code)] // Other tests use the rest.
+mod load;
+#[path = "../../export/tests/export/process.rs"]
+mod process;
+#[path = "../../export/tests/export/support.rs"]
+#[allow(dead_code)] // Other tests use the rest.
+mod support;
+
+use std::fs::File;
+use std::io::Write;
+use std::time::Duration;
+
+use hosts::{Host, addresses, config, hosts};
+use rustix::process::Signal;
+use terrace_export::{ReplicatedFile, Server};
+use terrace_log::{Entry, LogError, Position, ReplicatedLog, ReplicatedLogReader};
+use terrace_nic::PathChoice;
+
+fn data(number: u64) -> Vec<u8> {
+    let len = number % 7 * 1000 + number % 5;
+    (0..len).map(|at| (number * 31 + at * 7 + at / 251) as u8).collect()
+}
+
+/// Appends records, of which every third is persistent, until `is_over` says so of their number.
+fn append(log: &ReplicatedLog, appended: &mut Vec<Entry>, is_over: impl Fn(usize) -> bool) {
+    while !is_over(appended.len()) {
+        let data = data(appended.len() as u64);
+        let position = match appended.len() % 3 {
+            0 => log.append_commit(&data),
+            _ => log.append(&data),
+        };
+        let position = position.unwrap_or_else(|error| panic!("{error}, {:?}", log.status()));
+        appended.push(Entry { position, data });
+    }
+}
+
+/// The records of a log, from the beginning on, and the bytes that are none.
+macro_rules! all {
+    ($log:expr) => {{
+        let log = $log;
+        let mut entries = log.entries(log.start().unwrap());
+        let found = entries.by_ref().collect::<Result<Vec<_>, _>>().unwrap();
+        (found, entries.torn_bytes())
+    }};
+}
+
+fn check_files(hosts: &[Host], log: &ReplicatedLog) {
+    let status = log.status();
+    assert_eq!(status.members.len(), hosts.len(), "{status:?}");
+    let bytes = hosts[0].bytes();
+    assert_eq!(bytes.len() as u64, log.len_bytes().unwrap());
+    assert!(hosts[1..].iter().all(|host| host.bytes() == bytes), "the copies differ");
+}
+
+fn no_record_is_lost_with_exports(path: PathChoice) {
+    let mut hosts = hosts(path);
+    let config = config(&addresses(&hosts), path);
+    let log = ReplicatedLog::open_or_create(&config).unwrap();
+    let mut appended = Vec::new();
+    append(&log, &mut appended, |count| count == 50);
+    std::thread::scope(|scope| {
+        let [_, killed, stopped] = &mut hosts;
+        let killer = scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            killed.end(Signal::KILL);
+            std::thread::sleep(Duration::from_millis(20));
+            stopped.end(Signal::STOP);
+        });
+        append(&log, &mut appended, |_| killer.is_finished());
+    });
+    let count = appended.len() + 20;
+    append(&log, &mut appended, |now| now == count);
+    let status = log.status();
+    assert_eq!(status.members, [hosts[0].address], "{status:?}");
+    assert_eq!(status.outside.len(), 2, "{status:?}");
+    assert!(all!(&log) == (appended.clone(), 0), "of the export that is left");
+    let reader = ReplicatedLogReader::open_read(&config, true).unwrap();
+    assert!(all!(&reader) == (appended.clone(), 0), "for a reader");
+
+    // They return, and have what they have missed.
+    hosts[1..].iter_mut().for_each(Host::go_on);
+    log.resynchronize().unwrap();
+    check_files(&hosts, &log);
+    append(&log, &mut appended, |now| now == count + 20);
+    reader.refresh().unwrap();
+    assert!(all!(&reader) == (appended.clone(), 0), "for a reader");
+    let kept = appended.split_off(count);
+    log.trim(kept[0].position).unwrap();
+    assert!(all!(&log) == (kept.clone(), 0), "after a trim");
+    assert!(matches!(log.read(appended[0].position), Err(LogError::Trimmed(_))));
+    check_files(&hosts, &log);
+
+    // Each other one is killed: the ones that were away have everything.
+    hosts[0].end(Signal::KILL);
+    let position = log.append_commit(b"last").unwrap();
+    let expected = [kept, vec![Entry { position, data: b"last".to_vec() }]].concat();
+    assert!(all!(&log) == (expected.clone(), 0), "of the exports that were away");
+    // The process that appends ends, too.
+    drop(log);
+    hosts[0].go_on();
+    let log = ReplicatedLog::open_or_create(&config).unwrap();
+    assert!(all!(&log) == (expected, 0), "after all");
+    check_files(&hosts, &log);
+}
+
+#[test]
+fn no_record_is_lost_with_exports_by_packets() {
+    no_record_is_lost_with_exports(PathChoice::Udp);
+}
+
+#[test]
+fn no_record_is_lost_with_exports_within_the_host() {
+    no_record_is_lost_with_exports(PathChoice::Local);
+}
+
+/// Exports of this process.
+fn serve(count: usize) -> (Vec<tempfile::TempDir>, Vec<Server>) {
+    let directories: Vec<_> = (0..count).map(|_| tempfile::tempdir().unwrap()).collect();
+    let serve =
+        |directory: &tempfile::TempDir| support::serve(directory.path(), PathChoice::Local, "root = true");
+    let servers = directories.iter().map(serve).collect();
+    (directories, servers)
+}
+
+#[test]
+fn a_torn_record_is_passed_over() {
+    let (directories, servers) = serve(2);
+    let addresses: Vec<_> = servers.iter().map(Server::address).collect();
+    let config = config(&addresses, PathChoice::Local);
+    let log = ReplicatedLog::open_or_create(&config).unwrap();
+    let first = log.append_commit(b"first").unwrap();
+    let len = log.len_bytes().unwrap();
+    // Ends without closing it, in the middle of a record.
+    drop(log);
+    let whole = std::fs::read(directories[0].path().join(hosts::NAME)).unwrap();
+    for directory in &directories {
+        let mut file = File::options().append(true).open(directory.path().join(hosts::NAME)).unwrap();
+        file.write_all(&whole[first.0 as usize..whole.len() - 1]).unwrap();
+    }
+    let log = ReplicatedLog::open_or_create(&config).unwrap();
+    let torn = log.len_bytes().unwrap() - len;
+    assert!(torn > 0);
+    assert_eq!(all!(&log).0.len(), 1);
+    let last = log.append(b"last").unwrap();
+    let (entries, passed) = all!(&log);
+    let positions: Vec<Position> = entries.iter().map(|entry| entry.position).collect();
+    assert_eq!((positions, passed), (vec![first, last], torn));
+    assert!(matches!(ReplicatedLog::open_or_create(&config), Err(LogError::Replica(_))), "it is in use");
+    log.close().unwrap();
+    assert_eq!(ReplicatedLog::open_or_create(&config).unwrap().read(last).unwrap(), b"last");
+}
+
+#[test]
+fn a_log_whose_head_was_not_written_is_created_again_and_another_file_is_not() {
+    let (directories, servers) = serve(2);
+    let addresses: Vec<_> = servers.iter().map(Server::address).collect();
+    let config = config(&addresses, PathChoice::Local);
+    let log = ReplicatedLog::open_or_create(&config).unwrap();
+    let head = std::fs::read(directories[0].path().join(hosts::NAME)).unwrap();
+    log.close().unwrap();
+    let put = |bytes: &[u8]| {
+        let mut file = ReplicatedFile::open(&config).unwrap();
+        file.truncate(0).unwrap();
+        file.write_at(0, bytes).unwrap();
+        file.close().unwrap();
+    };
+    for unfinished in [&[][..], &head[..5], &head[..20], &head[..100], &[0; 4096]] {
+        put(unfinished);
+        assert!(matches!(ReplicatedLogReader::open_read(&config, false), Err(LogError::NotALog)));
+        let log = ReplicatedLog::open_or_create(&config).unwrap();
+        let position = log.append_commit(b"first").unwrap();
+        assert_eq!(all!(&log).0, [Entry { position, data: b"first".to_vec() }]);
+        log.close().unwrap();
+    }
+    for other in [&b"some text"[..], &[7; 5000]] {
+        put(other);
+        assert!(matches!(ReplicatedLog::open_or_create(&config), Err(LogError::NotALog)));
+        assert_eq!(std::fs::read(directories[1].path().join(hosts::NAME)).unwrap(), other);
+    }
+}
