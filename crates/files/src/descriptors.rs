@@ -194,6 +194,10 @@ impl Parked {
         let Table { ring, last_entry, .. } = &mut tables[usize::from(self.table)];
         *last_entry += 1;
         let entry = opcode::FixedFdInstall::new(types::Fixed(self.slot), 0).build().user_data(*last_entry);
+        if ring.submission().is_full() {
+            // With entries of calls that failed, which the system may take now.
+            ring.submit()?;
+        }
         // SAFETY: the entry has no pointers.
         unsafe { ring.submission().push(&entry) }.map_err(io::Error::other)?;
         loop {
@@ -225,5 +229,32 @@ impl Drop for Parked {
         // A slot that cannot be emptied holds its file until it is used again.
         let _ = ring.submitter().register_files_update(self.slot, &[-1]);
         free.push(self.slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parked_file_is_opened_after_calls_that_failed() {
+        let tables: Arc<Tables> = Arc::default();
+        let file = tempfile::tempfile().unwrap();
+        let inode = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
+        let file = OwnedFd::from(file);
+        // Without tables there is nothing to test.
+        let Some(parked) = tables.park(&file) else { return };
+        for failed in 0..3 {
+            for _ in 0..failed {
+                let mut tables = tables.tables.lock();
+                let Table { ring, last_entry, .. } = &mut tables[0];
+                *last_entry += 1;
+                let install = opcode::FixedFdInstall::new(types::Fixed(parked.slot), 0).build();
+                // SAFETY: the entry has no pointers.
+                unsafe { ring.submission().push(&install.user_data(*last_entry)) }.unwrap();
+            }
+            let opened = parked.open().unwrap_or_else(|error| panic!("after {failed} failed calls: {error}"));
+            assert_eq!(inode(&opened), inode(&file));
+        }
     }
 }

@@ -25,14 +25,14 @@ pub struct Published(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     length: Option<FileLength>,
-    /// The length that the file is about to have: peers see no more.
-    limit: Option<u64>,
+    /// The lengths that the file is about to have, by each change under way: peers see no more.
+    limits: Vec<u64>,
 }
 
 impl State {
     fn set(&self, len: u64) {
         if let Some(length) = &self.length {
-            length.set(self.limit.map_or(len, |limit| limit.min(len)));
+            length.set(self.limits.iter().copied().fold(len, u64::min));
         }
     }
 }
@@ -53,12 +53,49 @@ impl Published {
         state.length.as_ref().map(|length| (length.lengths().clone(), length.number()))
     }
 
-    /// Shows peers no more than `limit` of a file that has `len` bytes, or all of it again. Returns whether peers may have
-    /// seen more.
-    pub fn limit(&self, limit: Option<u64>, len: u64) -> bool {
+    /// Shows peers no more than `limit` of a file that has `len` bytes, until [`Published::end_limit`]. Returns whether peers may
+    /// have seen more.
+    pub fn begin_limit(&self, limit: u64, len: u64) -> bool {
         let mut state = self.0.lock();
-        state.limit = limit;
+        state.limits.push(limit);
         state.set(len);
         state.length.is_some()
+    }
+
+    /// Ends a limit: the file has `len` bytes.
+    pub fn end_limit(&self, limit: u64, len: u64) {
+        let mut state = self.0.lock();
+        if let Some(at) = state.limits.iter().position(|other| *other == limit) {
+            state.limits.swap_remove(at);
+        }
+        state.set(len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_lasts_while_other_changes_begin_and_end() {
+        let (published, lengths) = (Published::default(), Lengths::default());
+        let (shared, number) = published.publish(&lengths, 100).unwrap();
+        let seen = || {
+            let mut bytes = [0; 8];
+            let at = u64::from(number) * 8;
+            rustix::io::pread(shared.file(), &mut bytes, at).unwrap();
+            u64::from_ne_bytes(bytes)
+        };
+        assert_eq!(seen(), 100);
+        assert!(published.begin_limit(50, 100));
+        published.begin_limit(70, 100);
+        published.set(200);
+        assert_eq!(seen(), 50);
+        published.end_limit(70, 200);
+        assert_eq!(seen(), 50, "the other change has not ended");
+        published.end_limit(50, 50);
+        assert_eq!(seen(), 50);
+        published.set(80);
+        assert_eq!(seen(), 80);
     }
 }

@@ -8,6 +8,7 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{DIRECTORIES, TestFile, append, atomic, finish, open, read, read_locally, region, write};
@@ -457,4 +458,28 @@ fn regions_of_one_file_share_it() {
     assert!(descriptors < 500, "{descriptors} descriptors");
     regions.iter().for_each(|region| assert_eq!(write(region, 1, b"z"), Ok(())));
     assert_eq!(files.window_count(), 1);
+}
+
+#[test]
+fn an_older_length_does_not_replace_a_newer_one() {
+    const LENS: [u64; 2] = [5000, 4200];
+    let files = files();
+    let test = TestFile::new(DIRECTORIES[1], LENS[0]);
+    let region = region(&files, &test.file);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Beyond every end: the length is read each time.
+            while !is_over.load(Ordering::Relaxed) {
+                assert!(region.check(HostRange { addr: LENS[0], len: 1 }).is_err());
+            }
+        });
+        let found = (0..200_000).find(|_| {
+            region.truncate(LENS[0]).expect("longer");
+            region.truncate(LENS[1]).expect("shorter");
+            region.check(HostRange { addr: LENS[1], len: 1 }).is_ok()
+        });
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(found, None, "an access beyond the end passes after the file was made shorter");
+    });
 }

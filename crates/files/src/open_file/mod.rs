@@ -65,6 +65,8 @@ pub struct OpenFile {
     layout: RwLock<Layout>,
     len: AtomicU64,
     len_read_ms: AtomicU64,
+    /// Locked while the length is read from the file and stored.
+    len_reading: Mutex<()>,
     /// The descriptor was used since somebody looked for one to park.
     is_handle_used: AtomicBool,
     /// Accesses that found no window, since the last one was made.
@@ -135,6 +137,7 @@ impl OpenFile {
             shared,
             len: AtomicU64::new(len),
             len_read_ms: AtomicU64::new(coarse_ms()),
+            len_reading: Mutex::default(),
             layout: RwLock::new(Layout {
                 traits: handle.traits,
                 holding: Holding::Open(Arc::new(handle), None),
@@ -238,16 +241,19 @@ impl OpenFile {
         change: impl FnOnce(&Handle) -> io::Result<()>,
     ) -> io::Result<()> {
         let len = self.len.load(Ordering::Relaxed);
-        if end_after < len && self.rest().published.limit(Some(end_after), len) {
-            let lost = HostRange { addr: end_after, len: len - end_after };
-            let over = GracePeriod::of_pages(lost).wait_long();
-            over.map_err(|timeout| {
-                self.rest().published.limit(None, len);
-                io::Error::new(io::ErrorKind::ResourceBusy, timeout)
-            })?;
+        if end_after >= len {
+            return self.change_alone(change);
         }
-        let changed = self.change_alone(change);
-        self.rest().published.limit(None, self.len.load(Ordering::Relaxed));
+        let published = &self.rest().published;
+        let over = match published.begin_limit(end_after, len) {
+            true => GracePeriod::of_pages(HostRange { addr: end_after, len: len - end_after }).wait_long(),
+            false => Ok(()),
+        };
+        let changed = match over {
+            Ok(()) => self.change_alone(change),
+            Err(timeout) => Err(io::Error::new(io::ErrorKind::ResourceBusy, timeout)),
+        };
+        published.end_limit(end_after, self.len.load(Ordering::Relaxed));
         changed
     }
 
@@ -267,6 +273,8 @@ impl OpenFile {
 
     /// Reads the file's length. If the system does not tell, the last one counts.
     pub fn read_len(&self, handle: &Handle, now_ms: u64) -> u64 {
+        // A thread that has read an older length does not store it after another one has stored a newer one.
+        let _reading = self.len_reading.lock();
         let known = self.len.load(Ordering::Relaxed);
         let read = || handle.len().unwrap_or(known);
         // A record that is being added is not there yet.
