@@ -198,7 +198,7 @@ impl Listener {
     fn accept_tcp(&mut self) {
         let (stream, address) = match self.tcp.accept() {
             Ok(accepted) => accepted,
-            Err(error) => return pause_without_room(&error),
+            Err(error) => return pause_out_of_resources(&error),
         };
         let ip = address.ip().to_canonical();
         // Who comes from this host is one of its users, and only the Unix socket tells which one. Where that cannot be told now,
@@ -214,7 +214,7 @@ impl Listener {
     fn accept_unix(&mut self) {
         let stream = match self.unix.accept() {
             Ok((stream, _)) => stream,
-            Err(error) => return pause_without_room(&error),
+            Err(error) => return pause_out_of_resources(&error),
         };
         let Ok(user) = rustix::net::sockopt::socket_peercred(&stream) else { return };
         let (uid, gid) = (user.uid.as_raw(), user.gid.as_raw());
@@ -388,15 +388,15 @@ impl Listener {
 }
 
 /// Whether the system lacks descriptors or memory, for now.
-fn lacks_room(error: &io::Error) -> bool {
+fn is_out_of_resources(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
 }
 
-/// A client that is not accepted for lack of room is reported again at once, for as long as it waits: the thread pauses instead of
+/// A client that is not accepted for lack of them is reported again at once, for as long as it waits: the thread pauses instead of
 /// spinning.
-fn pause_without_room(error: &io::Error) {
-    if lacks_room(error) {
+fn pause_out_of_resources(error: &io::Error) {
+    if is_out_of_resources(error) {
         std::thread::sleep(ACCEPT_PAUSE);
     }
 }
@@ -404,7 +404,7 @@ fn pause_without_room(error: &io::Error) {
 /// Whether a peer's address is one of this host, as far as is known: only an address of this host can be bound.
 ///
 /// # Errors
-/// If the system lacks room for the trial.
+/// If the system lacks descriptors or memory for the trial.
 fn may_be_local(peer: SocketAddr) -> io::Result<bool> {
     let address = match peer.ip().to_canonical() {
         IpAddr::V4(v4) => SocketAddr::new(v4.into(), 0),
@@ -416,7 +416,7 @@ fn may_be_local(peer: SocketAddr) -> io::Result<bool> {
         }
     };
     match UdpSocket::bind(address) {
-        Err(error) if lacks_room(&error) => Err(error),
+        Err(error) if is_out_of_resources(&error) => Err(error),
         Err(error) => Ok(error.kind() != io::ErrorKind::AddrNotAvailable),
         Ok(_) => Ok(true),
     }
