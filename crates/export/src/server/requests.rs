@@ -313,7 +313,7 @@ impl Serving<'_> {
         let open = Arc::new(Open::new(&state.files, &self.connection.domain, node, file, access, rights)?);
         let attributes = tree::attributes(open.node.as_fd())?;
         if attributes.links == 0 && !state.rules.keep_unlinked {
-            state.revoke(open);
+            state.revoke(vec![(open, ())], drop);
             return Err(Errno::STALE.into());
         }
         let number = state.add_open(self.connection, open.clone());

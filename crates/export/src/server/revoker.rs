@@ -1,7 +1,7 @@
 //! The thread that revokes the keys of files whose accesses have not ended: a same-host client may be stopped in the middle of
 //! an access, and the disk may be slow. No other thread waits for them longer than a client's close may take.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -112,13 +112,14 @@ impl Revoker {
         }
     }
 
-    /// Whether accesses of a file may run by keys of a domain that are to be revoked. Those of files that same-host clients
-    /// map are left out if `is_overdue`.
-    pub fn has_keys(&self, domain: &Arc<Domain>, id: FileId, is_overdue: bool) -> bool {
-        let counts = |open: &Arc<Open>| !(is_overdue && open.is_mappable());
-        let is_queued =
-            self.queue.lock().all().any(|open| open.id == id && open.is_of(domain) && counts(open));
-        is_queued || self.under_way.lock().contains_key(&id)
+    /// The files whose accesses may run by keys of a domain that are to be revoked. Those that same-host clients map are left out if
+    /// `is_overdue`.
+    pub fn files_with_keys(&self, domain: &Arc<Domain>, is_overdue: bool) -> HashSet<FileId> {
+        // First: a key that another thread leaves to the queue is there before its revocation is not under way any more.
+        let mut files: HashSet<_> = self.under_way.lock().keys().copied().collect();
+        let counts = |open: &&Arc<Open>| open.is_of(domain) && !(is_overdue && open.is_mappable());
+        files.extend(self.queue.lock().all().filter(counts).map(|open| open.id));
+        files
     }
 
     /// Ends [`Revoker::run`].
@@ -172,6 +173,7 @@ mod tests {
     use terrace_nic::PathChoice;
 
     use super::*;
+    use crate::client::Client;
     use crate::client::tests::{connect, start};
     use crate::proto::OpenAccess;
 
@@ -220,7 +222,7 @@ mod tests {
             times.sort();
             assert!(times[4] < CLOSE_WAIT / 2, "{times:?}");
             slow.join().unwrap();
-            let has_key = || state.revoker.has_keys(&connection.domain, open.id, false);
+            let has_key = || state.revoker.files_with_keys(&connection.domain, false).contains(&open.id);
             assert!(has_key(), "the commit has not ended");
             drop(occupied);
             while has_key() {
@@ -228,5 +230,38 @@ mod tests {
             }
         });
         drop(client);
+    }
+
+    #[test]
+    fn a_change_of_rights_waits_for_the_accesses_of_all_clients_together() {
+        let (directory, server, client, file) = start(PathChoice::Local);
+        let state = &server.state;
+        file.write_at(0, &[1; 4096]).unwrap();
+        let others = [(); 2].map(|()| connect(&server, PathChoice::Local));
+        let found = |client: &Client| client.lookup_path("file".as_ref()).unwrap().id;
+        let open =
+            |client: &Client| client.open(found(client), OpenAccess::READ | OpenAccess::WRITE).unwrap();
+        let (id, files) = (found(&client), others.each_ref().map(open));
+        let connections = state.connections();
+        let opens = connections.iter().flat_map(|connection| state.opens_of(connection, id));
+        let opens: Vec<_> = opens.collect();
+        assert_eq!(opens.len(), 3);
+        let disk = Arc::new(RwLock::new(()));
+        let occupied = disk.write().unwrap();
+        occupy_disk(&state.files, &disk);
+        std::thread::scope(|scope| {
+            for file in files.iter().chain([&file]) {
+                scope.spawn(|| file.commit());
+            }
+            while opens.iter().any(|open| open.region.wait_idle_until(Instant::now())) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::fs::remove_file(directory.path().join("file")).unwrap();
+            let begun = Instant::now();
+            state.check_rights(id);
+            // Each of them delays it by 10 seconds.
+            assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+            drop(occupied);
+        });
     }
 }

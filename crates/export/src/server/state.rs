@@ -34,6 +34,8 @@ const ENDING_TIME: Duration = Duration::from_secs(5);
 /// How long a change of rights waits for the accesses that it has ended the right to. A client that is stopped in the middle of one
 /// would hold a worker for longer.
 const REVOKE_WAIT: Duration = Duration::from_secs(10);
+/// How long it waits for those by one key before it tries the next one.
+const REVOKE_TRY: Duration = Duration::from_millis(20);
 
 /// What the threads of a server share.
 pub struct State {
@@ -190,9 +192,10 @@ impl State {
                 return true;
             }
             let is_overdue = since.elapsed() > ENDING_TIME;
-            release_locks(&self.lock_history, connection, |id| {
-                !self.revoker.has_keys(&connection.domain, id, is_overdue)
-            });
+            if !connection.locks.lock().is_empty() {
+                let kept = self.revoker.files_with_keys(&connection.domain, is_overdue);
+                release_locks(&self.lock_history, connection, |id| !kept.contains(&id));
+            }
             !connection.locks.lock().is_empty()
         });
     }
@@ -282,11 +285,24 @@ impl State {
         }
     }
 
-    /// Revokes a key, within [`REVOKE_WAIT`] or as soon as possible after that.
-    pub fn revoke(&self, open: Arc<Open>) {
-        if let Err(error) = open.revoke_within(REVOKE_WAIT) {
-            tracing::warn!(%error, "a key is revoked later: a client or a disk does not end an access");
-            self.revoker.add(open);
+    /// Revokes keys, all within [`REVOKE_WAIT`] or as soon as possible after that. Calls `ended` with what belongs to each when it is
+    /// revoked, or left to the revoker. A client that is stopped in the middle of an access delays no other client's key.
+    pub fn revoke<T>(&self, mut keys: Vec<(Arc<Open>, T)>, mut ended: impl FnMut(T)) {
+        let deadline = Instant::now() + REVOKE_WAIT;
+        let mut limit = Duration::ZERO;
+        while !keys.is_empty() {
+            for (open, user) in std::mem::take(&mut keys) {
+                match open.revoke_within(limit) {
+                    Ok(()) => ended(user),
+                    Err(_) if Instant::now() < deadline => keys.push((open, user)),
+                    Err(error) => {
+                        tracing::warn!(%error, "a key is revoked later: a client or a disk does not end an access");
+                        self.revoker.add(open);
+                        ended(user);
+                    }
+                }
+            }
+            limit = REVOKE_TRY;
         }
     }
 
@@ -314,24 +330,17 @@ impl State {
         let lost = users.into_iter().filter_map(|(qpn, number)| {
             let connection = self.connection(qpn)?;
             let (open, reason) = self.remove_lost(&connection, number)?;
-            Some((connection, number, open, reason))
+            Some((open, (connection, Event::Revoked { open: number, reason })))
         });
         let lost: Vec<_> = lost.collect();
         // A client may be stopped in the middle of an access: others can open files meanwhile.
         drop(checking);
-        for (connection, number, open, reason) in lost {
-            self.end_revocation(open);
-            connection.send_event(Event::Revoked { open: number, reason });
-        }
+        self.revoke(lost, |(connection, event)| {
+            self.revoker.end(id);
+            connection.send_event(event);
+        });
         // Those that another thread has found.
         self.revoker.wait(id);
-    }
-
-    /// Revokes the key of a file that [`State::remove_lost`] has taken out of the tables.
-    fn end_revocation(&self, open: Arc<Open>) {
-        let id = open.id;
-        self.revoke(open);
-        self.revoker.end(id);
     }
 
     /// Checks a file that a client is just opening, and returns why it may not access it any more, if so. Changes between
@@ -340,7 +349,8 @@ impl State {
         let checking = self.checking.lock();
         let (open, reason) = self.remove_lost(connection, number)?;
         drop(checking);
-        self.end_revocation(open);
+        let id = open.id;
+        self.revoke(vec![(open, ())], |()| self.revoker.end(id));
         Some(reason)
     }
 
