@@ -84,9 +84,12 @@ class Mounts(unittest.TestCase):
         with place.mounted() as at, below(at) as path:
             mount = again(at, path)
             mount.start()
-            with open(path / "busy", "w", encoding="utf-8"):
-                subprocess.run(["umount", "--lazy", path], check=True)
-                self.assertEqual(mount.stop(), 0)
+            busy = os.open(path / "busy", os.O_CREAT | os.O_WRONLY)
+            subprocess.run(["umount", "--lazy", path], check=True)
+            self.assertEqual(mount.stop(), 0)
+            # Its mount has ended.
+            with self.assertRaises(OSError):
+                os.close(busy)
             self.assertTrue((path / "below").exists())
 
     def test_a_file_is_no_mount_point(self):
