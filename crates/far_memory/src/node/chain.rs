@@ -136,16 +136,21 @@ impl Chain {
 
     /// Whether it waits for a message, so that no round is half done.
     pub fn is_at_rest(&self) -> bool {
-        self.executed() % self.rounds.function.blocks() <= program::wait_block(self.rounds.function)
+        self.is_between_rounds(self.executed())
+    }
+
+    fn is_between_rounds(&self, executed: u32) -> bool {
+        executed % self.rounds.function.blocks() <= program::wait_block(self.rounds.function)
     }
 
     /// Whether it has stopped in the middle of a round, for ever: only its own entries enable it, and there is none left. A
     /// client that follows the protocol enables whole rounds.
     fn is_cut(&self) -> bool {
-        let indexes = self.control.send_indexes();
-        let is_idle =
-            indexes.is_some_and(|(_, enabled, executed)| enabled.wrapping_sub(executed) as i32 <= 0);
-        is_idle && !self.is_at_rest()
+        // One look at both: a round may begin at any time.
+        self.control.send_indexes().is_some_and(|(_, enabled, executed)| {
+            let is_idle = enabled.wrapping_sub(executed) as i32 <= 0;
+            is_idle && !self.is_between_rounds(executed)
+        })
     }
 
     /// Why it serves no messages any more, if so.
