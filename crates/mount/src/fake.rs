@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fuser::{Errno, OpenFlags};
@@ -34,6 +34,8 @@ pub(crate) struct Server {
     pub(crate) boot: AtomicUsize,
     /// How often the time of the file was set.
     pub(crate) stamps: AtomicUsize,
+    /// The error number that the server answers to setting the time, or 0.
+    pub(crate) stamp_refusal: AtomicI32,
     /// How often the file was committed.
     pub(crate) commits: AtomicUsize,
     /// How often it is watched now.
@@ -115,6 +117,10 @@ impl Remote for Fake {
 
     fn set_attributes(&self, id: FileId, set: &SetAttributes) -> Result<Attributes, ExportError> {
         self.0.ask()?;
+        match self.0.stamp_refusal.load(Ordering::Relaxed) {
+            0 => {}
+            refusal => return Err(ExportError::Os(refusal)),
+        }
         self.0.stamps.fetch_add(usize::from(set.modified.is_some()), Ordering::Relaxed);
         Ok(self.0.attributes(id))
     }

@@ -226,12 +226,12 @@ impl<R: Remote> Mount<R> {
         inode.note_attributes();
         match stamped {
             Ok(attributes) => Ok(Some(attributes)),
-            Err(error @ ExportError::Lost) => {
+            // A deleted file has no time that matters, and one that the program may not change any more keeps its own.
+            Err(error) if is_final(&error) => Ok(None),
+            Err(error) => {
                 inode.dirty.undo_stamp(writes);
                 Err(errno(&error))
             }
-            // A deleted file has no time that matters, and one that the program may not change any more keeps its own.
-            Err(_) => Ok(None),
         }
     }
 
@@ -336,6 +336,12 @@ impl<R: Remote> Mount<R> {
     }
 }
 
+/// Whether a file's time can be set at no later time either.
+fn is_final(error: &ExportError) -> bool {
+    let finals = [Errno::ESTALE, Errno::EPERM, Errno::EACCES, Errno::EROFS];
+    finals.iter().any(|errno| errno.code() == error.errno())
+}
+
 fn fetch_chunk<R: Remote>(file: &OpenFile<R>, fetch: &Fetch) {
     let written = match file.inode.dirty.find(&fetch.range) {
         Found::Clean => Ok(()),
@@ -404,6 +410,21 @@ mod tests {
         assert_eq!(server.stamps.load(Ordering::Relaxed), 1);
         assert_eq!(code(mount.flush(file)), Ok(()));
         assert_eq!(server.stamps.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_refusal_of_the_moment_does_not_leave_the_time_unset() {
+        let (mount, server, ino) = mount();
+        let file = open(&mount, ino, OFlags::empty());
+        let stamped_after = |refusal: Errno| {
+            assert_eq!(code(mount.write(file, 0, &[1; 100], false)), Ok(()));
+            server.stamp_refusal.store(refusal.code(), Ordering::Relaxed);
+            let refused = code(mount.flush(file));
+            server.stamp_refusal.store(0, Ordering::Relaxed);
+            (refused, code(mount.flush(file)), server.stamps.swap(0, Ordering::Relaxed))
+        };
+        assert_eq!(stamped_after(Errno::ENOMEM), (Err(Errno::ENOMEM.code()), Ok(()), 1));
+        assert_eq!(stamped_after(Errno::ESTALE), (Ok(()), Ok(()), 0), "a deleted file");
     }
 
     #[test]
