@@ -125,6 +125,21 @@ impl Mounted {
             && run("mount", &["-o".as_ref(), "loop".as_ref(), &image, &point]);
         is_mounted.then_some(Mounted { _dir: dir, point })
     }
+
+    /// A sparse file for a device with a region.
+    fn image(&self) -> PathBuf {
+        let image = self.point.join("image");
+        File::create(&image).and_then(|image| image.set_len(REGION_BYTES as u64)).expect("an image");
+        image
+    }
+
+    /// A file that takes all of the space that is left.
+    fn fill(&self) -> PathBuf {
+        let filler = self.point.join("filler");
+        let mut file = File::create(&filler).expect("space for the file");
+        assert!(std::io::copy(&mut std::io::repeat(1), &mut file).is_err(), "the disk is full");
+        filler
+    }
 }
 
 impl Drop for Mounted {
@@ -186,15 +201,11 @@ fn eventually(condition: &str, mut is_true: impl FnMut() -> bool) {
 #[test]
 fn pages_that_cannot_be_written_back_stay_and_are_not_committed() {
     let Some(small) = Mounted::new(8 * MIB as u64) else { return eprintln!("skipped: no right to mount") };
-    let image = small.point.join("image");
-    File::create(&image).and_then(|image| image.set_len(REGION_BYTES as u64)).expect("an image");
+    let image = small.image();
     let Ok((device, _open)) = loop_device(&image) else { return eprintln!("skipped: no loop device") };
     let frames = Frames::new();
     let mut node = Node::start(&device, &frames);
-    let filler = small.point.join("filler");
-    let mut file = File::create(&filler).expect("space for the file");
-    assert!(std::io::copy(&mut std::io::repeat(1), &mut file).is_err(), "the disk is full");
-    drop(file);
+    let filler = small.fill();
     let start = 5 * MIB;
     // One connection for all reads: connections that end count against the quota of the address for a while.
     let reader = node.connect();
@@ -223,15 +234,11 @@ fn pages_that_cannot_be_written_back_stay_and_are_not_committed() {
 #[test]
 fn an_end_that_leaves_pages_in_memory_is_an_error_that_names_them() {
     let Some(small) = Mounted::new(8 * MIB as u64) else { return eprintln!("skipped: no right to mount") };
-    let image = small.point.join("image");
-    File::create(&image).and_then(|image| image.set_len(REGION_BYTES as u64)).expect("an image");
+    let image = small.image();
     let Ok((device, _open)) = loop_device(&image) else { return eprintln!("skipped: no loop device") };
     let frames = Frames::new();
     let mut node = Node::start(&device, &frames);
-    let filler = small.point.join("filler");
-    let mut file = File::create(&filler).expect("space for the file");
-    assert!(std::io::copy(&mut std::io::repeat(1), &mut file).is_err(), "the disk is full");
-    drop(file);
+    let filler = small.fill();
     assert_eq!(write(&node, 5 * MIB, MIB), WcStatus::Success, "it is in memory");
     assert_eq!(node.end(), Some(1));
     let log = node.kill_and_read_log();
