@@ -232,7 +232,7 @@ impl DirtyFile {
         self.state.lock().since.is_some_and(|since| since.elapsed() >= age)
     }
 
-    /// The server could not be asked to note the time of the first so many writes: the next one who asks tries again.
+    /// The server could not be asked to note the time of the first so many writes: the next stamp tries again.
     pub(crate) fn undo_stamp(&self, writes: u64) {
         let mut state = self.state.lock();
         if state.stamped == writes {

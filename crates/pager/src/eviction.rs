@@ -234,18 +234,24 @@ mod tests {
     use crate::memory::tests::HalfLost;
     use crate::process::Link;
 
-    #[test]
-    fn a_process_that_does_not_answer_keeps_no_buffers_from_others() {
-        let store = FileStore::new(tempfile::tempfile().unwrap(), 256, 64).unwrap();
-        let mut memory = Memory::new(Box::new(store), 0);
-        let (socket, _peer) = UnixStream::pair().unwrap();
+    /// A process that has been asked for so many pages, the area by which its thread answers, and the other end of its socket.
+    fn evicting(memory: &mut Memory, pages: u64) -> (Process, EvictionArea, UnixStream) {
+        let (socket, peer) = UnixStream::pair().unwrap();
         let (area, file) = EvictionArea::create().unwrap();
         let thread = EvictionArea::open(file).unwrap();
         let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
         let mut process = Process::new(1, descriptor.into(), Some(Link { socket, area }), 0);
-        memory.count_frames(32);
-        (0..32).for_each(|index| process.enter(index * PAGE_BYTES, None, false, false));
-        process.begin_eviction(&mut memory, 32);
+        memory.count_frames(pages);
+        (0..pages).for_each(|index| process.enter(index * PAGE_BYTES, None, false, false));
+        process.begin_eviction(memory, pages);
+        (process, thread, peer)
+    }
+
+    #[test]
+    fn a_process_that_does_not_answer_keeps_no_buffers_from_others() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 256, 64).unwrap();
+        let mut memory = Memory::new(Box::new(store), 0);
+        let (mut process, thread, _peer) = evicting(&mut memory, 32);
         assert!(!process.end_request(&mut memory));
         assert_eq!(memory.free_store_buffers(), 64 - 16 - 32);
         std::thread::sleep(PROMISE);
@@ -269,14 +275,7 @@ mod tests {
     fn an_eviction_that_ends_late_waits_for_no_store_that_fails() {
         let store = FileStore::new(tempfile::tempfile().unwrap(), 256, 64).unwrap();
         let mut memory = Memory::new(Box::new(HalfLost(store)), 0);
-        let (socket, _peer) = UnixStream::pair().unwrap();
-        let (area, file) = EvictionArea::create().unwrap();
-        let thread = EvictionArea::open(file).unwrap();
-        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
-        let mut process = Process::new(1, descriptor.into(), Some(Link { socket, area }), 0);
-        memory.count_frames(16);
-        (0..16).for_each(|index| process.enter(index * PAGE_BYTES, None, false, false));
-        process.begin_eviction(&mut memory, 16);
+        let (mut process, thread, _peer) = evicting(&mut memory, 16);
         std::thread::sleep(PROMISE);
         assert!(!process.end_request(&mut memory));
         // Meanwhile other processes' pages go to a node that has ended, and the others' pages are in use.

@@ -225,17 +225,22 @@ fn the_file_has_what_is_stored() {
     swapped.end().expect("nothing to do");
 }
 
-#[test]
-fn memory_that_the_program_moves_and_lengthens_stays_its_own() {
-    let (memory, directory) = (Memory::new(2 * MIB), directory());
-    (0..memory.pages()).for_each(|page| memory.word(page).store(page + 1, Ordering::Relaxed));
-    let swapped = back(&memory, directory.path());
+/// The memory, which the program has made twice as long, and perhaps moved.
+fn lengthened(memory: Memory) -> Memory {
     let old = std::mem::ManuallyDrop::new(memory);
     let (addr, len) = (old.0.addr as *mut _, old.0.len as usize);
     // SAFETY: memory of this test, to which no reference exists.
     let moved = unsafe { libc::mremap(addr, len, 2 * len, libc::MREMAP_MAYMOVE) };
     assert_ne!(moved, libc::MAP_FAILED);
-    let memory = Memory(HostRange { addr: moved as u64, len: 4 * MIB });
+    Memory(HostRange { addr: moved as u64, len: 2 * len as u64 })
+}
+
+#[test]
+fn memory_that_the_program_moves_and_lengthens_stays_its_own() {
+    let (memory, directory) = (Memory::new(2 * MIB), directory());
+    (0..memory.pages()).for_each(|page| memory.word(page).store(page + 1, Ordering::Relaxed));
+    let swapped = back(&memory, directory.path());
+    let memory = lengthened(memory);
     let expect = || {
         for page in 0..memory.pages() {
             let wanted = if page < 512 { page + 1 } else { 0 };
@@ -253,12 +258,7 @@ fn what_is_given_up_is_zeros_wherever_the_program_has_moved_it() {
     let (memory, directory) = (Memory::new(2 * MIB), directory());
     (0..memory.pages()).for_each(|page| memory.word(page).store(7, Ordering::Relaxed));
     let swapped = back(&memory, directory.path());
-    let old = std::mem::ManuallyDrop::new(memory);
-    let (addr, len) = (old.0.addr as *mut _, old.0.len as usize);
-    // SAFETY: memory of this test, to which no reference exists.
-    let moved = unsafe { libc::mremap(addr, len, 2 * len, libc::MREMAP_MAYMOVE) };
-    assert_ne!(moved, libc::MAP_FAILED);
-    let memory = Memory(HostRange { addr: moved as u64, len: 4 * MIB });
+    let memory = lengthened(memory);
     assert!(has_swapped(memory.0));
     let pages =
         |first, count| HostRange { addr: memory.0.addr + first * PAGE_BYTES, len: count * PAGE_BYTES };

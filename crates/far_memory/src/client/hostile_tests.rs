@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use terrace_nic::{PathChoice, Payload, PortConfig, SendFlags, SendOp, SendWr};
 
+use super::chain::ChainClient;
 use super::transport::Call;
 use super::*;
 use crate::protocol::{Args, Function, Rounds};
@@ -67,6 +68,20 @@ impl Scene {
         chain.send(call, &bytes, Instant::now()).expect("within the buffer");
         // It sends as much as its send queue takes.
         let _ = chain.post();
+    }
+
+    /// READs or WRITEs a page one-sidedly, at the address and with the key that `target` chooses.
+    fn access(&self, function: Function, is_read: bool, target: impl FnOnce(&ChainClient) -> (u64, u32)) {
+        let mut operations = self.attacker.operations.lock();
+        let chain = operations.links[0].transport.chain(function).expect("a chain");
+        let (va, rkey) = target(chain);
+        let op = if is_read { SendOp::Read { va, rkey } } else { SendOp::Write { va, rkey } };
+        let payload = Payload::Sge(self.page.sge(0).expect("a page"));
+        let wr = SendWr { wr_id: 1, op, payload, flags: SendFlags::SIGNALED, target: None };
+        chain.qp().post_send([Ok(wr)]).expect("posted");
+        drop(operations);
+        // Something in flight, so that the client looks for an answer.
+        self.forge(Function::Load, 0, |_, _| ());
     }
 
     /// Waits until the node has disconnected the attacker.
@@ -157,16 +172,7 @@ fn one_sided_requests_are_refused() {
     for function in Function::ALL {
         for is_read in [true, false] {
             expelled_after(|scene| {
-                let mut operations = scene.attacker.operations.lock();
-                let chain = operations.links[0].transport.chain(function).expect("a chain");
-                let (va, rkey) = (1 << 58, 1);
-                let op = if is_read { SendOp::Read { va, rkey } } else { SendOp::Write { va, rkey } };
-                let payload = Payload::Sge(scene.page.sge(0).expect("a page"));
-                let wr = SendWr { wr_id: 1, op, payload, flags: SendFlags::SIGNALED, target: None };
-                chain.qp().post_send([Ok(wr)]).expect("posted");
-                drop(operations);
-                // Something in flight, so that the client looks for an answer.
-                scene.forge(Function::Load, 0, |_, _| ());
+                scene.access(function, is_read, |_| (1 << 58, 1));
             });
         }
     }
@@ -178,15 +184,9 @@ fn pages_of_slots_are_written_only() {
     for function in [Function::MappedStore, Function::UnmappedStore] {
         for (is_read, offset) in [(true, 0), (false, 16 * PAGE_BYTES as u64 - 1), (false, u64::MAX)] {
             expelled_after(|scene| {
-                let mut operations = scene.attacker.operations.lock();
-                let chain = operations.links[0].transport.chain(function).expect("a chain");
-                let (va, rkey) = (chain.pages().addr.wrapping_add(offset), chain.pages().rkey);
-                let op = if is_read { SendOp::Read { va, rkey } } else { SendOp::Write { va, rkey } };
-                let payload = Payload::Sge(scene.page.sge(0).expect("a page"));
-                let wr = SendWr { wr_id: 1, op, payload, flags: SendFlags::SIGNALED, target: None };
-                chain.qp().post_send([Ok(wr)]).expect("posted");
-                drop(operations);
-                scene.forge(Function::Load, 0, |_, _| ());
+                scene.access(function, is_read, |chain| {
+                    (chain.pages().addr.wrapping_add(offset), chain.pages().rkey)
+                });
             });
         }
     }
