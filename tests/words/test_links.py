@@ -1,6 +1,7 @@
-"""The pages' links lead to files and headings that exist, the book has every page, and the pages' commands exist."""
+"""The pages' links lead to files and headings that exist, the book has every page, and the pages' commands exist and can be executed."""
 
 import glob
+import os
 import pathlib
 import re
 import shlex
@@ -130,6 +131,12 @@ class Links(unittest.TestCase):
         self.assertGreater(sum(map(len, found.values())), 300)
         problems = [f"{page.relative_to(ROOT)}: {path}" for page, paths in found.items() for path in missing_paths(paths)]
         self.assertEqual(problems, [])
+
+    def test_scripts_can_be_executed(self):
+        scripts = [path for folder in ("bench", "packaging", "scripts", "tests") for kind in ("*.py", "*.sh") for path in (ROOT / folder).rglob(kind)
+                   if path.read_bytes().startswith(b"#!")]
+        self.assertGreater(len(scripts), 20)
+        self.assertEqual([str(path.relative_to(ROOT)) for path in scripts if not os.access(path, os.X_OK)], [])
 
     def test_mistakes_are_found(self):
         page = ROOT / "README.md"
