@@ -196,6 +196,12 @@ fn fill(map: HostRange) {
     }
 }
 
+/// No process may have mapped the file.
+fn drop_from_page_cache(scratch: &Scratch) {
+    open(scratch).sync_all().unwrap();
+    rustix::fs::fadvise(open(scratch), 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
 fn mapping_count() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
@@ -203,8 +209,7 @@ fn mapping_count() -> usize {
 #[test]
 fn a_program_that_goes_through_its_memory_in_order_finds_pages_read_ahead() {
     let scratch = Scratch::new("cached-ahead").with_numbered_pages(4096);
-    open(&scratch).sync_all().unwrap();
-    rustix::fs::fadvise(open(&scratch), 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    drop_from_page_cache(&scratch);
     let program = Program::new(&scratch, 4096, CachedConfig::new(16 << 20), |_| {});
     let touch = |page: u64| {
         // SAFETY: a page of the mapping.
@@ -230,14 +235,13 @@ fn a_program_that_goes_through_its_memory_in_order_finds_pages_read_ahead() {
 #[test]
 fn a_miss_brings_the_page_that_serves_the_next_hits() {
     let scratch = Scratch::new("cached-miss").with_numbered_pages(512);
-    let program = Program::new(&scratch, 512, config(256), |map| {
-        // SAFETY: drops what the test has written, of a shared mapping.
-        let _ = unsafe { libc::madvise(map.addr as *mut _, map.len as usize, libc::MADV_PAGEOUT) };
-    });
+    drop_from_page_cache(&scratch);
+    let program = Program::new(&scratch, 512, config(256), |_| ());
     for page in [3, 400, 77] {
         assert_eq!(program.read(page * PAGE, 4096), Ok(numbered(page)));
         assert!(program.is_present(page));
     }
+    assert_eq!(program.stats().pages_read, 3);
     let before = program.stats();
     assert_eq!(program.read(400 * PAGE + 100, 8), Ok(numbered(400)[100..108].to_vec()));
     let stats = program.stats();
