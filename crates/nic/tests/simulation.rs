@@ -105,6 +105,29 @@ fn everything_arrives_through_a_perfect_network_without_repetition() {
     assert_eq!(counted[1].queue_pairs[0].counts["duplicates"], 0);
 }
 
+/// A peer that has had the last message ends the connection at once, by a message of the connection manager that
+/// overtakes the ACK.
+#[test]
+fn what_has_arrived_counts_before_a_queue_pair_is_put_into_error() {
+    let world = world(1, SimConfig::default());
+    let [a, b] = &world.nodes;
+    let (qa, qb) = rc_pair(a, b);
+    qb.post_recv([b.recv(1, 0, 64)]).expect("posted");
+    qa.post_send([Ok(a.wr(2, SendOp::Send, 0, 64)), Ok(a.wr(3, SendOp::Send, 0, 64))]).expect("posted");
+    let arrive = || {
+        while let Some(next) = world.net.next_delivery() {
+            world.net.advance_to(next);
+        }
+    };
+    a.device.step(Time(world.net.now()));
+    arrive();
+    b.device.step(Time(world.net.now()));
+    arrive();
+    qa.modify(&QpAttr { state: QpState::Err, ..QpAttr::default() }, QpAttrMask::STATE).expect("modified");
+    let ends = poll_for(&a.cq, 2).into_iter().map(|wc| (wc.wr_id, wc.status)).collect::<Vec<_>>();
+    assert_eq!(ends, [(2, WcStatus::Success), (3, WcStatus::Flushed)], "the peer had one receive");
+}
+
 #[test]
 fn everything_arrives_through_a_bad_network() {
     let mut retransmits = 0;

@@ -35,6 +35,9 @@ use crate::tx::{Receiver, WorkList};
 /// Fruitless polls between two reads of the clock, which would cost a tenth of each.
 const POLLS_PER_CLOCK: u32 = 8;
 
+/// Passes at most for what has arrived, however fast more arrives.
+const ARRIVED_PASSES_MAX: u32 = 16;
+
 impl Device {
     /// One progress pass: received packets, expired timers, pending queue pairs. Without a time the timers are left to
     /// the next pass, and a pass that finds nothing does not read the clock. `acks` says what becomes of the ACKs that
@@ -128,6 +131,20 @@ impl Device {
     /// Handles what has arrived and sends what waits, once. Returns whether there was anything to do.
     pub fn progress(&self) -> bool {
         self.advance(Some(self.clock.now()), None, false, || AtPassEnd::Release)
+    }
+
+    /// Handles what has arrived before this call, as far as a few passes do: requests whose ACKs are among it end with
+    /// success, though they are flushed right afterwards. The program may know by another way that the peer has had
+    /// them, such as a message of the connection manager, which has a socket of its own.
+    pub(crate) fn receive_arrived(&self) {
+        for _ in 0..ARRIVED_PASSES_MAX {
+            // A pass of another thread may have begun before. Passes do not wait, and none calls the program with this lock.
+            drop(self.rx.lock());
+            if !self.advance(None, None, false, || AtPassEnd::Release) {
+                break;
+            }
+        }
+        drop(self.rx.lock());
     }
 
     /// Sends everything deferred, and receives nothing: for a process that ends. In a forked child that has not used

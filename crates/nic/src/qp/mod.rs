@@ -241,6 +241,9 @@ impl QueuePair {
         if mask.contains(QpAttrMask::STATE) && matches!(attr.state, QpState::Reset | QpState::Err) {
             self.send_deferred_ack();
         }
+        if mask.contains(QpAttrMask::STATE) && attr.state == QpState::Err {
+            device.receive_arrived();
+        }
         let mut core = self.lock_alive()?;
         let (transport, host) = core.parts(self, None);
         transport.modify(attr, mask, &host)?;
