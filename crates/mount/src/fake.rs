@@ -36,6 +36,8 @@ pub(crate) struct Server {
     pub(crate) stamps: AtomicUsize,
     /// The error number that the server answers to setting the time, or 0.
     pub(crate) stamp_refusal: AtomicI32,
+    /// The error number that the server answers to a watch, or 0.
+    pub(crate) watch_refusal: AtomicI32,
     /// How often the file was committed.
     pub(crate) commits: AtomicUsize,
     /// How often it is watched now.
@@ -99,6 +101,14 @@ pub(crate) fn open(mount: &Mount<Fake>, ino: u64, flags: OFlags) -> u64 {
     mount.open(ino, flags).map_err(Errno::code).expect("an open file").0
 }
 
+/// The refusal with an error number, unless it is 0.
+fn refuse(errno: &AtomicI32) -> Result<(), ExportError> {
+    match errno.load(Ordering::Relaxed) {
+        0 => Ok(()),
+        errno => Err(ExportError::Os(errno)),
+    }
+}
+
 fn unsupported<T>() -> Result<T, ExportError> {
     Err(ExportError::Os(Errno::ENOSYS.code()))
 }
@@ -117,10 +127,7 @@ impl Remote for Fake {
 
     fn set_attributes(&self, id: FileId, set: &SetAttributes) -> Result<Attributes, ExportError> {
         self.0.ask()?;
-        match self.0.stamp_refusal.load(Ordering::Relaxed) {
-            0 => {}
-            refusal => return Err(ExportError::Os(refusal)),
-        }
+        refuse(&self.0.stamp_refusal)?;
         self.0.stamps.fetch_add(usize::from(set.modified.is_some()), Ordering::Relaxed);
         Ok(self.0.attributes(id))
     }
@@ -201,6 +208,7 @@ impl Remote for Fake {
 
     fn watch(&self, _id: FileId) -> Result<(), ExportError> {
         self.0.ask()?;
+        refuse(&self.0.watch_refusal)?;
         self.0.watches.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

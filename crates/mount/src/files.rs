@@ -259,8 +259,8 @@ impl<R: Remote> Mount<R> {
         Ok(())
     }
 
-    /// Has the server announce changes of files that have been open for long. A server that cannot leaves it at what
-    /// attributes show. One that does not answer is asked later, and for no other file now.
+    /// Has the server announce changes of files that have been open for long. One that cannot for this file leaves it at what
+    /// attributes show. One that does not answer, or has no room for a watch now, is asked later, and for no other file now.
     pub(crate) fn watch_open_files(&self) {
         for file in self.files.all() {
             if file.since.elapsed() < WATCH_AGE {
@@ -272,7 +272,7 @@ impl<R: Remote> Mount<R> {
             if inode.is_watched.load(Ordering::Relaxed) {
                 continue;
             }
-            if let Err(ExportError::Lost) = self.remote.watch(inode.id) {
+            if self.remote.watch(inode.id).is_err_and(|error| is_lack(&error)) {
                 return;
             }
             inode.is_watched.store(true, Ordering::Relaxed);
@@ -334,6 +334,12 @@ impl<R: Remote> Mount<R> {
         file.inode.note_change();
         result
     }
+}
+
+/// Whether a server that refuses a watch lacks something for now, whichever file it is.
+fn is_lack(error: &ExportError) -> bool {
+    let lacks = [Errno::ENOMEM, Errno::ENOSPC, Errno::EMFILE, Errno::ENFILE];
+    matches!(error, ExportError::Lost) || lacks.iter().any(|errno| errno.code() == error.errno())
 }
 
 /// Whether a file's time can be set at no later time either.
@@ -436,6 +442,9 @@ mod tests {
         server.is_silent.store(true, Ordering::Relaxed);
         mount.watch_open_files();
         server.is_silent.store(false, Ordering::Relaxed);
+        server.watch_refusal.store(Errno::ENOSPC.code(), Ordering::Relaxed);
+        mount.watch_open_files();
+        server.watch_refusal.store(0, Ordering::Relaxed);
         assert_eq!(watches(&server.watches), 0);
         mount.watch_open_files();
         assert_eq!(watches(&server.watches), 1, "it is tried again");
