@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fuser::{Errno, OpenFlags};
@@ -31,7 +31,7 @@ pub(crate) struct Server {
     /// Requests that were not answered.
     pub(crate) unanswered: AtomicUsize,
     /// The number of the host's starts.
-    pub(crate) boot: AtomicUsize,
+    pub(crate) boot: AtomicU64,
     /// How often the time of the file was set.
     pub(crate) stamps: AtomicUsize,
     /// The error number that the server answers to setting the time, or 0.
@@ -40,6 +40,8 @@ pub(crate) struct Server {
     pub(crate) watch_refusal: AtomicI32,
     /// How often the file was committed.
     pub(crate) commits: AtomicUsize,
+    /// How often it was made persistent by a message.
+    pub(crate) syncs: AtomicUsize,
     /// How often it is watched now.
     pub(crate) watches: AtomicUsize,
 }
@@ -83,7 +85,7 @@ pub(crate) struct Fake(pub(crate) Arc<Server>);
 pub(crate) struct FakeFile {
     server: Arc<Server>,
     /// The host's start in which it has written what is not committed.
-    written: Mutex<Option<usize>>,
+    written: Mutex<Option<u64>>,
 }
 
 /// A mount, its server, and the number of the file.
@@ -115,6 +117,11 @@ fn unsupported<T>() -> Result<T, ExportError> {
 
 impl Remote for Fake {
     type File = FakeFile;
+
+    fn boot(&self) -> Result<u64, ExportError> {
+        self.0.ask()?;
+        Ok(self.0.boot.load(Ordering::Relaxed))
+    }
 
     fn lookup(&self, _parent: FileId, _name: &OsStr) -> Result<Attributes, ExportError> {
         Remote::attributes(self, FILE)
@@ -203,7 +210,9 @@ impl Remote for Fake {
     }
 
     fn sync(&self, _id: FileId) -> Result<(), ExportError> {
-        self.0.ask()
+        self.0.ask()?;
+        self.0.syncs.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 
     fn watch(&self, _id: FileId) -> Result<(), ExportError> {
@@ -270,8 +279,8 @@ impl RemoteOpen for FakeFile {
         }
     }
 
-    fn has_uncommitted(&self) -> bool {
-        self.written.lock().is_some()
+    fn uncommitted_boot(&self) -> Option<u64> {
+        *self.written.lock()
     }
 
     fn truncate(&self, len: u64) -> Result<(), ExportError> {

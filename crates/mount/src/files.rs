@@ -1,5 +1,6 @@
 //! Open files: reading, writing, closing, synchronizing.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -252,6 +253,8 @@ impl<R: Remote> Mount<R> {
         let Some(file) = self.files.remove(handle) else { return Err(Errno::EBADF) };
         if file.is_writable {
             let _ = self.settle(&file.inode);
+            // While the file counts as open: fsync looks at the open files first.
+            file.inode.add_uncommitted(file.remote.uncommitted_boot());
         }
         if file.inode.remove_open(&file) {
             self.unwatch(&file.inode);
@@ -294,34 +297,57 @@ impl<R: Remote> Mount<R> {
     /// Makes the file's bytes persistent.
     pub(crate) fn synchronize(&self, handle: u64, only_data: bool) -> Result<(), Errno> {
         let file = self.file(handle)?;
-        let settled = self.settle(&file.inode);
+        let inode = &file.inode;
+        let settled = self.settle(inode);
         file.report()?;
         settled?;
-        if !only_data {
-            match self.remote.sync(file.inode.id).map_err(|error| errno(&error)) {
-                // A deleted file has no attributes that matter.
-                Err(errno) if errno.code() == Errno::ESTALE.code() => {}
-                result => result?,
-            }
+        let opens = inode.opens_for_writing();
+        // After the open ones: a file that is closed now is among one of both.
+        let closed = inode.take_uncommitted();
+        // Only files that are open for writing have the right to commit. Without one the server makes the bytes persistent, too.
+        let by_server = !only_data || opens.is_empty();
+        if by_server && let Err(errno) = self.synchronize_inode(inode) {
+            inode.add_uncommitted(closed);
+            return Err(errno);
         }
-        self.commit(&file);
+        if let Err(error) = self.commit(&file, &opens, &closed) {
+            if !matches!(error, ExportError::Rebooted) {
+                inode.add_uncommitted(closed);
+            }
+            inode.dirty.note_error(errno(&error));
+        }
         file.report()
     }
 
-    /// Commits what open files of an inode have written. Write-behind writes by any of them, and each knows only of its own
-    /// writes whether the server's host has restarted since. Every open file has to report an error.
-    fn commit(&self, file: &Arc<OpenFile<R>>) {
-        let opens = file.inode.opens_for_writing();
-        let mut committers: Vec<_> = opens.iter().filter(|open| open.remote.has_uncommitted()).collect();
+    fn synchronize_inode(&self, inode: &Inode<R>) -> Result<(), Errno> {
+        match self.remote.sync(inode.id).map_err(|error| errno(&error)) {
+            // A deleted file has no attributes that matter.
+            Err(errno) if errno.code() == Errno::ESTALE.code() => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Commits what programs here have written to a file. Write-behind writes by any open file, and each knows only of its own
+    /// writes whether the server's host has restarted since; `closed` are the runs of the host in which files that are closed
+    /// have written. Every open file has to report an error.
+    fn commit(
+        &self,
+        file: &Arc<OpenFile<R>>,
+        opens: &[Arc<OpenFile<R>>],
+        closed: &BTreeSet<u64>,
+    ) -> Result<(), ExportError> {
+        let has_uncommitted = |open: &&Arc<OpenFile<R>>| open.remote.uncommitted_boot().is_some();
+        let mut committers: Vec<_> = opens.iter().filter(has_uncommitted).collect();
         if committers.is_empty() {
-            // A commit is one of all bytes of the file, and readers have no right to it.
+            // A commit is one of all bytes of the file.
             committers.extend(opens.iter().find(|open| Arc::ptr_eq(open, file)).or(opens.first()));
         }
         for committer in committers {
-            if let Err(error) = committer.remote.commit() {
-                file.inode.dirty.note_error(errno(&error));
-                return;
-            }
+            committer.remote.commit()?;
+        }
+        match closed.is_empty() || closed.iter().eq([&self.remote.boot()?]) {
+            true => Ok(()),
+            false => Err(ExportError::Rebooted),
         }
     }
 
@@ -389,6 +415,43 @@ mod tests {
             assert_eq!(code(mount.synchronize(handle, false)), Err(Errno::EIO.code()));
             assert_eq!(code(mount.synchronize(handle, false)), Ok(()));
         }
+    }
+
+    #[test]
+    fn a_host_that_restarts_after_a_file_was_closed_shows_in_the_next_fsync() {
+        let (mount, server, ino) = mount();
+        let write_and_close = || {
+            let writer = open(&mount, ino, OFlags::empty());
+            assert_eq!(code(mount.write(writer, 0, &[1; 100], false)), Ok(()));
+            assert_eq!((code(mount.flush(writer)), code(mount.release(writer))), (Ok(()), Ok(())));
+        };
+        write_and_close();
+        let other = open(&mount, ino, OFlags::empty());
+        assert_eq!(code(mount.synchronize(other, true)), Ok(()), "the host has not restarted");
+        server.boot.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(code(mount.synchronize(other, true)), Ok(()), "the bytes were committed");
+        write_and_close();
+        server.is_silent.store(true, Ordering::Relaxed);
+        assert_eq!(code(mount.synchronize(other, true)), Err(Errno::EIO.code()), "the server is silent");
+        server.is_silent.store(false, Ordering::Relaxed);
+        server.boot.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(code(mount.synchronize(other, true)), Err(Errno::EIO.code()), "the bytes may be lost");
+        assert_eq!(code(mount.synchronize(other, true)), Ok(()));
+    }
+
+    #[test]
+    fn fdatasync_of_a_reader_makes_the_bytes_persistent_that_closed_files_have_written() {
+        let (mount, server, ino) = mount();
+        let reader = mount.open(ino, OpenFlags(OFlags::RDONLY.bits() as i32)).map_err(Errno::code).unwrap().0;
+        for restarts in [0, 1] {
+            let writer = open(&mount, ino, OFlags::empty());
+            assert_eq!(code(mount.write(writer, 0, &[1; 100], false)), Ok(()));
+            assert_eq!(code(mount.release(writer)), Ok(()));
+            server.boot.fetch_add(restarts, Ordering::Relaxed);
+            let expected = if restarts == 0 { Ok(()) } else { Err(Errno::EIO.code()) };
+            assert_eq!(code(mount.synchronize(reader, true)), expected);
+        }
+        assert_eq!((server.syncs.load(Ordering::Relaxed), server.commits.load(Ordering::Relaxed)), (2, 0));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! The kernel holds an inode from the first answer that names it until it forgets it. A file keeps the server's inode number,
 //! unless another file has it here: one that was deleted while it was open, or one of another device.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -40,6 +40,8 @@ pub(crate) struct Inode<R: Remote> {
     pub(crate) len: AtomicU64,
     pub(crate) locks: FileLocks,
     opens: Mutex<Vec<Weak<OpenFile<R>>>>,
+    /// The runs of the server's host in which open files that are closed by now have written what they did not commit.
+    uncommitted: Mutex<BTreeSet<u64>>,
     /// A worker is to write what has been dirty for long.
     pub(crate) is_queued: AtomicBool,
     /// The server announces changes of the file, until the last open file is closed.
@@ -123,6 +125,16 @@ impl<R: Remote> Inode<R> {
         let mut opens = self.opens.lock();
         opens.retain(|open| !std::ptr::eq(open.as_ptr(), Arc::as_ptr(file)));
         opens.is_empty()
+    }
+
+    /// Remembers runs of the server's host in which files that are closed have written without a commit.
+    pub(crate) fn add_uncommitted(&self, boots: impl IntoIterator<Item = u64>) {
+        self.uncommitted.lock().extend(boots);
+    }
+
+    /// Takes these runs, for the caller to commit the file.
+    pub(crate) fn take_uncommitted(&self) -> BTreeSet<u64> {
+        std::mem::take(&mut self.uncommitted.lock())
     }
 
     /// Whether the inode has an open file.
@@ -257,6 +269,7 @@ impl<R: Remote> State<R> {
                 len: AtomicU64::new(0),
                 locks: FileLocks::default(),
                 opens: Mutex::default(),
+                uncommitted: Mutex::default(),
                 is_queued: AtomicBool::new(false),
                 is_watched: AtomicBool::new(false),
                 changed: Mutex::new(changed),

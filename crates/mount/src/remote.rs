@@ -15,6 +15,8 @@ pub trait Remote: Send + Sync + 'static {
     /// An open file.
     type File: RemoteOpen;
 
+    /// See [`Client::boot`].
+    fn boot(&self) -> Result<u64, ExportError>;
     /// See [`Client::lookup`].
     fn lookup(&self, parent: FileId, name: &OsStr) -> Result<Attributes, ExportError>;
     /// See [`Client::attributes`].
@@ -88,8 +90,8 @@ pub trait RemoteOpen: Send + Sync + 'static {
     fn write_extents(&self, extents: &[(u64, &[u8])]) -> Result<(), ExportError>;
     /// See [`RemoteFile::commit`].
     fn commit(&self) -> Result<(), ExportError>;
-    /// See [`RemoteFile::has_uncommitted`].
-    fn has_uncommitted(&self) -> bool;
+    /// See [`RemoteFile::uncommitted_boot`].
+    fn uncommitted_boot(&self) -> Option<u64>;
     /// See [`RemoteFile::truncate`].
     fn truncate(&self, len: u64) -> Result<(), ExportError>;
     /// See [`RemoteFile::punch`].
@@ -100,6 +102,10 @@ pub trait RemoteOpen: Send + Sync + 'static {
 
 impl Remote for Client {
     type File = RemoteFile;
+
+    fn boot(&self) -> Result<u64, ExportError> {
+        Client::boot(self)
+    }
 
     fn lookup(&self, parent: FileId, name: &OsStr) -> Result<Attributes, ExportError> {
         Client::lookup(self, parent, name)
@@ -243,8 +249,8 @@ impl RemoteOpen for RemoteFile {
         RemoteFile::commit(self)
     }
 
-    fn has_uncommitted(&self) -> bool {
-        RemoteFile::has_uncommitted(self)
+    fn uncommitted_boot(&self) -> Option<u64> {
+        RemoteFile::uncommitted_boot(self)
     }
 
     fn truncate(&self, len: u64) -> Result<(), ExportError> {

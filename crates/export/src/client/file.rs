@@ -289,9 +289,10 @@ impl RemoteFile {
         }
     }
 
-    /// Whether this opening has written or appended since its last commit.
-    pub fn has_uncommitted(&self) -> bool {
-        self.file.written.load(Ordering::Relaxed) != 0
+    /// The run of the server's host ([`Client::boot`](crate::Client::boot)) in which this opening has first written or appended
+    /// what it has not committed; `None` if it has committed everything.
+    pub fn uncommitted_boot(&self) -> Option<u64> {
+        Some(self.file.written.load(Ordering::Relaxed)).filter(|&boot| boot != 0)
     }
 
     /// Makes the file this many bytes long.

@@ -75,6 +75,14 @@ impl Client {
         self.shared.is_read_only()
     }
 
+    /// The number of the present run of the server's host. What was acknowledged in an earlier one and not committed may be lost.
+    ///
+    /// # Errors
+    /// `Lost`.
+    pub fn boot(&self) -> Result<u64, ExportError> {
+        Ok(self.shared.session(self.shared.deadline())?.settings.boot)
+    }
+
     /// The file of a name in a directory. Symbolic links are not followed.
     ///
     /// # Errors

@@ -111,6 +111,10 @@ fn options(access: OpenAccess) -> OpenOptions {
 impl Remote for Local {
     type File = LocalFile;
 
+    fn boot(&self) -> Result<u64, ExportError> {
+        Ok(0)
+    }
+
     fn lookup(&self, parent: FileId, name: &OsStr) -> Result<Attributes, ExportError> {
         self.learn(self.child(parent, name)?)
     }
@@ -354,9 +358,9 @@ impl RemoteOpen for LocalFile {
         self.file.sync_data().map_err(os)
     }
 
-    fn has_uncommitted(&self) -> bool {
-        // The kernel knows.
-        false
+    fn uncommitted_boot(&self) -> Option<u64> {
+        // A restart of the host ends this process, too.
+        None
     }
 
     fn truncate(&self, len: u64) -> Result<(), ExportError> {
