@@ -127,9 +127,13 @@ impl LogId {
     }
 }
 
-/// Whether these first bytes of a file may be a part of a head that was not written as a whole.
+/// Whether a file of these bytes may have a head that was not written as a whole, and nothing else.
 pub(crate) fn is_unfinished_head(bytes: &[u8]) -> bool {
-    bytes.iter().zip(MAGIC).all(|(byte, magic)| [0, magic].contains(byte))
+    let (magic, rest) = bytes.split_at(bytes.len().min(MAGIC.len()));
+    // The other bytes of the identity are random. They are written behind the first ones.
+    let known = if magic == MAGIC { IDENTITY_BYTES - MAGIC.len() } else { 0 };
+    magic.iter().zip(MAGIC).all(|(byte, expected)| [0, expected].contains(byte))
+        && rest.iter().skip(known).all(|byte| *byte == 0)
 }
 
 /// A little-endian number of up to 8 bytes.

@@ -26,12 +26,12 @@ impl Log<Mutex<ReplicatedFile>> {
             Err(ReplicaError::NotFound(_)) => ReplicatedFile::create(config, MODE)?,
             opened => opened?,
         };
-        let mut head = [0; IDENTITY_BYTES];
-        let len = file.read_at(0, &mut head)?;
-        let id = match id_of(&head, file.len()) {
+        let mut bytes = [0; RECORDS_OFFSET as usize];
+        let len = file.read_at(0, &mut bytes)?;
+        let id = match id_of(&bytes, file.len()) {
             Some(id) => id,
             // Its creator has ended before the head was there: no record was ever acknowledged.
-            None if file.len() <= RECORDS_OFFSET && is_unfinished_head(&head[..len]) => {
+            None if file.len() <= RECORDS_OFFSET && is_unfinished_head(&bytes[..len]) => {
                 write_head(&mut file)?
             }
             None => return Err(LogError::NotALog),
@@ -62,8 +62,8 @@ impl Log<Mutex<ReplicatedFile>> {
 }
 
 /// The id of a log whose file begins so and has so many bytes. `None` if its head is not whole.
-fn id_of(head: &[u8; IDENTITY_BYTES], file_len: u64) -> Option<LogId> {
-    LogId::parse(head).filter(|_| file_len >= RECORDS_OFFSET)
+fn id_of(bytes: &[u8], file_len: u64) -> Option<LogId> {
+    LogId::parse(bytes.first_chunk()?).filter(|_| file_len >= RECORDS_OFFSET)
 }
 
 /// Makes an empty log of a file without records.

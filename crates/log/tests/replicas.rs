@@ -178,7 +178,9 @@ fn a_log_whose_head_was_not_written_is_created_again_and_another_file_is_not() {
         assert_eq!(all!(&log).0, [Entry { position, data: b"first".to_vec() }]);
         log.close().unwrap();
     }
-    for other in [&b"some text"[..], &[7; 5000]] {
+    let zeros_and_text = [&[0; 100][..], b"text"].concat();
+    let identity_and_text = [&head[..20], b"text"].concat();
+    for other in [&b"some text"[..], &[7; 5000], &zeros_and_text, &identity_and_text] {
         put(other);
         assert!(matches!(ReplicatedLog::open_or_create(&config), Err(LogError::NotALog)));
         assert_eq!(std::fs::read(directories[1].path().join(hosts::NAME)).unwrap(), other);
