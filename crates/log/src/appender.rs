@@ -39,6 +39,7 @@ impl Appender {
         if data.len() > self.data_bytes_max {
             return Err(LogError::TooLong);
         }
+        self.record.clear();
         self.id.emit_record(data, &mut self.record);
         Ok(self.pipeline.append(&self.file, &self.record, commit, tag)?)
     }

@@ -89,14 +89,13 @@ impl LogId {
         (bytes[16..] == self.crc(&[&bytes[..16]])).then_some(start)
     }
 
-    /// A record.
-    pub fn emit_record(self, data: &[u8], record: &mut Vec<u8>) {
-        record.clear();
-        record.extend_from_slice(&self.0.to_le_bytes());
-        record.extend_from_slice(&(data.len() as u32).to_le_bytes());
-        let crc = self.crc(&[&record[8..12], data]);
-        record.extend_from_slice(&crc);
-        record.extend_from_slice(data);
+    /// Adds a record to `bytes`.
+    pub fn emit_record(self, data: &[u8], bytes: &mut Vec<u8>) {
+        let len = (data.len() as u32).to_le_bytes();
+        bytes.extend_from_slice(&self.0.to_le_bytes());
+        bytes.extend_from_slice(&len);
+        bytes.extend_from_slice(&self.crc(&[&len, data]));
+        bytes.extend_from_slice(data);
     }
 
     /// What the beginning of `bytes` is.

@@ -69,8 +69,8 @@ pub enum LogError {
     /// The log begins behind that.
     #[error("the log begins at {}", .0.0)]
     Trimmed(Position),
-    /// The record has more than [`DATA_BYTES_MAX`] bytes.
-    #[error("a record has at most {DATA_BYTES_MAX} bytes")]
+    /// The record, or records that are appended together, have more than [`DATA_BYTES_MAX`] bytes, heads between them included.
+    #[error("a record has at most {DATA_BYTES_MAX} bytes, and so have records that are appended together")]
     TooLong,
 }
 
@@ -220,6 +220,27 @@ impl<F: WriteLog> Log<F> {
     /// `TooLong`; those of the file, of which `Unanswered` says that the record may be there or not.
     pub fn append(&self, data: &[u8]) -> Result<Position, LogError> {
         Ok(Position(self.file.append(&self.record(data)?, false)?))
+    }
+
+    /// Appends records by one request, one behind the other, and returns their positions. With `commit` they and all before them are
+    /// persistent when this returns. If the server is killed meanwhile, the first ones of them may be there alone.
+    ///
+    /// # Errors
+    /// As for [`RemoteLog::append`]. `TooLong` also if the records with their heads have more than 1 MiB.
+    pub fn append_all<D: AsRef<[u8]>>(&self, records: &[D], commit: bool) -> Result<Vec<Position>, LogError> {
+        let (mut bytes, mut starts) = (Vec::new(), Vec::with_capacity(records.len()));
+        for data in records.iter().map(AsRef::as_ref) {
+            if data.len() > DATA_BYTES_MAX || bytes.len() > DATA_BYTES_MAX - data.len() {
+                return Err(LogError::TooLong);
+            }
+            starts.push(bytes.len() as u64);
+            self.id.emit_record(data, &mut bytes);
+        }
+        if records.is_empty() {
+            return Ok(Vec::new());
+        }
+        let offset = self.file.append(&bytes, commit)?;
+        Ok(starts.into_iter().map(|start| Position(offset + start)).collect())
     }
 
     /// Appends a record. It and all before it are persistent when this returns.

@@ -77,6 +77,37 @@ fn records_are_read_as_they_were_appended(path: PathChoice) {
     assert!(matches!(log.append(&data(0, DATA_BYTES_MAX + 1)), Err(LogError::TooLong)));
 }
 
+fn records_are_appended_together(path: PathChoice) {
+    let export = Export::new(path);
+    let log = open(&export.client());
+    let none: [&[u8]; 0] = [];
+    assert_eq!(log.append_all(&none, true).unwrap(), []);
+    let records: Vec<_> =
+        [0, 100, 7, 1_000_000].into_iter().zip(0..).map(|(len, number)| data(number, len)).collect();
+    let positions = log.append_all(&records, true).unwrap();
+    let entries: Vec<_> = positions
+        .iter()
+        .zip(&records)
+        .map(|(position, data)| Entry { position: *position, data: data.clone() })
+        .collect();
+    assert_eq!(all(&log), (entries.clone(), 0));
+    assert!(entries.iter().all(|entry| log.read(entry.position).unwrap() == entry.data));
+    // Two records of this length have one head too many.
+    let half = data(0, DATA_BYTES_MAX / 2);
+    assert!(matches!(log.append_all(&[&half, &half], false), Err(LogError::TooLong)));
+    assert_eq!(log.append_all(&[&half, &half[16..].to_vec()], false).unwrap().len(), 2);
+}
+
+#[test]
+fn records_are_appended_together_by_packets() {
+    records_are_appended_together(PathChoice::Udp);
+}
+
+#[test]
+fn records_are_appended_together_within_the_host() {
+    records_are_appended_together(PathChoice::Local);
+}
+
 #[test]
 fn records_are_read_as_they_were_appended_by_packets() {
     records_are_read_as_they_were_appended(PathChoice::Udp);
