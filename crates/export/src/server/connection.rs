@@ -9,6 +9,7 @@ use terrace_nic::{Path, QueuePair, Wc};
 use terrace_node::Control;
 use terrace_sync::Mutex;
 
+use super::holdings::Holder;
 use super::locks::HeldLock;
 use super::nodes::Nodes;
 use super::opens::Open;
@@ -63,6 +64,8 @@ pub struct Connection {
     pub client: u64,
     /// The client's address, for the log.
     pub peer: String,
+    /// Whose descriptors its open files and locks take.
+    pub holder: Holder,
     pub domain: Arc<Domain>,
     pub gid: [u8; 16],
     pub path: Path,
@@ -88,6 +91,7 @@ pub struct NewConnection {
     pub identity: Identity,
     pub client: u64,
     pub peer: String,
+    pub holder: Holder,
     pub domain: Arc<Domain>,
     pub gid: [u8; 16],
     pub path: Path,
@@ -98,12 +102,13 @@ pub struct NewConnection {
 impl Connection {
     /// A connection whose queue pairs are connected.
     pub fn new(new: NewConnection) -> Arc<Connection> {
-        let NewConnection { identity, client, peer, domain, gid, path, nodes, ends } = new;
+        let NewConnection { identity, client, peer, holder, domain, gid, path, nodes, ends } = new;
         let pairs = HashMap::from([(Link::Data, ends.data.qp), (Link::Append, ends.append.qp)]);
         Arc::new(Connection {
             identity,
             client,
             peer,
+            holder,
             domain,
             gid,
             path,

@@ -14,6 +14,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 
 use super::connection::{Connection, NewConnection, REQUESTS_MAX};
+use super::holdings::Holder;
 use super::identity::can_be;
 use super::nodes::Nodes;
 use super::state::State;
@@ -22,9 +23,9 @@ use crate::proto::setup;
 use crate::proto::{QueuePairs, SETUP_BYTES_MAX, SetupAnswer, SetupRequest};
 use crate::rules::Identity;
 
-/// The most connections, of all clients and of those of one address or user.
+/// The most connections, of all clients and of those of one holder.
 const CONNECTIONS_MAX: usize = 1024;
-const CONNECTIONS_PER_PEER_MAX: usize = 128;
+const CONNECTIONS_PER_HOLDER_MAX: usize = 128;
 /// The most sockets over which no setup has come yet, of all peers and of one address or user.
 const UNSET_MAX: usize = 128;
 const UNSET_PER_PEER_MAX: usize = 32;
@@ -313,17 +314,16 @@ impl Listener {
         }
         // A client has one connection.
         self.state.end_earlier(request.client, identity, &gid);
-        let connections = self.state.connections();
-        let of_peer = |connection: &&Arc<Connection>| match peer.address {
-            Some(_) => connection.gid == gid,
-            None => connection.identity.uid == identity.uid,
+        let holder = match peer.address {
+            Some(_) => Holder::Host(gid),
+            None => Holder::User(identity.uid),
         };
-        if connections.len() >= CONNECTIONS_MAX
-            || connections.iter().filter(of_peer).count() >= CONNECTIONS_PER_PEER_MAX
-        {
+        let connections = self.state.connections();
+        let of_holder = connections.iter().filter(|connection| connection.holder == holder).count();
+        if connections.len() >= CONNECTIONS_MAX || of_holder >= CONNECTIONS_PER_HOLDER_MAX {
             return Err(Errno::USERS);
         }
-        let (connection, ends) = self.open(peer, identity, request).map_err(|error| {
+        let (connection, ends) = self.open(peer, identity, holder, request).map_err(|error| {
             tracing::debug!(%error, client = %peer.name, "a client cannot be connected");
             Errno::NOMEM
         })?;
@@ -347,6 +347,7 @@ impl Listener {
         &self,
         peer: &Peer,
         identity: &Identity,
+        holder: Holder,
         request: &SetupRequest,
     ) -> Result<(Arc<Connection>, QueuePairs), terrace_nic::Error> {
         let (device, cq) = (&self.state.device, &self.state.cq);
@@ -376,6 +377,7 @@ impl Listener {
                 identity,
                 client: request.client,
                 peer,
+                holder,
                 domain,
                 gid,
                 path,

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use terrace_sync::Mutex;
 
 use super::connection::Connection;
+use super::holdings::Holding;
 use super::requests::{Outcome, Serving};
 use super::tree;
 use crate::proto::{Answer, FileId, LockKind, OpenAccess};
@@ -32,6 +33,7 @@ const REMEMBERED_MAX: usize = 65_536;
 pub struct HeldLock {
     descriptor: OwnedFd,
     kind: LockKind,
+    _holding: Holding,
 }
 
 impl HeldLock {
@@ -172,13 +174,14 @@ impl Serving<'_> {
             if locks.len() >= LOCKS_MAX {
                 return Err(Errno::NOLCK.into());
             }
+            let holding = self.state.holdings.take(self.connection.holder).ok_or(Errno::NOLCK)?;
             let file = self.file(id)?;
             let descriptor = self.act(|| {
                 tree::open(file.as_fd(), OpenAccess::READ)
                     .or_else(|_| tree::open(file.as_fd(), OpenAccess::WRITE))
             })?;
             rustix::fs::flock(&descriptor, operation(kind))?;
-            locks.insert(key, HeldLock { descriptor, kind });
+            locks.insert(key, HeldLock { descriptor, kind, _holding: holding });
         }
         self.state.lock_history.note_granted((self.connection.client, id, owner), kind);
         // If the connection has ended meanwhile, the lock is released when no request runs any more.

@@ -9,10 +9,12 @@
 //! | `tree`, `identity` | system calls beneath the directory, as the client's user |
 //! | `opens`, `unmapped`, `revoker` | files as regions, their keys; the end of keys |
 //! | `locks` | locks, and who may have them again |
+//! | `holdings` | how many descriptors open files and locks may take |
 //! | `watches` | changes of files |
 //! | `stats` | what `terrace stat` shows |
 
 mod connection;
+mod holdings;
 mod identity;
 mod listener;
 mod locks;
@@ -41,6 +43,7 @@ use terrace_nic::{CqInit, Device, OpenError, PortConfig};
 use terrace_sync::Mutex;
 
 use crate::rules::Rules;
+use holdings::Holdings;
 use listener::Listener;
 pub(crate) use listener::local_name;
 use nodes::DescriptorBudget;
@@ -52,8 +55,10 @@ use watches::Watches;
 const CQ_DEPTH: u32 = 1 << 17;
 /// Threads for requests.
 const WORKERS: usize = 8;
-/// One in this many of the process's descriptors may hold files that clients have looked up.
-const NODES_SHARE: u64 = 2;
+/// So many eighths of the process's descriptors are for files that clients have looked up, and so many for those that they have
+/// open or locked. Two more are for regions ([`FilesConfig`]), and the last one is for sockets and for requests that run.
+const NODES_EIGHTHS: u64 = 2;
+const HELD_EIGHTHS: u64 = 3;
 
 /// The configuration of a server.
 #[derive(Clone, Debug)]
@@ -147,7 +152,8 @@ impl Server {
             root_id,
             rules: config.rules.clone(),
             lease: config.lease,
-            budget: DescriptorBudget::new((descriptors / NODES_SHARE) as usize),
+            budget: DescriptorBudget::new((descriptors / 8 * NODES_EIGHTHS) as usize),
+            holdings: Holdings::new((descriptors / 8 * HELD_EIGHTHS) as usize),
             watches: Watches::new()?,
         }));
         device.attach(Arc::new(Receiver { state: state.clone(), bytes: Mutex::default() }));

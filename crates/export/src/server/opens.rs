@@ -12,6 +12,7 @@ use terrace_memory::{Pager, RegionPolicy};
 use terrace_nic::{Error, Mr, MrRequest, Paging, Pd};
 use terrace_sync::Mutex;
 
+use super::holdings::Holding;
 use super::tree;
 use super::unmapped::Unmapped;
 use crate::ends::Domain;
@@ -54,6 +55,8 @@ pub struct Open {
     pub is_watched: AtomicBool,
     /// The domain lasts until the key is revoked.
     domain: Arc<Domain>,
+    /// `node` counts as held.
+    _holding: Holding,
 }
 
 impl Open {
@@ -65,6 +68,7 @@ impl Open {
     pub fn new(
         files: &Files,
         domain: &Arc<Domain>,
+        holding: Holding,
         node: Arc<OwnedFd>,
         file: &OwnedFd,
         access: OpenAccess,
@@ -91,6 +95,7 @@ impl Open {
             is_unlinked_by_own,
             is_watched,
             domain: domain.clone(),
+            _holding: holding,
         })
     }
 

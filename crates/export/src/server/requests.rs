@@ -9,6 +9,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::connection::Connection;
+use super::holdings::Holding;
 use super::identity::act_as;
 use super::opens::{Open, Rights, layout_error, region};
 use super::state::State;
@@ -261,15 +262,17 @@ impl Serving<'_> {
         {
             return Err(Errno::ROFS.into());
         }
+        let holding = self.hold()?;
         let node = self.file(id)?;
         let rights = Rights::of(&tree::attributes(node.as_fd())?);
         let file = self.act(|| tree::open(node.as_fd(), access))?;
-        let opened = self.finish_open(node, &file, access, rights)?;
+        let opened = self.finish_open(holding, node, &file, access, rights)?;
         let content = content(&file, &opened, access, content_max);
         Ok(Answer::Opened { opened, content })
     }
 
     fn create(&self, parent: FileId, name: &Text, mode: u32, access: OpenAccess, exclusive: bool) -> Outcome {
+        let holding = self.hold()?;
         let (parent, name) = (self.file(parent)?, check_name(name)?);
         // Who makes a file may access it as wanted, whatever its mode says; a region needs it readable.
         let create = |access| self.act(|| tree::create(parent.as_fd(), name, mode, access, exclusive));
@@ -285,7 +288,7 @@ impl Serving<'_> {
         }
         self.connection.nodes.add(attributes.id, node);
         let node = self.file(attributes.id)?;
-        let opened = self.finish_open(node, &file, access, Rights::of(&attributes))?;
+        let opened = self.finish_open(holding, node, &file, access, Rights::of(&attributes))?;
         Ok(Answer::Opened { opened, content: None })
     }
 
@@ -295,22 +298,29 @@ impl Serving<'_> {
         if self.connection.identity.uid == 0 { Ok(()) } else { tree::drop_privileges(file) }
     }
 
+    /// Counts a file that the client opens, before anything is done for it.
+    fn hold(&self) -> Result<Holding, Errno> {
+        if self.connection.opens.lock().len() >= OPENS_MAX {
+            return Err(Errno::MFILE);
+        }
+        self.state.holdings.take(self.connection.holder).ok_or(Errno::NFILE)
+    }
+
     /// Makes an opened file one of the client's. `rights` are those before it was opened, or those that it was made with.
     fn finish_open(
         &self,
+        holding: Holding,
         node: Arc<OwnedFd>,
         file: &OwnedFd,
         access: OpenAccess,
         rights: Rights,
     ) -> Result<Opened, Refusal> {
-        if self.connection.opens.lock().len() >= OPENS_MAX {
-            return Err(Errno::MFILE.into());
-        }
         if access.changes() {
             self.drop_privileges(node.as_fd())?;
         }
         let state = self.state;
-        let open = Arc::new(Open::new(&state.files, &self.connection.domain, node, file, access, rights)?);
+        let open = Open::new(&state.files, &self.connection.domain, holding, node, file, access, rights)?;
+        let open = Arc::new(open);
         let attributes = tree::attributes(open.node.as_fd())?;
         if attributes.links == 0 && !state.rules.keep_unlinked {
             state.revoke(vec![(open, ())], drop);

@@ -11,6 +11,7 @@ use terrace_nic::{Cq, Device, ProgressCallback, Wc, WcOpcode, WcStatus};
 use terrace_sync::{Mutex, RwLock};
 
 use super::connection::{Connection, EVENTS_SENT};
+use super::holdings::Holdings;
 use super::identity::act_as;
 use super::locks::{HeldLock, LockHistory, release_locks};
 use super::nodes::DescriptorBudget;
@@ -49,6 +50,7 @@ pub struct State {
     /// Distinguishes this run of the host from earlier ones, whose writes that were not committed may be lost.
     pub boot: u64,
     pub budget: Arc<DescriptorBudget>,
+    pub holdings: Arc<Holdings>,
     pub watches: Watches,
     pub work: Work,
     /// Held while rights are checked, or changed by a client that has the file open.
@@ -86,13 +88,14 @@ pub struct NewState {
     pub rules: Rules,
     pub lease: Duration,
     pub budget: DescriptorBudget,
+    pub holdings: Arc<Holdings>,
     pub watches: Watches,
 }
 
 impl State {
     /// Without clients.
     pub fn new(new: NewState) -> State {
-        let NewState { device, cq, files, root, root_id, rules, lease, budget, watches } = new;
+        let NewState { device, cq, files, root, root_id, rules, lease, budget, holdings, watches } = new;
         State {
             device,
             cq,
@@ -103,6 +106,7 @@ impl State {
             lease,
             boot: boot(),
             budget: Arc::new(budget),
+            holdings,
             watches,
             work: Work::default(),
             checking: Mutex::default(),
