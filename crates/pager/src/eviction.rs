@@ -18,6 +18,8 @@ const EBUSY: i32 = 16;
 const BACKOFF_MAX: Duration = Duration::from_millis(64);
 /// Buffers are kept for the end of a request for this time. A process that is stopped answers later.
 const PROMISE: Duration = Duration::from_millis(100);
+/// Entries of the queue in which pages are looked for that can leave, while the store has no room for others.
+const SEARCH_MAX: usize = 16 * BATCH_PAGES;
 
 impl Process {
     /// Whether the process can be asked to have pages leave.
@@ -61,11 +63,14 @@ impl Process {
         is_done && self.request.is_some() && self.promised_at.is_none()
     }
 
-    /// The pages that are to leave, in the order of addresses, each once.
+    /// The pages that are to leave, in the order of addresses, each once. While the store has no room for new pages, those leave
+    /// that it has already.
     fn choose_victims(&mut self, memory: &mut Memory, count: u64) -> Vec<Victim> {
         let (mut victims, mut buffers) = (Vec::new(), memory.store_buffers_for_victims());
-        for _ in 0..self.unshared.len() + self.queue.len() {
-            if victims.len() >= BATCH_PAGES.min(count as usize) || buffers == 0 {
+        let mut is_full = memory.has_failed_stores() && buffers == 0;
+        for searched in 0..self.unshared.len() + self.queue.len() {
+            let has_searched = is_full && searched >= SEARCH_MAX;
+            if victims.len() >= BATCH_PAGES.min(count as usize) || buffers == 0 && !is_full || has_searched {
                 break;
             }
             // Pages that could not leave because they were shared come first.
@@ -82,15 +87,16 @@ impl Process {
                 Page::Resident { slot: Some(slot), is_clean: true, .. } if memory.can_load(slot) => {
                     victims.push(Victim { page, slot, is_clean: true, was_shared });
                 }
+                Page::Resident { .. } if buffers == 0 => self.requeue(page),
                 // Not clean, or its copy is lost with a node.
-                Page::Resident { .. } => match self.reserve_slot(memory, page) {
+                Page::Resident { .. } => match self.reserve_slot(memory, page, !is_full) {
                     Some(slot) => {
                         buffers -= 1;
                         victims.push(Victim { page, slot, is_clean: false, was_shared });
                     }
                     None => {
                         self.requeue(page);
-                        break;
+                        is_full = true;
                     }
                 },
                 _ => {}
@@ -178,9 +184,9 @@ impl Process {
         }
     }
 
-    /// A slot for a page whose bytes are not in the store: its own, or a new one if that is shared, being stored or lost. Returns
-    /// `None` if the store has no more.
-    fn reserve_slot(&mut self, memory: &mut Memory, page: u64) -> Option<Slot> {
+    /// A slot for a page whose bytes are not in the store: its own, or a new one if that is shared, being stored or lost, and
+    /// there may be one. Returns `None` if the store has no more.
+    fn reserve_slot(&mut self, memory: &mut Memory, page: u64, may_allocate: bool) -> Option<Slot> {
         let Page::Resident { slot: old, is_hot, stamp, .. } = self.pages.get(page) else { return None };
         let is_free = |slot| {
             let is_idle = memory.slots.is_exclusive(slot) && !memory.slots.is_storing(slot);
@@ -189,7 +195,7 @@ impl Process {
         if let Some(old) = old.filter(|&old| is_free(old)) {
             return Some(old);
         }
-        let slot = memory.allocate_slot()?;
+        let slot = may_allocate.then(|| memory.allocate_slot())??;
         old.into_iter().for_each(|old| memory.slots.release(old));
         self.pages.set(page, Page::Resident { slot: Some(slot), is_clean: false, is_hot, stamp });
         Some(slot)
@@ -289,6 +295,43 @@ mod tests {
         assert!(process.end_request(&mut memory), "its faults are not read before that");
         // The pages that wait in memory leave no room for others.
         assert_eq!((memory.free_store_buffers(), memory.store_buffers_for_victims()), (48, 0));
+    }
+
+    fn chosen(process: &mut Process, memory: &mut Memory) -> Vec<(u64, bool)> {
+        let victims = process.choose_victims(memory, 64);
+        victims.iter().map(|victim| (victim.page / PAGE_BYTES, victim.is_clean)).collect()
+    }
+
+    #[test]
+    fn pages_that_a_full_store_has_leave_although_others_cannot() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 256, 64).unwrap();
+        let mut memory = Memory::new(Box::new(store), 0);
+        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
+        let mut process = Process::new(1, descriptor.into(), None, 0);
+        (0..300).for_each(|index| process.enter(index * PAGE_BYTES, None, false, false));
+        for index in 300..302 {
+            let slot = memory.allocate_slot();
+            process.enter(index * PAGE_BYTES, slot, index == 300, false);
+        }
+        while memory.allocate_slot().is_some() {}
+        assert_eq!(chosen(&mut process, &mut memory), [(300, true), (301, false)]);
+    }
+
+    #[test]
+    fn pages_leave_that_need_no_buffer_while_stores_that_fail_have_all() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 256, 64).unwrap();
+        let mut memory = Memory::new(Box::new(HalfLost(store)), 0);
+        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
+        let mut process = Process::new(1, descriptor.into(), None, 0);
+        (0..100).for_each(|index| process.enter(index * PAGE_BYTES, None, false, false));
+        process.enter(100 * PAGE_BYTES, memory.allocate_slot(), true, false);
+        for _ in 0..48 {
+            let slot = memory.slots.allocate(|page| page % 2 == 0).unwrap();
+            memory.begin_store(slot, &[1; PAGE_BYTES as usize]);
+        }
+        memory.poll(Duration::ZERO);
+        assert_eq!(memory.store_buffers_for_victims(), 0);
+        assert_eq!(chosen(&mut process, &mut memory), [(100, true)]);
     }
 
     #[test]

@@ -38,7 +38,9 @@ pub(crate) struct Memory {
     failed_at: Option<Instant>,
     /// Pages that all memory of the processes may have.
     budget: u64,
-    /// Pages of `budget` that may be in memory: without memory that is not paged.
+    /// Frames beyond the budget, which threads got because no page could leave.
+    excess: u64,
+    /// Pages that may be in memory: the budget without memory that is not paged, and the excess.
     limit: u64,
     /// Pages that are in memory or on their way there.
     used: u64,
@@ -90,6 +92,7 @@ impl Memory {
             failed_stores: HashMap::new(),
             failed_at: None,
             budget: limit,
+            excess: 0,
             limit,
             used: 0,
             evictions: 0,
@@ -128,10 +131,13 @@ impl Memory {
         self.used += count;
     }
 
-    /// Returns frames.
+    /// Returns frames. Half of them reduce the excess: threads have the others, so that they go on meanwhile.
     pub(crate) fn release_frames(&mut self, count: u64) {
         debug_assert!(count <= self.used, "released frames were taken");
         self.used = self.used.saturating_sub(count);
+        let returned = count.div_ceil(2).min(self.excess);
+        self.excess -= returned;
+        self.limit -= returned;
     }
 
     /// Frames that can be taken.
@@ -142,20 +148,22 @@ impl Memory {
     /// Pages that are to leave, so that the next faults find frames. A request to leave costs a wake of the process's thread, and
     /// faults wait for its end: so many pages leave at a time.
     pub(crate) fn pages_to_evict(&self) -> u64 {
-        match self.used.saturating_sub(self.limit - self.reserve()) {
+        let within_budget = self.limit - self.excess;
+        match self.used.saturating_sub(within_budget - self.reserve()) {
             0 => 0,
-            over => over.max((self.limit / 8).min(BATCH_PAGES as u64)),
+            over => over.max((within_budget / 8).min(BATCH_PAGES as u64)),
         }
     }
 
     /// Frames that are to be free.
     fn reserve(&self) -> u64 {
-        (self.limit / 32).clamp(BATCH_PAGES as u64, 4096).min(self.limit / 2)
+        let within_budget = self.limit - self.excess;
+        (within_budget / 32).clamp(BATCH_PAGES as u64, 4096).min(within_budget / 2)
     }
 
     /// Leaves frames for memory that is not paged.
     pub(crate) fn set_unpaged(&mut self, pages: u64) {
-        self.limit = self.budget.saturating_sub(pages).max(LIMIT_MIN);
+        self.limit = self.budget.saturating_sub(pages).max(LIMIT_MIN) + self.excess;
     }
 
     /// Pages that may be in memory, and those that are.
@@ -165,7 +173,7 @@ impl Memory {
 
     /// Gives more frames than the budget has: no page can leave, and threads wait.
     pub(crate) fn exceed_limit(&mut self) {
-        self.budget += BATCH_PAGES as u64;
+        self.excess += BATCH_PAGES as u64;
         self.limit += BATCH_PAGES as u64;
     }
 
@@ -193,6 +201,11 @@ impl Memory {
     /// The number of free buffers for stores. Some are kept for loads.
     pub(crate) fn free_store_buffers(&self) -> usize {
         self.free_buffers.len().saturating_sub(self.uses.len() / 4 + self.promised)
+    }
+
+    /// Whether pages wait in memory because no node has had room for them.
+    pub(crate) fn has_failed_stores(&self) -> bool {
+        !self.failed_stores.is_empty()
     }
 
     /// How many pages may be asked to leave that have to be stored. Those whose stores have failed count: they are memory here.
@@ -425,6 +438,30 @@ pub(crate) mod tests {
         is_full.store(false, Relaxed);
         (0..2).for_each(|_| drop(memory.poll(Duration::ZERO)));
         assert!(!memory.slots.is_storing(slot));
+    }
+
+    #[test]
+    fn frames_beyond_the_budget_are_given_back_while_threads_go_on() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 8).unwrap();
+        let mut memory = Memory::new(Box::new(store), 0);
+        let budget = memory.frames().0;
+        while memory.take_frame() {}
+        // No page leaves.
+        for _ in 0..10 {
+            memory.exceed_limit();
+            while memory.take_frame() {}
+        }
+        assert_eq!(memory.frames(), (budget + 640, budget + 640));
+        assert!(memory.pages_to_evict() > 640, "all that is beyond the budget is to leave");
+        memory.set_unpaged(0);
+        assert_eq!(memory.frames().0, budget + 640);
+        // Pages leave, and threads take what frames they find.
+        for _ in 0..20 {
+            memory.release_frames(64);
+            assert!(memory.free_frames() > 0);
+            while memory.take_frame() {}
+        }
+        assert_eq!(memory.frames(), (budget, budget));
     }
 
     #[test]

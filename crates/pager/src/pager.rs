@@ -30,6 +30,9 @@ const CHECK_INTERVAL_MAX: Duration = Duration::from_millis(160);
 const GRACE: Duration = Duration::from_secs(1);
 /// Threads that wait for a frame get one after this time, if no page leaves.
 const STARVATION: Duration = Duration::from_secs(2);
+/// The next time they wait this long for each page that has left since, and not longer than the first time: while no page can
+/// leave, they do not wait again.
+const STARVATION_PER_PAGE: Duration = Duration::from_micros(100);
 
 /// How a pager runs.
 pub struct Settings {
@@ -63,7 +66,8 @@ pub struct Pager {
     empty_since: Instant,
     /// When a thread began to wait for a frame, while no page left.
     starving_since: Option<(Instant, u32)>,
-    has_exceeded: bool,
+    /// How many pages had left when threads got frames beyond the budget the last time.
+    exceeded_at: Option<u32>,
     reported_losses: u64,
     /// Whether processes wait to join that the pager has no descriptors for.
     lacks_descriptors: bool,
@@ -94,7 +98,7 @@ impl Pager {
             check_interval: CHECK_INTERVAL,
             empty_since: now,
             starving_since: None,
-            has_exceeded: false,
+            exceeded_at: None,
             reported_losses: 0,
             lacks_descriptors: false,
             has_reported_error: false,
@@ -230,19 +234,24 @@ impl Pager {
         let lacks_frames = self.memory.free_frames() == 0
             && self.processes.iter().any(|process| !process.waiting.is_empty());
         let evictions = self.memory.evictions;
-        match self.starving_since {
-            _ if !lacks_frames => self.starving_since = None,
-            Some((since, before)) if before == evictions => {
-                if since.elapsed() >= STARVATION {
-                    self.exceed_limit();
-                }
+        self.starving_since = self.starving_since.filter(|(_, before)| lacks_frames && *before == evictions);
+        if lacks_frames {
+            let (since, _) = *self.starving_since.get_or_insert_with(|| (Instant::now(), evictions));
+            if since.elapsed() >= self.starvation() {
+                self.exceed_limit();
             }
-            _ => self.starving_since = Some((Instant::now(), evictions)),
         }
     }
 
+    /// How long threads wait for a frame while no page leaves.
+    fn starvation(&self) -> Duration {
+        self.exceeded_at.map_or(STARVATION, |before| {
+            STARVATION.min(STARVATION_PER_PAGE * self.memory.evictions.wrapping_sub(before))
+        })
+    }
+
     fn exceed_limit(&mut self) {
-        if !std::mem::replace(&mut self.has_exceeded, true) {
+        if self.exceeded_at.replace(self.memory.evictions).is_none() {
             report(
                 "the local memory of --local is exceeded: no page can leave (locked, pinned or shared memory, or full memory nodes)",
             );

@@ -2,11 +2,12 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{MIB, TestPager, compile, run};
-use terrace_far_memory::{ClientConfig, MemoryNode, NodeConfig, Scheme};
+use terrace_far_memory::{Client, ClientConfig, MemoryNode, NodeConfig, PageStore, Scheme};
 use terrace_nic::PathChoice;
 use terrace_pager::FarStore;
 
@@ -66,4 +67,48 @@ fn a_program_survives_the_loss_of_a_node_with_mirrors_and_gets_sigbus_without() 
             _ => assert_eq!(output.status.signal(), Some(7), "{output:?} {statistics:?}"),
         }
     }
+}
+
+/// Before, the program waited 2 s for each 256 KiB: this one for two minutes.
+#[test]
+fn a_program_exceeds_its_budget_while_its_node_is_full_and_no_longer() {
+    const PAGES: u64 = 32 * MIB / 4096;
+    let mut config = NodeConfig::new(32 * MIB, "127.0.0.1:0".parse().unwrap());
+    config.port.path = PathChoice::Local;
+    let node = MemoryNode::open(&config).unwrap();
+    let mut config = ClientConfig::new(vec![node.listens_at()], PAGES);
+    config.port.path = PathChoice::Local;
+    let other = Client::connect(&config).unwrap();
+    (0..PAGES).for_each(|page| other.store(page, &[1; 4096]).unwrap());
+    let pager = pager_over(&[&node], 1, PathChoice::Local);
+    let wait_for = |what: &str, condition: &dyn Fn() -> bool| {
+        let begin = Instant::now();
+        while !condition() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "{what}: {:?}", pager.status());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    wait_for("it runs", &|| pager.status().limit_pages > 0);
+    let budget = pager.status().limit_pages;
+    let mut command = pager.command(compile("grow"));
+    let mut child = command.arg("24").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let filled = std::thread::spawn(move || {
+        let mut line = String::new();
+        lines.read_line(&mut line).unwrap();
+        (line, lines)
+    });
+    wait_for("the program goes on", &|| filled.is_finished());
+    let (line, mut lines) = filled.join().unwrap();
+    assert_eq!(line, "filled\n");
+    wait_for("the pages are here", &|| pager.status().local_pages > budget);
+    drop(other);
+    let is_within = || pager.status().limit_pages <= budget && pager.status().local_pages <= budget;
+    wait_for("the pages beyond the budget leave", &is_within);
+    child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "verified\n");
+    assert!(child.wait().unwrap().success());
+    assert_eq!(pager.finish().losses, 0);
 }
