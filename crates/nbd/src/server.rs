@@ -28,6 +28,8 @@ use client::Client;
 const NEGOTIATION_TIME: Duration = Duration::from_secs(10);
 /// How long requests may take to end, and clients to take replies, after [`Server::stop`].
 const DRAIN_TIME: Duration = Duration::from_secs(10);
+/// The time until the next attempt to accept a client, after the system has refused.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How long the thread polls without a result before it lets others run.
 const POLL_TIME: Duration = Duration::from_micros(50);
 /// What names the listening socket and the stop event among the sources of events. Clients have their indexes.
@@ -103,6 +105,9 @@ struct Worker<Q> {
     epoll: OwnedFd,
     stop: Arc<OwnedFd>,
     clients: Vec<Client>,
+    /// When a client is to be accepted that the system has refused: without descriptors, it stays in the listener's queue.
+    accept_at: Option<Instant>,
+    has_logged_refusal: bool,
     /// When the server was stopped.
     stopped: Option<Instant>,
 }
@@ -113,7 +118,16 @@ impl<Q: PageQueue> Worker<Q> {
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&epoll, &*stop, EventData::new_u64(STOP), EventFlags::IN)?;
         let clients = (0..CONNECTIONS_MAX).map(|_| Client::new()).collect();
-        Ok(Worker { device, listener, epoll, stop, clients, stopped: None })
+        Ok(Worker {
+            device,
+            listener,
+            epoll,
+            stop,
+            clients,
+            accept_at: None,
+            has_logged_refusal: false,
+            stopped: None,
+        })
     }
 
     fn run(mut self) {
@@ -146,6 +160,9 @@ impl<Q: PageQueue> Worker<Q> {
             for event in &events {
                 self.handle_event(event.data.u64(), event.flags);
             }
+            if self.accept_at.is_some_and(|at| Instant::now() >= at) {
+                self.accept();
+            }
             self.close_late_clients();
         }
     }
@@ -161,7 +178,8 @@ impl<Q: PageQueue> Worker<Q> {
     fn time_left(&self, now: Instant) -> Option<Duration> {
         let negotiating = (0..CONNECTIONS_MAX).filter(|index| self.device.is_negotiating(*index));
         let deadlines = negotiating.map(|index| self.clients[index].connected + NEGOTIATION_TIME);
-        let deadlines = deadlines.chain(self.stopped.map(|stopped| stopped + DRAIN_TIME));
+        let deadlines =
+            deadlines.chain(self.stopped.map(|stopped| stopped + DRAIN_TIME)).chain(self.accept_at);
         // Beyond a deadline rather than before it.
         deadlines.min().map(|deadline| deadline.saturating_duration_since(now) + Duration::from_millis(1))
     }
@@ -173,6 +191,7 @@ impl<Q: PageQueue> Worker<Q> {
                 // Once is enough, and the event stays.
                 let _ = epoll::delete(&self.epoll, &*self.stop);
                 let _ = epoll::delete(&self.epoll, &self.listener);
+                self.accept_at = None;
                 self.stopped = Some(Instant::now());
                 (0..CONNECTIONS_MAX).for_each(|index| self.device.end(index));
             }
@@ -191,13 +210,16 @@ impl<Q: PageQueue> Worker<Q> {
     fn accept(&mut self) {
         let socket = match self.listener.accept() {
             Ok((socket, _)) => socket,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.watch_listener(true),
             Err(error) => {
-                tracing::warn!(%error, "a client cannot connect");
-                // The client is still there: not too often.
-                return std::thread::sleep(Duration::from_millis(10));
+                if !std::mem::replace(&mut self.has_logged_refusal, true) {
+                    tracing::warn!(%error, "clients cannot connect");
+                }
+                return self.watch_listener(false);
             }
         };
+        self.has_logged_refusal = false;
+        self.watch_listener(true);
         let Some(index) = self.device.connect() else {
             tracing::warn!("a client is refused: {CONNECTIONS_MAX} are connected");
             return;
@@ -211,6 +233,19 @@ impl<Q: PageQueue> Worker<Q> {
         }
         self.clients[index].open(socket);
         self.count_connections();
+    }
+
+    /// Has the listener wake the thread when a client connects, or has the next attempt follow after some time.
+    fn watch_listener(&mut self, is_watched: bool) {
+        let was_watched = self.accept_at.is_none();
+        self.accept_at = (!is_watched).then(|| Instant::now() + ACCEPT_RETRY);
+        let flags = if is_watched { EventFlags::IN } else { EventFlags::empty() };
+        if is_watched != was_watched
+            && epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), flags).is_err()
+        {
+            // The system lacks memory, too.
+            self.accept_at = Some(Instant::now() + ACCEPT_RETRY);
+        }
     }
 
     /// Takes a client's requests and sends its replies, as far as possible. Returns whether anything was.

@@ -1,82 +1,22 @@
 //! A device at its socket: published clients, clients that break the protocol, and the end of the server.
 
 mod common;
+#[path = "common/served.rs"]
+mod served;
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::{Control, MemoryQueue};
-use tempfile::TempDir;
+use common::MemoryQueue;
+use served::{Served, reply, request};
 use terrace_nbd::{CONNECTIONS_MAX, Server};
 
 const MIB: u64 = 1 << 20;
-
-struct Served {
-    server: Option<Server>,
-    control: Arc<Control>,
-    directory: TempDir,
-}
-
-impl Served {
-    fn new(bytes: u64) -> Served {
-        let directory = tempfile::tempdir().expect("a directory");
-        let (queue, control) = MemoryQueue::new(bytes / 4096, 64, 1);
-        let server = Server::start(&directory.path().join("nbd"), queue).expect("a server");
-        Served { server: Some(server), control, directory }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.directory.path().join("nbd")
-    }
-
-    fn uri(&self) -> String {
-        format!("nbd+unix:///?socket={}", self.path().display())
-    }
-
-    fn connect(&self) -> UnixStream {
-        let socket = UnixStream::connect(self.path()).expect("a connection");
-        socket.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
-        socket
-    }
-
-    /// A connection in its transmission phase.
-    fn negotiate(&self) -> UnixStream {
-        let mut socket = self.connect();
-        socket.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").expect("an option");
-        let mut greeting = [0; 28];
-        socket.read_exact(&mut greeting).expect("a greeting");
-        socket
-    }
-
-    fn stop(&mut self) {
-        self.server.take().expect("a server").stop();
-    }
-}
-
-fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
-    let mut bytes = 0x2560_9513u32.to_be_bytes().to_vec();
-    bytes.extend_from_slice(&[0, 0]);
-    bytes.extend_from_slice(&command.to_be_bytes());
-    bytes.extend_from_slice(&cookie.to_be_bytes());
-    bytes.extend_from_slice(&offset.to_be_bytes());
-    bytes.extend_from_slice(&length.to_be_bytes());
-    bytes
-}
-
-/// The next reply's error and cookie.
-fn reply(socket: &mut UnixStream) -> (u32, u64) {
-    let mut bytes = [0; 16];
-    socket.read_exact(&mut bytes).expect("a reply");
-    let number = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
-    assert_eq!(number(0), 0x6744_6698);
-    (number(4), u64::from(number(8)) << 32 | u64::from(number(12)))
-}
 
 fn is_closed(socket: &mut UnixStream) -> bool {
     let mut rest = Vec::new();
