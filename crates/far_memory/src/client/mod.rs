@@ -43,6 +43,8 @@ mod rejoin;
 mod report;
 mod slabs;
 mod space;
+#[cfg(test)]
+mod stopped_tests;
 mod transport;
 
 use std::any::Any;

@@ -9,6 +9,7 @@
 //! Both queue pairs execute managed queues without a processor. The far end of `control` is `echo`, which only answers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use terrace_access::proto::Endpoint;
 use terrace_nic::{
@@ -33,6 +34,8 @@ const CONTROL_DEPTH: u32 = 64;
 const SGES_MAX: u32 = 16;
 /// Address of the first slot's page, for the client's WRITEs.
 const PAGES_BASE: u64 = 1 << 57;
+/// How long a client may take to finish what it WRITEs. One that is stopped takes longer.
+const PAGES_WAIT: Duration = Duration::from_millis(50);
 
 /// What all chains of a client share.
 pub(crate) struct Shared<'a> {
@@ -132,6 +135,26 @@ impl Chain {
     /// Blocks of the control queue that were executed, modulo 2^32.
     pub fn executed(&self) -> u32 {
         self.control.send_indexes().map_or(0, |(_, _, executed)| executed)
+    }
+
+    /// Ends the queue pairs: no round goes on. A client of this host that is in the middle of a WRITE may go on with that.
+    pub fn stop(&self) {
+        for qp in [&self.reply, &self.control, &self.echo] {
+            // It fails only if the device has closed.
+            let _ = qp.destroy();
+        }
+    }
+
+    /// Ends the client's access to the slots' pages, after [`Chain::stop`].
+    ///
+    /// # Errors
+    /// EBUSY if the client is in the middle of a WRITE and does not go on.
+    pub fn close_pages(&mut self) -> Result<(), Error> {
+        if let Some(pages) = &self.pages {
+            pages.dereg_within(PAGES_WAIT)?;
+        }
+        self.pages = None;
+        Ok(())
     }
 
     /// Whether it waits for a message, so that no round is half done.

@@ -6,6 +6,7 @@
 //! | `tenant` | a client: its translation table and its chains |
 //! | `chain`, `program` | a chain's queue pairs and queues; the entries in them |
 //! | `state` | what the engine does besides executing chains |
+//! | `reclaim` | the memory of clients that have gone |
 //! | `service`, `control` | what admits clients; the control thread: connections of clients, budgets |
 //! | `baseline` | nodes whose processors allocate, for comparison |
 //! | `access` | `ibv_access_flags` of regions and queue pairs |
@@ -18,6 +19,7 @@ mod control;
 mod owned;
 mod pool;
 mod program;
+mod reclaim;
 mod service;
 mod state;
 mod tenant;
@@ -135,7 +137,7 @@ impl MemoryNode {
         let service: Arc<dyn Service> = match config.scheme {
             Scheme::Odrp => {
                 let pool = Pool::new(&device.alloc_pd()?, page_count)?;
-                let state = Arc::new(State::new(device, pool, config.clients_max, budget_pages));
+                let state = Arc::new(State::new(device, pool, config.clients_max, budget_pages)?);
                 device.attach(state.clone());
                 state
             }

@@ -48,7 +48,8 @@ impl<T: End> Deref for Owned<T> {
 
 impl<T: End> Drop for Owned<T> {
     fn drop(&mut self) {
-        // It fails only if the object has ended with the device.
+        // It fails if the object has ended before, with the device or by its owner. The owner ends regions that clients of this
+        // host access, because that waits for a client that is stopped in an access.
         let _ = self.0.end();
     }
 }

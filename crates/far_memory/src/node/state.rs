@@ -12,6 +12,7 @@ use terrace_nic::{Device, Error, ProgressCallback};
 use terrace_sync::{Backlog, Mutex};
 
 use super::pool::{Marks, Pool};
+use super::reclaim::Reclaimer;
 use super::service::{Expelled, Service};
 use super::tenant::{Executed, Tenant};
 use crate::protocol::{Connect, Connected, Function};
@@ -63,11 +64,17 @@ pub(crate) struct State {
     budget_pages: u64,
     tasks: Backlog<Task>,
     inner: Mutex<Inner>,
+    reclaimer: Reclaimer<Tenant>,
 }
 
 impl State {
-    pub fn new(device: &Arc<Device>, pool: Pool, clients_max: usize, budget_pages: u64) -> State {
-        State {
+    pub fn new(
+        device: &Arc<Device>,
+        pool: Pool,
+        clients_max: usize,
+        budget_pages: u64,
+    ) -> Result<State, Error> {
+        Ok(State {
             device: Arc::downgrade(device),
             pool,
             clients_max,
@@ -79,7 +86,10 @@ impl State {
                 repairs: 0,
                 expelled: Vec::new(),
             }),
-        }
+            reclaimer: Reclaimer::start(|mut tenant: Tenant| {
+                tenant.close_pages().is_err().then_some(tenant)
+            })?,
+        })
     }
 
     /// Has the engine do something soon.
@@ -92,7 +102,7 @@ impl State {
 
     fn make_tenant(&self, inner: &mut Inner, id: u64, connect: &Connect) -> Result<Connected, String> {
         let device = self.device.upgrade().ok_or("the memory node is ending")?;
-        if inner.tenants.len() >= self.clients_max {
+        if inner.tenants.len() + self.reclaimer.waiting() >= self.clients_max {
             return Err(format!("the memory node has {} clients already", self.clients_max));
         }
         let made = Tenant::new(id, &device, &self.pool, self.budget_pages, connect);
@@ -109,12 +119,13 @@ impl State {
                 let _ = answer.send(admitted);
             }
             Task::Remove(id) => {
-                let before = inner.tenants.len();
-                inner.tenants.retain(|held| held.tenant.id != id);
-                // A client that was refused has no pages.
-                if inner.tenants.len() < before {
-                    inner.repair_since.get_or_insert_with(Instant::now);
-                }
+                // A client that was refused is none.
+                let Some(place) = inner.tenants.iter().position(|held| held.tenant.id == id) else { return };
+                let Held { tenant, .. } = inner.tenants.remove(place);
+                // Its chains run no more: the repair frees its pages.
+                tenant.stop();
+                self.reclaimer.end(tenant);
+                inner.repair_since.get_or_insert_with(Instant::now);
             }
             Task::Repair => {
                 inner.repair_since.get_or_insert_with(Instant::now);

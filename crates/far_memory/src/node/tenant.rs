@@ -122,6 +122,19 @@ impl Tenant {
         Ok(())
     }
 
+    /// Ends the queue pairs: its chains take and return no page any more. [`Tenant::close_pages`] follows.
+    pub fn stop(&self) {
+        self.chains.iter().for_each(Chain::stop);
+    }
+
+    /// Ends the client's access to memory of the node. Then dropping this does not wait for the client.
+    ///
+    /// # Errors
+    /// EBUSY if the client is stopped in the middle of a WRITE.
+    pub fn close_pages(&mut self) -> Result<(), Error> {
+        self.chains.iter_mut().try_for_each(Chain::close_pages)
+    }
+
     /// Rounds that the chains have executed.
     pub fn executed(&self) -> Executed {
         let rounds = |place: usize| {

@@ -5,10 +5,8 @@
 //! |---|---|
 //! | `frames` | the memory, in slabs |
 //! | `tenant` | a client: its connection, and the memory that it has |
-//! | `reclaim` | the memory of clients that have gone |
 
 mod frames;
-mod reclaim;
 mod tenant;
 
 use std::io;
@@ -22,12 +20,12 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use terrace_nic::{CompChannel, Device, Error, ProgressCallback, Wc};
 use terrace_sync::Mutex;
 
+use super::reclaim::Reclaimer;
 use super::service::{Expelled, Service};
 use crate::protocol::{Connect, Connected};
 use crate::scheme::Scheme;
 use crate::status::NodeStatus;
 use frames::Frames;
-use reclaim::Reclaimer;
 use tenant::Tenant;
 
 /// Completions of a client that are taken at a time.
@@ -38,8 +36,7 @@ const POLL_TIME: Duration = Duration::from_micros(50);
 struct Inner {
     frames: Frames,
     tenants: Vec<Tenant>,
-    /// Clients that have gone and still have memory, and pages of their reserved spaces.
-    ending: usize,
+    /// Pages of the reserved spaces of clients that have gone and still have memory.
     ending_pages: u64,
     /// Completions that were taken.
     taken: Vec<Wc>,
@@ -54,7 +51,7 @@ pub(crate) struct Baseline {
     budget_pages: u64,
     clients_max: usize,
     inner: Arc<Mutex<Inner>>,
-    reclaimer: Reclaimer,
+    reclaimer: Reclaimer<Tenant>,
 }
 
 impl Baseline {
@@ -71,8 +68,9 @@ impl Baseline {
             // Clients have memory of their own.
             None => Frames::new(&pd, 1, 1)?,
         };
-        let inner = Inner { frames, tenants: Vec::new(), ending: 0, ending_pages: 0, taken: Vec::new() };
+        let inner = Inner { frames, tenants: Vec::new(), ending_pages: 0, taken: Vec::new() };
         let inner = Arc::new(Mutex::new(inner));
+        let reclaimed = inner.clone();
         Ok(Baseline {
             device: Arc::downgrade(device),
             channel: device.create_channel()?,
@@ -80,7 +78,7 @@ impl Baseline {
             page_count,
             budget_pages,
             clients_max,
-            reclaimer: Reclaimer::start(inner.clone())?,
+            reclaimer: Reclaimer::start(move |tenant| reclaim(&reclaimed, tenant))?,
             inner,
         })
     }
@@ -88,7 +86,7 @@ impl Baseline {
     fn make_tenant(&self, id: u64, connect: &Connect) -> Result<Connected, String> {
         let device = self.device.upgrade().ok_or("the memory node is ending")?;
         let mut inner = self.inner.lock();
-        if inner.tenants.len() + inner.ending >= self.clients_max {
+        if inner.tenants.len() + self.reclaimer.waiting() >= self.clients_max {
             return Err(format!("the memory node has {} clients already", self.clients_max));
         }
         let free_pages = self.free_pages(&inner);
@@ -139,7 +137,6 @@ impl Service for Baseline {
         // A client that was refused is none.
         let Some(place) = inner.tenants.iter().position(|tenant| tenant.id == id) else { return };
         let tenant = inner.tenants.remove(place);
-        inner.ending += 1;
         inner.ending_pages += tenant.reserved_pages();
         self.reclaimer.end(tenant);
     }
@@ -175,6 +172,22 @@ impl ProgressCallback for Baseline {
     fn report(&self) -> Option<(String, serde_json::Value)> {
         Some(("memory_node".into(), serde_json::to_value(self.status()).ok()?))
     }
+}
+
+/// Takes the memory of a client back. Returns the client if it still has some.
+fn reclaim(inner: &Mutex<Inner>, mut tenant: Tenant) -> Option<Tenant> {
+    let memory = inner.lock().frames.memory().clone();
+    // Without the lock: other clients are served meanwhile.
+    let slabs = tenant.release_all(&memory);
+    let (is_done, reserved_pages) = (!tenant.has_slabs(), tenant.reserved_pages());
+    // A space that is reserved as a whole ends with its client.
+    let left = (!is_done).then_some(tenant);
+    let mut inner = inner.lock();
+    slabs.into_iter().for_each(|slab| inner.frames.put_back(slab));
+    if is_done {
+        inner.ending_pages -= reserved_pages;
+    }
+    left
 }
 
 /// The thread that answers messages, which ends when this is dropped.
