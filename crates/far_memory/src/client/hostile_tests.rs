@@ -192,6 +192,19 @@ fn pages_of_slots_are_written_only() {
     }
 }
 
+/// Keys are secret, and a client could guess them: it has keys of its own, and connects as often as it likes.
+#[test]
+fn a_client_that_knows_the_keys_of_the_pool_writes_nothing_there() {
+    for function in [Function::MappedStore, Function::UnmappedStore] {
+        for key in 0..3 {
+            expelled_after(|scene| {
+                let keys = scene.node.service().pool_keys();
+                scene.access(function, false, |_| keys[key]);
+            });
+        }
+    }
+}
+
 #[test]
 fn pages_beyond_the_budget_are_taken_back() {
     expelled_after(|scene| {

@@ -40,7 +40,10 @@ const PAGES_WAIT: Duration = Duration::from_millis(50);
 /// What all chains of a client share.
 pub(crate) struct Shared<'a> {
     pub device: &'a Arc<Device>,
+    /// Of the queue pairs to the client, and of what its requests may name.
     pub pd: &'a Arc<Pd>,
+    /// Of the table and the pool, which the node's own chains alone may name.
+    pub pool_pd: &'a Arc<Pd>,
     /// Where completions go that only failures have.
     pub cq: &'a Arc<Cq>,
     pub pool: &'a Pool,
@@ -59,6 +62,8 @@ pub(crate) struct Chain {
     endpoint: Endpoint,
     /// The slots' pages, which the client WRITEs before its messages.
     pages: Option<Owned<Mr>>,
+    /// The same memory for the chain's own READs.
+    readable: Owned<Mr>,
     /// Freed after the queue pairs.
     _queues: Buffer,
 }
@@ -67,7 +72,14 @@ impl Chain {
     /// Makes a chain and connects it to the client's end. It serves messages from now on.
     pub fn new(shared: &Shared<'_>, rounds: Rounds, path: Path, peer: Endpoint) -> Result<Chain, Error> {
         let size = Regions::new(rounds, 0);
-        let queues = Buffer::new(shared.pd, size.end as usize, access::LOCAL_WRITE | access::REMOTE_READ)?;
+        let queues = Buffer::new(shared.pd, size.end as usize, access::LOCAL_WRITE)?;
+        let readable = Owned(shared.pool_pd.reg_mr(MrRequest {
+            addr: queues.addr(),
+            length: size.end,
+            iova: queues.addr(),
+            access: access::REMOTE_READ,
+            paging: None,
+        })?);
         let regions = Regions::new(rounds, queues.addr());
         let messages = CqInit { depth: CQ_DEPTH, channel: None, cookie: 0 };
         let messages = Owned(shared.device.create_cq(messages)?);
@@ -75,14 +87,15 @@ impl Chain {
         let lkey = queues.mr().lkey();
         let control = new_qp(shared, &messages, regions.control_init(lkey, rounds), CONTROL_DEPTH)?;
         let reply = new_qp(shared, &messages, regions.reply_init(lkey, rounds), rounds.slots())?;
-        let (echo, echo_end) = rc::new_pair(shared.pd, shared.cq, QpCap::default())?;
+        let (echo, echo_end) = rc::new_pair(shared.pool_pd, shared.cq, QpCap::default())?;
         let (echo, endpoint) = (Owned(echo), rc::endpoint_of(&reply));
         let pages =
             if rounds.function.takes_page() { Some(regions.register_pages(shared.pd)?) } else { None };
-        let chain = Chain { rounds, reply, control, echo, messages, endpoint, pages, _queues: queues };
+        let chain =
+            Chain { rounds, reply, control, echo, messages, endpoint, pages, readable, _queues: queues };
         chain.connect_control(shared, echo_end)?;
         rc::initialize(&chain.reply, if chain.pages.is_some() { access::REMOTE_WRITE } else { 0 })?;
-        chain.post(shared, &regions.places(lkey, rounds))?;
+        chain.post(shared, &regions.places(lkey, chain.readable.rkey(), rounds))?;
         rc::connect_persistently(&chain.reply, endpoint, path, peer)?;
         // The first rounds wait for messages; each enables the round that the message has made ready.
         chain.control.enable_send(rounds.depth * rounds.function.blocks())?;
@@ -281,9 +294,9 @@ impl Regions {
         }
     }
 
-    fn places(&self, key: u32, rounds: Rounds) -> Places {
+    fn places(&self, lkey: u32, rkey: u32, rounds: Rounds) -> Places {
         let Regions { control, reply, doorbell, scratch, pages, .. } = *self;
-        Places { key, blocks: rounds.function.blocks(), control, reply, doorbell, scratch, pages }
+        Places { lkey, rkey, blocks: rounds.function.blocks(), control, reply, doorbell, scratch, pages }
     }
 }
 

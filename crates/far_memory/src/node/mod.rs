@@ -165,6 +165,12 @@ impl MemoryNode {
         self.control.as_ref().map_or_else(|| ([0, 0, 0, 0], 0).into(), ControlThread::address)
     }
 
+    /// What admits clients.
+    #[cfg(test)]
+    pub(crate) fn service(&self) -> &dyn Service {
+        &*self.service
+    }
+
     /// Pages, and who has them.
     pub fn status(&self) -> NodeStatus {
         self.service.status()

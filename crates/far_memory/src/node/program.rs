@@ -43,8 +43,9 @@ pub(crate) struct Objects {
 
 /// Where a chain's queues and buffers are.
 pub(crate) struct Places {
-    /// Key of their region, for chains and receives.
-    pub key: u32,
+    /// Key of their memory for local elements, and for the chain's own READs.
+    pub lkey: u32,
+    pub rkey: u32,
     /// Blocks of a round.
     pub blocks: u32,
     pub control: u64,
@@ -72,7 +73,7 @@ impl Places {
     }
 
     fn sge(&self, addr: u64, length: u32) -> Sge {
-        Sge { addr, length, lkey: self.key }
+        Sge { addr, length, lkey: self.lkey }
     }
 }
 
@@ -227,7 +228,7 @@ impl Program<'_> {
 
     /// Copies 8 bytes in reverse order: a READ whose elements have one byte each.
     fn swap_bytes(&self, from: u64, to: u64) -> (SendEntry, SendFlags) {
-        let op = SendOp::Read { va: from, rkey: self.places.key };
+        let op = SendOp::Read { va: from, rkey: self.places.rkey };
         let sges: SgeList = (0..8).rev().map(|byte| self.places.sge(to + byte, 1)).collect();
         (request(op, Payload::Sges(sges)), FENCE)
     }

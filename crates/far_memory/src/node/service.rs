@@ -24,4 +24,10 @@ pub(crate) trait Service: Send + Sync {
 
     /// What there is, and who has it.
     fn status(&self) -> NodeStatus;
+
+    /// Addresses and keys by which a client's chains write the pool: of the client that was admitted last.
+    #[cfg(test)]
+    fn pool_keys(&self) -> Vec<(u64, u32)> {
+        Vec::new()
+    }
 }

@@ -207,6 +207,11 @@ impl Service for State {
             clients: clients.collect(),
         }
     }
+
+    #[cfg(test)]
+    fn pool_keys(&self) -> Vec<(u64, u32)> {
+        self.inner.lock().tenants.last().map_or(Vec::new(), |held| held.tenant.pool_keys())
+    }
 }
 
 impl ProgressCallback for State {

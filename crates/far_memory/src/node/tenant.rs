@@ -31,8 +31,10 @@ pub(crate) struct Tenant {
     table_memory: Buffer,
     /// Of the chains.
     cq: Owned<Cq>,
-    /// Of everything above.
+    /// Of the queue pairs to the client.
     pd: Owned<Pd>,
+    /// Of the table and the keys. A client's requests reach nothing of it, whatever key they name.
+    pool_pd: Owned<Pd>,
 }
 
 /// How often a client's chains have run, as the NIC counts.
@@ -60,19 +62,20 @@ impl Tenant {
         budget_pages: u64,
         connect: &Connect,
     ) -> Result<(Tenant, Connected), Error> {
-        let pd = Owned(device.alloc_pd()?);
+        let (pd, pool_pd) = (Owned(device.alloc_pd()?), Owned(device.alloc_pd()?));
         let cq = Owned(device.create_cq(CqInit { depth: CQ_DEPTH, channel: None, cookie: 0 })?);
         cq.ignore_overrun();
         let table_bytes = connect.page_count * ENTRY_BYTES;
-        let table_memory = Buffer::new(&pd, table_bytes.max(TABLE_BYTES_MIN) as usize, access::LOCAL_WRITE)?;
-        let table = pd.reg_mr(MrRequest {
+        let table_memory =
+            Buffer::new(&pool_pd, table_bytes.max(TABLE_BYTES_MIN) as usize, access::LOCAL_WRITE)?;
+        let table = pool_pd.reg_mr(MrRequest {
             addr: table_memory.addr(),
             length: table_bytes,
             iova: TABLE_BASE,
             access: access::TABLE,
             paging: None,
         })?;
-        let keys = pool.register(&pd).inspect_err(|_| _ = table.dereg())?;
+        let keys = pool.register(&pool_pd).inspect_err(|_| _ = table.dereg())?;
         let mut tenant = Tenant {
             id,
             name: connect.name.clone(),
@@ -84,6 +87,7 @@ impl Tenant {
             table_memory,
             cq,
             pd,
+            pool_pd,
         };
         // Dropping the tenant takes everything back if a chain cannot be made.
         tenant.make_chains(device, pool, connect)?;
@@ -111,6 +115,7 @@ impl Tenant {
             let shared = Shared {
                 device,
                 pd: &self.pd,
+                pool_pd: &self.pool_pd,
                 cq: &self.cq,
                 pool,
                 keys: &self.keys,
@@ -152,6 +157,12 @@ impl Tenant {
     /// Why the client is to be disconnected, if one of its chains has failed.
     pub fn failure(&self) -> Option<&'static str> {
         self.chains.iter().find_map(Chain::failure)
+    }
+
+    #[cfg(test)]
+    pub fn pool_keys(&self) -> Vec<(u64, u32)> {
+        let PoolKeys { write, ring, counters, .. } = &self.keys;
+        [write, ring, counters].iter().map(|region| (region.iova(), region.rkey())).collect()
     }
 
     /// Marks the pages of its table, and counts them.
