@@ -249,6 +249,21 @@ fn what_a_node_does_not_grant_is_refused_with_a_reason() {
     drop(client_of(&node, PathChoice::Local, 16));
 }
 
+/// The node reads all tables when it makes the free-page queue anew.
+#[test]
+fn a_client_with_the_largest_space_leaves_room_for_others() {
+    const POOL: u64 = 16;
+    let node = node_over(PathChoice::Local, POOL * PAGE_BYTES as u64, |_| ());
+    let connect = |pages| Client::connect(&config_of(&node, PathChoice::Local, pages));
+    let largest = connect(64 * POOL).expect("a client");
+    let others = [POOL, 2 * POOL].map(|pages| connect(pages).expect("a client"));
+    let refused = connect(2 * POOL).err().expect("refused").to_string();
+    assert!(refused.contains("up to 16 pages has room"), "{refused}");
+    others[0].store(0, &content(0, 1)).expect("stored");
+    drop(largest);
+    wait_until("there is room", || connect(2 * POOL).is_ok());
+}
+
 #[test]
 fn lines_that_are_no_requests_disturb_nobody() {
     use std::io::{Read, Write};

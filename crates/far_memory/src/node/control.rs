@@ -19,7 +19,7 @@ use crate::tcp;
 const MONITOR_INTERVAL: Duration = Duration::from_millis(20);
 /// How long a client may take for its request, and the engine for admitting it.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Connections at most that have not sent a request yet.
+/// Connections at most that have not sent a request yet, or have not taken their last answer.
 const PENDING_MAX: usize = 64;
 /// The time until the next attempt to accept a connection, if there are no descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(10);
@@ -144,8 +144,11 @@ impl Control {
                     return std::thread::sleep(ACCEPT_RETRY);
                 }
             };
-            let pending = self.connections.iter().filter(|other| matches!(other.phase, Phase::Asked { .. }));
-            if pending.count() >= PENDING_MAX || tcp::configure(&stream).is_err() {
+            let is_pending =
+                |other: &&Connection| matches!(other.phase, Phase::Asked { .. } | Phase::Closed { .. });
+            if self.connections.iter().filter(is_pending).count() >= PENDING_MAX
+                || tcp::configure(&stream).is_err()
+            {
                 continue;
             }
             let phase = Phase::Asked { bytes: Vec::new(), since: Instant::now() };
@@ -303,7 +306,45 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::Sender;
+
+    use super::super::service::Expelled;
     use super::*;
+    use crate::status::NodeStatus;
+
+    struct Nobody;
+
+    impl Service for Nobody {
+        fn admit(&self, _: u64, _: Box<Connect>, _: Sender<Result<Connected, String>>) {}
+
+        fn remove(&self, _: u64) {}
+
+        fn monitor(&self) -> Vec<Expelled> {
+            Vec::new()
+        }
+
+        fn status(&self) -> NodeStatus {
+            unreachable!("nobody asks")
+        }
+    }
+
+    #[test]
+    fn connections_that_do_not_take_their_last_answer_count() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+        let mut control =
+            Control { listener, state: Arc::new(Nobody), stop, connections: Vec::new(), last_id: 0 };
+        let mut clients = Vec::new();
+        for _ in 0..PENDING_MAX + 1 {
+            clients.push(TcpStream::connect(address).unwrap());
+            control.accept();
+            let connection = control.connections.last_mut().unwrap();
+            (connection.phase, connection.unsent) = (Phase::Closed { since: Instant::now() }, vec![0]);
+        }
+        assert_eq!(control.connections.len(), PENDING_MAX);
+    }
 
     #[test]
     fn an_answer_that_is_longer_than_the_sockets_buffers_arrives_as_a_whole() {

@@ -19,6 +19,10 @@ use crate::protocol::{Connect, Connected, Function};
 use crate::scheme::Scheme;
 use crate::status::{ClientPages, NodeStatus};
 
+/// Pages of all clients' spaces together at most, for each page of the pool. A repair reads all tables, of 8 bytes for each. Of each
+/// client's space, the first pages do not count, as many as the pool has: so no client takes the room of others.
+const SPACES_FACTOR: u64 = 64;
+
 /// What the control thread asks for.
 enum Task {
     /// Admit a client under this number, and say what it is to know or why not.
@@ -104,6 +108,14 @@ impl State {
         let device = self.device.upgrade().ok_or("the memory node is ending")?;
         if inner.tenants.len() + self.reclaimer.waiting() >= self.clients_max {
             return Err(format!("the memory node has {} clients already", self.clients_max));
+        }
+        let pool_pages = self.pool.page_count();
+        let spaces = inner.tenants.iter().map(|held| held.tenant.page_count).chain([connect.page_count]);
+        let beyond: u64 = spaces.map(|pages| pages.saturating_sub(pool_pages)).sum();
+        if beyond > pool_pages.saturating_mul(SPACES_FACTOR) {
+            return Err(format!(
+                "the spaces of its clients are too large together: one of up to {pool_pages} pages has room"
+            ));
         }
         let made = Tenant::new(id, &device, &self.pool, self.budget_pages, connect);
         let (tenant, connected) = made.map_err(|error| format!("no chains for the client: {error}"))?;
