@@ -48,6 +48,19 @@ impl Mapping {
         Ok(Mapping { range: HostRange { addr: addr as u64, len } })
     }
 
+    /// Maps a part of a file, which begins at a page and is not accessed.
+    ///
+    /// # Errors
+    /// When the kernel refuses it.
+    pub(crate) fn of_file_part(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<Mapping> {
+        let rights = ProtFlags::empty();
+        // SAFETY: a new mapping, wherever the kernel has room.
+        let addr = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len as usize, rights, MapFlags::SHARED, file, offset)?
+        };
+        Ok(Mapping { range: HostRange { addr: addr as u64, len } })
+    }
+
     /// Reserves addresses. An access to them faults.
     ///
     /// # Errors

@@ -315,6 +315,29 @@ fn what_the_program_touches_by_itself_counts() {
     assert!(stats.pages_adopted > 512, "{stats:?}");
 }
 
+/// As an allocator does without notice, when memory that was registered is freed.
+#[test]
+fn memory_that_is_mapped_in_the_place_of_a_swap_file_is_not_counted() {
+    let scratch = Scratch::new("cached-replaced");
+    let file = open(&scratch);
+    file.set_len(512 * PAGE).unwrap();
+    let map = map(&file, 512 * PAGE);
+    let files = CachedFiles::open(config(1024)).unwrap();
+    let region = files.add(CachedSource { is_swap_file: true, ..source(&scratch, map) }).unwrap();
+    let program = Program { map, file, files, region, waker: Arc::new(|| {}) };
+    fill(map);
+    program.until("the pages are found", || program.stats().resident_bytes == map.len);
+    let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: the test's mapping, to which nobody has a reference.
+    let addr =
+        unsafe { libc::mmap(map.addr as *mut _, map.len as usize, rights, flags | libc::MAP_FIXED, -1, 0) };
+    assert_eq!(addr as u64, map.addr);
+    fill(map);
+    program.file.sync_all().unwrap();
+    rustix::fs::fadvise(&program.file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    program.until("the file's pages have left", || program.stats().resident_bytes == 0);
+}
+
 #[test]
 fn stores_of_the_program_and_writes_to_the_file_are_read() {
     let scratch = Scratch::new("cached-coherent");

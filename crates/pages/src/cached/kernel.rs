@@ -6,6 +6,8 @@ use std::os::unix::fs::FileExt;
 
 use terrace_hostmem::{HostRange, PAGE_BYTES};
 
+use crate::sys::Mapping;
+
 /// Pages that one call of `mincore` tells of.
 pub(super) const WINDOW_PAGES: u64 = 1024;
 
@@ -46,10 +48,10 @@ pub(super) fn drop_pages(
     // All of these are advice: what they left is found by `cached`.
     let _ = advise(range, libc::MADV_PAGEOUT);
     drop_unmapped(file, offset, range.len);
-    let left = cached(range).unwrap_or_default();
-    if !left.contains(&true) {
-        return left;
+    if cached_count(file, offset, range.len) == Some(0) {
+        return Vec::new();
     }
+    let left = cached(file, offset, range.len).unwrap_or_default();
     for index in (0..left.len()).filter(|index| left[*index]) {
         let before = index as u64 * PAGE_BYTES;
         let page = HostRange { addr: range.addr + before, len: PAGE_BYTES.min(range.len - before) };
@@ -60,7 +62,7 @@ pub(super) fn drop_pages(
         }
         drop_unmapped(file, offset + before, page.len);
     }
-    cached(range).unwrap_or_default()
+    cached(file, offset, range.len).unwrap_or_default()
 }
 
 /// Drops clean pages that no process has mapped from the page cache.
@@ -107,13 +109,15 @@ fn sync_range(file: BorrowedFd<'_>, offset: u64, len: u64, flags: libc::c_uint) 
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Which pages of a range of at most [`WINDOW_PAGES`] are in the page cache. `None` when the kernel does not tell.
-pub(super) fn cached(range: HostRange) -> Option<Vec<bool>> {
-    let mut pages = vec![0u8; range.len.div_ceil(PAGE_BYTES) as usize];
+/// Which pages of a part of a file, of at most [`WINDOW_PAGES`], are in the page cache. `None` when the kernel does not tell. It is asked
+/// about a mapping of our own: at the addresses of a swap file's mapping, other memory may be mapped by now.
+pub(super) fn cached(file: BorrowedFd<'_>, offset: u64, len: u64) -> Option<Vec<bool>> {
+    let mut pages = vec![0u8; len.div_ceil(PAGE_BYTES) as usize];
     assert!(pages.len() as u64 <= WINDOW_PAGES);
-    // SAFETY: the kernel checks the range, and writes one byte for each of its pages; there is room for them.
+    let window = Mapping::of_file_part(file, offset, len).ok()?;
+    // SAFETY: a mapping of this function. The kernel writes one byte for each of its pages; there is room for them.
     let result =
-        unsafe { libc::mincore(range.addr as *mut _, range.len as usize, pages.as_mut_ptr().cast()) };
+        unsafe { libc::mincore(window.range().addr as *mut _, len as usize, pages.as_mut_ptr().cast()) };
     (result == 0).then(|| pages.into_iter().map(|page| page & 1 != 0).collect())
 }
 

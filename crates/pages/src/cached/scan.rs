@@ -66,8 +66,9 @@ impl Engine {
     /// `run` is the run of new pages at the end of the window before.
     fn scan_window(&self, region: &Region, window: Range<u64>, run: &mut Range<u64>) -> u64 {
         let mut found_count = 0;
-        let range = region.range_of(window.start, window.end - window.start);
-        let Some(cached) = kernel::cached(range) else { return found_count };
+        let len = region.range_of(window.start, window.end - window.start).len;
+        let offset = region.offset_of(window.start);
+        let Some(cached) = kernel::cached(region.file.as_fd(), offset, len) else { return found_count };
         if !cached.contains(&true) && region.count_in(window.clone()) == 0 {
             return found_count;
         }
