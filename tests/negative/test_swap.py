@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import subprocess
@@ -305,6 +306,21 @@ class Changes(Private):
         ordinary = self.server("submr", "q", "plain", 0, BYTES, ALL)
         self.write(ordinary, 5, PAGE, 6)
         self.expect_content(ordinary, 5, PAGE, 6)
+
+    def test_children_have_what_is_not_registered_when_no_descriptor_is_left(self):
+        self.server("map", "plain", "anon", BYTES)
+        self.server("fill", "plain", 0, BYTES, 2)
+        self.server("submr", "p", "plain", 0, BYTES, ALL)
+        self.server("dereg", "p")
+        used = {int(number) for number in os.listdir(f"/proc/{self.server.pid}/fd")}
+        _, hard = resource.prlimit(self.server.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(self.server.pid, resource.RLIMIT_NOFILE, (min(set(range(len(used) + 1)) - used), hard))
+        for _ in range(2):
+            child = self.server("fork", "_exit", "plain")["pid"]
+            self.assertEqual(self.server("reap", child), [])
+        self.expect_here("plain", 0, BYTES, 2)
+        self.server("discard", "plain", PAGE, PAGE, "dontneed")
+        self.assertEqual(self.server("word", "plain", PAGE)["value"], 0)
 
     def test_killed(self):
         self.private(size=64 * MIB)

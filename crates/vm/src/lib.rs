@@ -24,6 +24,7 @@
 //! | `eviction_area` | memory that a pager shares with a thread in the process that it pages |
 //! | [`pagemap`] | which pages of a range have bytes of their own |
 //! | `refusal` | why memory stays where it is |
+//! | `reserve` | a descriptor for the list of mappings, when there is no other |
 //!
 //! This crate does not know regions, pagers or packets. All system calls on mappings are made directly: the library that
 //! uses this crate interposes the C library's functions, and must not take its own calls for the program's.
@@ -40,6 +41,7 @@ pub mod maps;
 mod moving;
 pub mod pagemap;
 mod refusal;
+mod reserve;
 pub mod smaps;
 mod swap_file;
 mod swap_space;

@@ -9,6 +9,8 @@ use std::os::fd::IntoRawFd;
 use rustix::fs::{Mode, OFlags};
 use terrace_hostmem::HostRange;
 
+use crate::reserve;
+
 const MAPS: &str = "/proc/self/maps";
 
 /// All addresses.
@@ -96,7 +98,7 @@ impl fmt::Display for NoRun {
 /// # Errors
 /// The list cannot be read.
 pub fn find(range: HostRange) -> io::Result<Result<Run, NoRun>> {
-    find_in(BufReader::with_capacity(1 << 16, File::open(MAPS)?), range)
+    read_list(|lines| find_in(lines, range))
 }
 
 /// The files that have mappings.
@@ -109,7 +111,14 @@ pub fn files() -> io::Result<HashSet<FileId>> {
 
 /// The mappings that overlap a range, cut at its ends.
 pub(crate) fn list(range: HostRange) -> io::Result<Vec<Mapping>> {
-    list_in(BufReader::with_capacity(1 << 16, File::open(MAPS)?), range)
+    read_list(|lines| list_in(lines, range))
+}
+
+fn read_list<T>(read: impl FnOnce(BufReader<File>) -> io::Result<T>) -> io::Result<T> {
+    let list = reserve::open(|| File::open(MAPS))?;
+    let result = read(BufReader::with_capacity(1 << 16, list));
+    reserve::refill();
+    result
 }
 
 /// [`each_overlap`] does not read beyond these bytes of a line, which include some 70 before the path.
@@ -121,7 +130,8 @@ pub(crate) const LINE_MAX: usize = 2048;
 /// # Errors
 /// The list cannot be read.
 pub(crate) fn each_overlap(range: HostRange, mut step: impl FnMut(Mapping<&[u8]>) -> bool) -> io::Result<()> {
-    let list = rustix::fs::open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let open = || Ok(rustix::fs::open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?);
+    let list = reserve::open(open)?;
     let end = range.addr.saturating_add(range.len);
     let read = |buffer: &mut [u8]| Ok(rustix::io::read(&list, buffer)?);
     let result = each_line(read, |line| match Mapping::parse_line(line) {
@@ -132,6 +142,7 @@ pub(crate) fn each_overlap(range: HostRange, mut step: impl FnMut(Mapping<&[u8]>
     // The C library's close, which a drop would call, is a cancellation point.
     // SAFETY: a descriptor of ours that nobody uses any more.
     unsafe { rustix::io::close(list.into_raw_fd()) };
+    reserve::refill();
     result
 }
 
@@ -190,7 +201,7 @@ pub fn file_at(addr: u64) -> io::Result<Option<FileId>> {
 
 /// The mapping at an address.
 pub(crate) fn at(addr: u64) -> io::Result<Option<Mapping>> {
-    find_line(BufReader::new(File::open(MAPS)?), addr)
+    read_list(|lines| find_line(lines, addr))
 }
 
 fn find_line(mut list: impl BufRead, addr: u64) -> io::Result<Option<Mapping>> {

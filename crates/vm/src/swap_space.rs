@@ -7,6 +7,7 @@ use terrace_hostmem::{HostRange, PAGE_BYTES, pages_of};
 use crate::maps;
 use crate::moving::Mover;
 use crate::refusal::{Refusal, SwapError};
+use crate::reserve;
 use crate::swap_file::SwapFile;
 use crate::swapped::{Swapped, close_unmapped};
 
@@ -32,7 +33,10 @@ impl SwapSpace {
             file.is_in_memory()
         });
         match tried {
-            Ok(false) => Ok(SwapSpace { directory: path }),
+            Ok(false) => {
+                reserve::begin();
+                Ok(SwapSpace { directory: path })
+            }
             Ok(true) => Err(SwapError::InMemory { path }),
             Err(source) => Err(SwapError::Create { path, source }),
         }
@@ -65,7 +69,7 @@ impl SwapSpace {
         if has_stack_in(pages).map_err(Refusal::system("list the process's mappings"))? {
             return Err(Refusal::Stack);
         }
-        if has_pinned_memory() {
+        if has_pinned_memory().map_err(Refusal::system("read /proc/self/status"))? {
             return Err(Refusal::Pinned);
         }
         close_unmapped();
@@ -99,8 +103,8 @@ fn has_stack_in(pages: HostRange) -> std::io::Result<bool> {
 
 /// Whether the kernel counts pages of this process as pinned for long: devices, or rings of io_uring, go on using them
 /// when memory has moved.
-fn has_pinned_memory() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+fn has_pinned_memory() -> std::io::Result<bool> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
     let pinned = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
-    pinned.is_some_and(|pinned| pinned.split_whitespace().next() != Some("0"))
+    Ok(pinned.is_some_and(|pinned| pinned.split_whitespace().next() != Some("0")))
 }
