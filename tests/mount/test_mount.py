@@ -18,6 +18,16 @@ import place
 NOBODY = 65534
 
 
+# In Perl, which every user of Debian may run: this Python may be below a directory of root's.
+TRUNCATE_WITHOUT_RIGHT = """
+my ($path) = @ARGV;
+open(my $file, ">>", $path) or die $!;
+chmod(0400, $path) && truncate($file, 100) or die $!;
+die "the path was truncated without the right" if truncate($path, 200);
+die $! unless $!{EACCES} && -s $file == 100;
+"""
+
+
 class Writer:
     """A process with an open file. This process must not have it open: a server that it starts would close the file between
     fork and exec, which waits for the server."""
@@ -144,6 +154,8 @@ class Mounts(unittest.TestCase):
                 self.assertEqual(len(names.stdout.split()), 200)
                 shown = subprocess.run(["cat", path / "listed/7"], capture_output=True, check=False, text=True, user=NOBODY, group=NOBODY)
                 self.assertIn("Permission denied", shown.stderr)
+                # An open file keeps the right with which it was opened; its path has the one that the mode gives.
+                subprocess.run(["perl", "-e", TRUNCATE_WITHOUT_RIGHT, path / "file"], check=True, user=NOBODY, group=NOBODY)
                 subprocess.run(["fusermount3", "-u", path], check=True, user=NOBODY, group=NOBODY)
                 self.assertEqual(mount.process.wait(timeout=10), 0)
             finally:

@@ -123,7 +123,7 @@ impl<R: Remote> Filesystem for Requests<R> {
         atime: Option<TimeOrNow>,
         mtime: Option<TimeOrNow>,
         _ctime: Option<SystemTime>,
-        _handle: Option<FileHandle>,
+        handle: Option<FileHandle>,
         _crtime: Option<SystemTime>,
         _chgtime: Option<SystemTime>,
         _bkuptime: Option<SystemTime>,
@@ -138,7 +138,7 @@ impl<R: Remote> Filesystem for Requests<R> {
             accessed: atime.map(set_time),
             modified: mtime.map(set_time),
         };
-        match self.0.set_attributes(ino.0, &set) {
+        match self.0.set_attributes(ino.0, handle.map(|handle| handle.0), &set) {
             Ok(attr) => reply.attr(&self.0.ttl, &attr),
             Err(errno) => reply.error(errno),
         }

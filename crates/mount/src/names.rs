@@ -143,16 +143,21 @@ impl<R: Remote> Mount<R> {
         }
     }
 
-    /// Sets attributes.
-    pub(crate) fn set_attributes(&self, ino: u64, set: &SetAttributes) -> Result<FileAttr, Errno> {
+    /// Sets attributes; the length of an open file if `handle` is given, with the right that it was opened with.
+    pub(crate) fn set_attributes(
+        &self,
+        ino: u64,
+        handle: Option<u64>,
+        set: &SetAttributes,
+    ) -> Result<FileAttr, Errno> {
         let inode = self.inode(ino)?;
         // Later than the writes before it, whose time must not replace one that is set here.
         self.settle(&inode)?;
         if let Some(len) = set.len {
             inode.note_change();
             inode.len.store(len, Ordering::Relaxed);
-            // By the right that the file was opened with.
-            if let Some(file) = inode.opens_for_writing().first() {
+            if let Some(handle) = handle {
+                let file = self.file(handle)?;
                 let result = file.remote.truncate(len).map_err(|error| errno(&error));
                 inode.note_change();
                 result?;
