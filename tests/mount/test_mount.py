@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -236,6 +237,25 @@ class Mounts(unittest.TestCase):
                     file.write(text)
                 with open(reader / "file", encoding="utf-8") as file:
                     self.assertEqual(file.read(), text)
+
+    def test_the_lock_of_an_open_file_description_ends_with_it(self):
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 10, 0)
+
+        def has_lock(file):
+            try:
+                fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
+                return True
+            except BlockingIOError:
+                return False
+
+        with place.mounted() as at:
+            first, second = (os.open(at.path / "file", os.O_CREAT | os.O_RDWR) for _ in range(2))
+            self.assertTrue(has_lock(first))
+            os.close(os.dup(first))
+            self.assertFalse(has_lock(second))
+            os.close(first)
+            place.wait_until("the lock", lambda: has_lock(second))
+            os.close(second)
 
     def test_a_lock_survives_a_server_that_restarts(self):
         with place.mounted() as at, mounted_again(at) as second, Writer(at.path / "file") as holder, \

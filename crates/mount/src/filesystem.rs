@@ -40,12 +40,22 @@ const F_UNLCK: i32 = 2;
 
 impl<R: Remote> Requests<R> {
     /// Releases what an owner holds of a file that it closes. An error means that the server does not have the lock.
-    fn unlock_all(&self, handle: FileHandle, owner: LockOwner) {
+    fn unlock_all(&self, handle: FileHandle, owner: u64) {
         if let Ok(file) = self.0.file(handle.0)
-            && file.inode.locks.is_held_by(owner.0)
+            && file.inode.locks.is_held_by(owner)
         {
-            let all = LockRequest { owner: owner.0, range: 0..u64::MAX, kind: LockKind::Unlock, pid: 0 };
-            let _ = set_lock(&file, &all);
+            let (handle, range) = (handle.0, 0..u64::MAX);
+            let _ = set_lock(&file, &LockRequest { owner, handle, range, kind: LockKind::Unlock, pid: 0 });
+        }
+    }
+
+    /// Releases the locks that end with an open file: those of `flock`, and of open file descriptions, for which the kernel sends no
+    /// request. Programs have closed it by now, so their own locks are released already.
+    fn unlock_open_file(&self, handle: FileHandle) {
+        if let Ok(file) = self.0.file(handle.0) {
+            for owner in file.inode.locks.owners_by(handle.0) {
+                self.unlock_all(handle, owner);
+            }
         }
     }
 
@@ -58,14 +68,20 @@ impl<R: Remote> Requests<R> {
 }
 
 /// The kernel's lock as a request; `None` for a kind that does not exist. Its last byte is included.
-fn lock_request(owner: LockOwner, start: u64, end: u64, kind: i32, pid: u32) -> Option<LockRequest> {
+fn lock_request(
+    (owner, handle): (LockOwner, FileHandle),
+    (start, end): (u64, u64),
+    kind: i32,
+    pid: u32,
+) -> Option<LockRequest> {
     let kind = match kind {
         F_RDLCK => LockKind::Shared,
         F_WRLCK => LockKind::Exclusive,
         F_UNLCK => LockKind::Unlock,
         _ => return None,
     };
-    Some(LockRequest { owner: owner.0, range: start..end.saturating_add(1), kind, pid })
+    let range = start..end.saturating_add(1);
+    Some(LockRequest { owner: owner.0, handle: handle.0, range, kind, pid })
 }
 
 fn reply_empty(reply: ReplyEmpty, result: Result<(), Errno>) {
@@ -282,7 +298,7 @@ impl<R: Remote> Filesystem for Requests<R> {
         reply: ReplyEmpty,
     ) {
         let result = self.0.flush(handle.0);
-        self.unlock_all(handle, owner);
+        self.unlock_all(handle, owner.0);
         reply_empty(reply, result);
     }
 
@@ -292,13 +308,11 @@ impl<R: Remote> Filesystem for Requests<R> {
         _ino: INodeNo,
         handle: FileHandle,
         _flags: OpenFlags,
-        owner: Option<LockOwner>,
+        _owner: Option<LockOwner>,
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        if let Some(owner) = owner {
-            self.unlock_all(handle, owner);
-        }
+        self.unlock_open_file(handle);
         reply_empty(reply, self.0.release(handle.0));
     }
 
@@ -325,7 +339,7 @@ impl<R: Remote> Filesystem for Requests<R> {
         pid: u32,
         reply: ReplyLock,
     ) {
-        let Some(request) = lock_request(owner, start, end, kind, pid) else {
+        let Some(request) = lock_request((owner, handle), (start, end), kind, pid) else {
             return reply.error(Errno::EINVAL);
         };
         match self.0.file(handle.0).map(|file| file.inode.locks.conflict(&request)) {
@@ -351,7 +365,7 @@ impl<R: Remote> Filesystem for Requests<R> {
         waits: bool,
         reply: ReplyEmpty,
     ) {
-        let Some(request) = lock_request(owner, start, end, kind, pid) else {
+        let Some(request) = lock_request((owner, handle), (start, end), kind, pid) else {
             return reply.error(Errno::EINVAL);
         };
         let file = match self.0.file(handle.0) {

@@ -27,8 +27,10 @@ const RETRY: Duration = Duration::from_millis(10);
 /// What a program asks for. `LockKind::Unlock` unlocks a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LockRequest {
-    /// The kernel's number for the program, or for the open file if it is `flock`.
+    /// The kernel's number for the program, or for the open file if it is `flock` or a lock of an open file description.
     pub(crate) owner: u64,
+    /// The open file by which it is asked for.
+    pub(crate) handle: u64,
     /// The bytes, the last one included in the kernel's terms.
     pub(crate) range: Range<u64>,
     pub(crate) kind: LockKind,
@@ -95,6 +97,12 @@ impl FileLocks {
     /// Whether an owner holds a lock.
     pub(crate) fn is_held_by(&self, owner: u64) -> bool {
         self.state.lock().held.iter().any(|held| held.owner == owner)
+    }
+
+    /// The owners that hold locks which they have by an open file.
+    pub(crate) fn owners_by(&self, handle: u64) -> Vec<u64> {
+        let state = self.state.lock();
+        state.held.iter().filter(|held| held.handle == handle).map(|held| held.owner).collect()
     }
 }
 
@@ -279,7 +287,7 @@ mod tests {
     use super::*;
 
     fn request(owner: u64, range: Range<u64>, kind: LockKind) -> LockRequest {
-        LockRequest { owner, range, kind, pid: 1 }
+        LockRequest { owner, handle: 1, range, kind, pid: 1 }
     }
 
     /// Sets a lock, and returns what the server was asked for.
