@@ -6,6 +6,7 @@ import pty
 import re
 import select
 import shutil
+import signal
 import struct
 import subprocess
 import termios
@@ -26,6 +27,7 @@ class Screen:
         main, side = pty.openpty()
         self.main, self.drawn = main, ""
         self.resize(COLUMNS)
+        self.settings_before = self.settings()
         self.process = subprocess.Popen(argv, stdin=side, stdout=side, stderr=side, start_new_session=True,
                                         env={**os.environ, "TERM": "xterm-256color"})
         os.close(side)
@@ -33,6 +35,10 @@ class Screen:
     def resize(self, columns):
         """The command draws the whole screen again with its next sample, not only what changes."""
         fcntl.ioctl(self.main, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
+
+    def settings(self):
+        """Those of the terminal, which a command in raw mode has changed."""
+        return termios.tcgetattr(self.main)
 
     def read(self, timeout_s):
         if select.select([self.main], [], [], timeout_s)[0]:
@@ -108,6 +114,16 @@ class Top(NegativeTest):
         self.assertTrue(screen.shows("no process runs with Terrace"), screen.text())
         screen.press("\x03")
         self.assert_ended(screen)
+
+    def test_a_signal_restores_the_terminal(self):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            with self.subTest(number.name):
+                screen = self.screen(TERRACE, "top", "--interval", "3600")
+                self.assertTrue(screen.shows("q quits"), screen.text())
+                self.assertNotEqual(screen.settings(), screen.settings_before, "it is raw")
+                screen.process.send_signal(number)
+                self.assert_ended(screen)
+                self.assertEqual(screen.settings(), screen.settings_before)
 
     @unittest.skipUnless(os.geteuid() == 0 and shutil.which("unshare"), "needs root and unshare")
     def test_without_processes_it_says_what_to_do(self):

@@ -12,10 +12,16 @@ use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use sample::Sample;
+
+use crate::termination;
+
+/// How often the view asks for signals while it waits.
+const SIGNALS_INTERVAL: Duration = Duration::from_millis(100);
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -59,7 +65,7 @@ pub enum TopError {
     Terminal(#[from] io::Error),
 }
 
-/// Shows the view until the user quits.
+/// Shows the view until the user quits, SIGINT, SIGTERM or SIGHUP: each restores the terminal.
 pub fn top(options: &Options) -> Result<(), TopError> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         return Err(TopError::NoTerminal);
@@ -69,26 +75,59 @@ pub fn top(options: &Options) -> Result<(), TopError> {
         return Err(TopError::NoDevice(pid));
     }
     let mut screen = Screen::new(first, options.interval);
+    let signals =
+        SignalFd::with_flags(&termination::block(&[]), SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
+            .map_err(io::Error::from)?;
     let mut terminal = ratatui::try_init()?;
-    let outcome = show(&mut terminal, &mut screen, options);
+    let outcome = show(&mut terminal, &mut screen, options, &signals);
     ratatui::restore();
     outcome
 }
 
-/// Draws, and waits for a key or the next sample.
-fn show(terminal: &mut DefaultTerminal, screen: &mut Screen, options: &Options) -> Result<(), TopError> {
+/// Draws, and waits for a key, a signal or the next sample.
+fn show(
+    terminal: &mut DefaultTerminal,
+    screen: &mut Screen,
+    options: &Options,
+    signals: &SignalFd,
+) -> Result<(), TopError> {
     let interval = Duration::from_secs(options.interval);
     let mut next = Instant::now() + interval;
     loop {
         terminal.draw(|frame| view::draw(frame, screen))?;
-        if !event::poll(next.saturating_duration_since(Instant::now()))? {
-            screen.add(Sample::take(options.pid).map_err(TopError::List)?);
-            next = Instant::now() + interval;
-        } else if let Event::Key(key) = event::read()?
-            && key.kind == KeyEventKind::Press
-            && screen.handle_key(key)
-        {
-            return Ok(());
+        match wait(next, signals)? {
+            Woken::Signal => return Ok(()),
+            Woken::Time => {
+                screen.add(Sample::take(options.pid).map_err(TopError::List)?);
+                next = Instant::now() + interval;
+            }
+            Woken::Event(Event::Key(key)) if key.kind == KeyEventKind::Press && screen.handle_key(key) => {
+                return Ok(());
+            }
+            Woken::Event(_) => {}
+        }
+    }
+}
+
+/// Why a wait has ended.
+enum Woken {
+    Event(Event),
+    Signal,
+    Time,
+}
+
+/// Waits for an event of the terminal, a signal or a time.
+fn wait(until: Instant, signals: &SignalFd) -> Result<Woken, TopError> {
+    loop {
+        if let Ok(Some(_)) = signals.read_signal() {
+            return Ok(Woken::Signal);
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if event::poll(left.min(SIGNALS_INTERVAL))? {
+            return Ok(Woken::Event(event::read()?));
+        }
+        if left <= SIGNALS_INTERVAL {
+            return Ok(Woken::Time);
         }
     }
 }
