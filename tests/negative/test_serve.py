@@ -114,7 +114,8 @@ class Errors(Serving):
 
     def test_one_file_twice(self):
         path = self.path("r", 8 * MIB)
-        self.refused("locked", "--region", f"a={path}", "--region", f"b={path}", "--dram", "2M")
+        self.refused("this process has it locked already: name each file once", "--region", f"a={path}", "--region", f"b={path}",
+                     "--dram", "2M")
 
     def test_invalid_budgets(self):
         region = f"r={self.path('r', 8 * MIB)}"

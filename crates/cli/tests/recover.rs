@@ -286,6 +286,41 @@ impl Drop for SmallDisk {
     }
 }
 
+/// A file of a pool's name in the usual directory, where any user can make one. It is removed when this is dropped.
+struct Decoy(PathBuf);
+
+impl Decoy {
+    fn new(name: &str) -> Decoy {
+        Decoy(Path::new("/dev/shm").join(format!("terrace-pages-decoy-{}-{name}", std::process::id())))
+    }
+}
+
+impl Drop for Decoy {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn a_pipe_with_the_name_of_a_pool_is_not_waited_for() {
+    let pipe = Decoy::new("pipe");
+    nix::unistd::mkfifo(&pipe.0, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert!(fail(&[&pipe.0]).contains("neither a regular file nor a block device"));
+    let dir = tempfile::tempdir().unwrap();
+    let region = dir.path().join("region");
+    std::fs::write(&region, [0; PAGE as usize]).unwrap();
+    assert!(succeed(&[&region]).contains("nothing to recover: no pool has pages of it"));
+}
+
+#[test]
+fn a_file_with_the_name_of_a_pool_is_not_in_its_own_way() {
+    let file = Decoy::new("file");
+    std::fs::write(&file.0, [0; PAGE as usize]).unwrap();
+    let said = succeed(&[&file.0]);
+    let in_use = format!("{} is in use", file.0.display());
+    assert!(said.contains("nothing to recover") && !said.contains(&in_use), "{said}");
+}
+
 #[test]
 fn mistakes_get_one_line() {
     let dir = tempfile::tempdir().unwrap();

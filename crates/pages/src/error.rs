@@ -1,5 +1,6 @@
 //! The errors that users see. Each message says how to correct the error.
 
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -26,13 +27,13 @@ pub enum PagesError {
         /// The file.
         path: PathBuf,
     },
-    /// Another process has the file.
-    #[error("{path} is in use: another server has it locked{}", in_brackets(holder))]
+    /// Another process has the file, or this one for something else.
+    #[error("{path} is in use: {holder}")]
     InUse {
         /// The file.
         path: PathBuf,
-        /// The process, if the kernel tells.
-        holder: Option<String>,
+        /// The process.
+        holder: LockHolder,
     },
     /// The size is invalid or not possible.
     #[error("{path} cannot have {bytes} bytes: {reason}")]
@@ -171,6 +172,28 @@ pub enum PagesError {
     },
 }
 
+/// The process that has a file locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockHolder {
+    /// This process, which was given the file twice.
+    ThisProcess,
+    /// Another one, and its number if the kernel tells.
+    Other(Option<u32>),
+}
+
+impl fmt::Display for LockHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LockHolder::ThisProcess => f.write_str("this process has it locked already: name each file once"),
+            LockHolder::Other(None) => f.write_str("another server has it locked"),
+            LockHolder::Other(Some(pid)) => {
+                let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+                write!(f, "another server has it locked (process {pid}, {})", name.trim_end())
+            }
+        }
+    }
+}
+
 /// For the middle of [`PagesError::Elsewhere`].
 fn where_to_find(pool: &Option<PathBuf>) -> String {
     match pool {
@@ -187,11 +210,6 @@ fn why_lost(pool: &Option<PathBuf>) -> String {
         Some(pool) => format!("names the pool {}, which has no pages of it any more", pool.display()),
         None => "is damaged, and no pool has pages of the file".into(),
     }
-}
-
-/// For the end of a message.
-fn in_brackets(text: &Option<String>) -> String {
-    text.as_ref().map_or(String::new(), |text| format!(" ({text})"))
 }
 
 impl PagesError {

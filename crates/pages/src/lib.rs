@@ -99,7 +99,7 @@ mod write_queue;
 
 pub use budget::{check_memory, field_bytes, memory_limit};
 pub use config::PagesConfig;
-pub use error::PagesError;
+pub use error::{LockHolder, PagesError};
 pub use histogram::{Histogram, LatencyStats};
 pub use paged_region::{PagedRegion, TRANSFER_BYTES_MAX};
 pub use pages::Pages;

@@ -14,7 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use terrace_hostmem::fault::{self, Fault};
 use terrace_hostmem::{AtomicOp, HostRange};
 
-use crate::error::PagesError;
+use crate::error::{LockHolder, PagesError};
 
 /// `BLKGETDISKSEQ` of `linux/fs.h`.
 const BLKGETDISKSEQ: libc::Ioctl = 0x8008_1280_u32 as libc::Ioctl;
@@ -141,12 +141,9 @@ pub(crate) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
     unsafe { fault::atomic(addr, op) }
 }
 
-/// For how long to wait for peers of a process that has ended. They empty their mappings when they notice.
-const UNSHARED_PATIENCE: Duration = Duration::from_secs(2);
-
-/// For how long to wait for a lock. A killed process's requests to the device, and its locks, outlive it by a few
-/// milliseconds.
-pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// For how long to wait for what a killed process has left: its requests to the device and its locks outlive it by a few
+/// milliseconds, and its peers empty their mappings when they notice.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Locks the file at a path for this open file description.
 ///
@@ -167,19 +164,26 @@ pub(crate) fn lock_exclusively(file: &File, path: &Path, deadline: Instant) -> R
     }
 }
 
-/// The process that has locked a file, such as `process 4242, terrace`. `None` if the kernel does not list it here.
-fn lock_holder(file: &File) -> Option<String> {
+/// The process that has locked a file.
+fn lock_holder(file: &File) -> LockHolder {
+    match process_with_lock(file) {
+        Some(pid) if pid == std::process::id() => LockHolder::ThisProcess,
+        pid => LockHolder::Other(pid),
+    }
+}
+
+/// Its number. `None` if the kernel does not list it here.
+fn process_with_lock(file: &File) -> Option<u32> {
     let status = rustix::fs::fstat(file).ok()?;
     let (major, minor) = (rustix::fs::major(status.st_dev), rustix::fs::minor(status.st_dev));
     let identity = format!("{major:02x}:{minor:02x}:{}", status.st_ino);
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
     // As in `1: FLOCK  ADVISORY  WRITE 4242 fe:00:12321282 0 EOF`.
-    let pid = locks.lines().find_map(|line| {
+    locks.lines().find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        (fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&&*identity)).then(|| fields[4].to_owned())
-    })?;
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-    Some(format!("process {pid}, {}", name.trim_end()))
+        let is_it = fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&&*identity);
+        is_it.then(|| fields[4].parse().ok())?
+    })
 }
 
 /// Marks the description of a file as one whose mappings the next owner of the file has to wait for. The mark lasts as
@@ -191,9 +195,8 @@ pub(crate) fn lock_shared(file: &impl AsFd) -> rustix::io::Result<()> {
     lock_description(file.as_fd(), libc::F_RDLCK, libc::F_OFD_SETLK).map(|_| ())
 }
 
-/// Waits until no description of the file is marked. False if one still is after two seconds.
-pub(crate) fn wait_until_unshared(file: &impl AsFd) -> bool {
-    let deadline = Instant::now() + UNSHARED_PATIENCE;
+/// Waits until no description of the file is marked. False if one still is at the deadline.
+pub(crate) fn wait_until_unshared(file: &impl AsFd, deadline: Instant) -> bool {
     loop {
         let found = lock_description(file.as_fd(), libc::F_WRLCK, libc::F_OFD_GETLK);
         if found == Ok(libc::F_UNLCK) {

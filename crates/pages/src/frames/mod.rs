@@ -25,7 +25,7 @@ mod record;
 mod region_slot;
 
 pub(crate) use layout::{SLOTS, frames_within, overhead_bytes};
-pub(crate) use place::{find_pools, pools_in};
+pub(crate) use place::{find_pools, has_path, pools_in};
 pub(crate) use pool::{Opened, Pool};
 pub(crate) use record::{PAGES_MAX, Record};
 pub(crate) use region_slot::FileIdentity;

@@ -10,7 +10,7 @@ use std::time::Instant;
 use rustix::fs::MemfdFlags;
 
 use crate::error::PagesError;
-use crate::sys::{LOCK_PATIENCE, lock_exclusively};
+use crate::sys::{PATIENCE, lock_exclusively};
 
 /// The directory that systems mount tmpfs on.
 const TMPFS: &str = "/dev/shm";
@@ -51,7 +51,7 @@ pub(super) fn open(directory: Option<&Path>, name: &str, bytes: u64) -> Result<P
         );
         return open_unnamed(bytes);
     };
-    let file = open_locked(&path, true)?;
+    let file = open_locked(&path, true, Instant::now() + PATIENCE)?;
     check_owner(&file, &path, None)?;
     Ok(PoolFile { file, path: Some(path) })
 }
@@ -66,18 +66,18 @@ pub(super) fn check_owner(file: &File, path: &Path, also: Option<u32>) -> Result
     if is_trusted { Ok(()) } else { Err(PagesError::Owner { path: path.to_owned(), uid }) }
 }
 
-/// Opens a pool's file, or makes one, and locks it.
+/// Opens a pool's file, or makes one, and locks it, by a deadline if another process has the lock.
 ///
 /// # Errors
 /// `InUse`, `Open`.
-pub(super) fn open_locked(path: &Path, may_create: bool) -> Result<File, PagesError> {
+pub(super) fn open_locked(path: &Path, may_create: bool, deadline: Instant) -> Result<File, PagesError> {
     let error = |source| PagesError::Open { path: path.to_owned(), source };
-    let deadline = Instant::now() + LOCK_PATIENCE;
     loop {
         let mut options = OpenOptions::new();
         // Mode 0600: the frames hold what the regions' files hold. No symbolic links: another user may have made one.
         options.read(true).write(true).create(may_create).truncate(false).mode(0o600);
-        options.custom_flags(libc::O_NOFOLLOW);
+        // No waiting for the other end of a pipe.
+        options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let file = options.open(path).map_err(error)?;
         lock_exclusively(&file, path, deadline)?;
         // The last owner may have removed the name before it released the lock.
@@ -88,7 +88,7 @@ pub(super) fn open_locked(path: &Path, may_create: bool) -> Result<File, PagesEr
 }
 
 /// Whether a path names a file.
-fn has_path(file: &File, path: &Path) -> bool {
+pub(crate) fn has_path(file: &File, path: &Path) -> bool {
     let (Ok(open), Ok(named)) = (file.metadata(), path.metadata()) else { return false };
     (open.dev(), open.ino()) == (named.dev(), named.ino())
 }

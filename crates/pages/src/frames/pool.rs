@@ -2,15 +2,17 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use rustix::fs::{FallocateFlags, OFlags};
 use terrace_hostmem::PAGE_BYTES;
 use terrace_shm::AccessCounters;
 
 use crate::error::PagesError;
-use crate::sys::{self, Mapping};
+use crate::sys::{self, Mapping, PATIENCE};
 
 use super::layout::{self, CHUNK_BYTES, Header, LAYOUT, Layout, SLOTS};
 use super::place::{self, PoolFile};
@@ -60,7 +62,7 @@ impl Pool {
         let wanted = Layout { frame_count };
         let PoolFile { file, path } = place::open(directory, name, wanted.bytes())?;
         match read_layout(&file, path.as_deref())? {
-            Some(found) if !sys::wait_until_unshared(&file) => {
+            Some(found) if !sys::wait_until_unshared(&file, Instant::now() + PATIENCE) => {
                 Ok(Opened::Mapped(Pool::map(file, path, found)?))
             }
             Some(found) if found == wanted => Ok(Opened::Ready(Pool::map(file, path, found)?)),
@@ -69,21 +71,25 @@ impl Pool {
         }
     }
 
-    /// Opens an existing pool, whatever its number of frames.
+    /// Opens an existing pool, whatever its number of frames. Until the deadline it waits for a process that has the pool
+    /// locked, and for peers that have it mapped.
     ///
     /// # Errors
     /// As for [`Pool::open`], but not `Owner`; `None` if the file is no pool.
-    pub(crate) fn open_existing(path: &Path) -> Result<Option<Opened>, PagesError> {
-        let file = place::open_locked(path, false)?;
+    pub(crate) fn open_existing(path: &Path, deadline: Instant) -> Result<Option<Opened>, PagesError> {
+        let file = place::open_locked(path, false, deadline)?;
         let Some(layout) = read_layout(&file, Some(path))? else { return Ok(None) };
-        let is_unshared = sys::wait_until_unshared(&file);
+        let is_unshared = sys::wait_until_unshared(&file, deadline);
         let pool = Pool::map(file, Some(path.to_owned()), layout)?;
         Ok(Some(if is_unshared { Opened::Ready(pool) } else { Opened::Mapped(pool) }))
     }
 
-    /// Whether a file is a pool, by its name and its first bytes.
+    /// Whether a file is a pool, by its name and its first bytes. Anybody can make a pipe of such a name, and opening one
+    /// must not wait.
     pub(crate) fn is_at(path: &Path) -> bool {
-        place::has_pool_name(path) && File::open(path).is_ok_and(|file| layout::has_magic(&file))
+        let mut options = File::options();
+        options.read(true).custom_flags(libc::O_NONBLOCK);
+        place::has_pool_name(path) && options.open(path).is_ok_and(|file| layout::has_magic(&file))
     }
 
     /// Refuses to use the pages of a pool of another user for a file of `uid`.
@@ -111,7 +117,7 @@ impl Pool {
     pub(crate) fn replace(self, frame_count: u32) -> Result<Pool, PagesError> {
         let Some(path) = self.path.clone() else { return self.reformat(frame_count) };
         std::fs::remove_file(&path).map_err(PagesError::system("remove a pool"))?;
-        let file = place::open_locked(&path, true)?;
+        let file = place::open_locked(&path, true, Instant::now() + PATIENCE)?;
         Pool::format(file, Some(path), Layout { frame_count })
     }
 

@@ -10,11 +10,13 @@ use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use crate::error::PagesError;
 use crate::frames::{self, FileIdentity, Opened, Pool};
 use crate::lock_file;
 use crate::store::BackingFile;
+use crate::sys::PATIENCE;
 
 use region::Written;
 
@@ -72,8 +74,12 @@ pub fn recover(
     let mut recovered = Recovered { path: backing.path().to_owned(), ..Recovered::default() };
     let mut pools = directory.map_or_else(frames::find_pools, frames::pools_in);
     pools.extend(named.clone().filter(|named| !pools.contains(named)));
+    // A file with a pool's name is none of its own pools, and is locked here.
+    pools.retain(|pool| !frames::has_path(backing.file(), pool));
+    // One wait for all of them: any user can make many, and lock them.
+    let deadline = Instant::now() + PATIENCE;
     for pool_path in pools {
-        let pool = match open_pool(&pool_path, Some(uid)) {
+        let pool = match open_pool(&pool_path, Some(uid), deadline) {
             Ok(Some(pool)) => pool,
             Ok(None) => continue,
             Err(error) if named.as_ref() == Some(&pool_path) => return Err(error),
@@ -114,7 +120,8 @@ pub fn recover_pool(
     path: &Path,
     progress: &mut dyn FnMut(RecoverProgress<'_>),
 ) -> Result<Vec<Result<Recovered, PagesError>>, PagesError> {
-    let Some(pool) = open_pool(path, None)? else { return Ok(Vec::new()) };
+    let deadline = Instant::now() + PATIENCE;
+    let Some(pool) = open_pool(path, None, deadline)? else { return Ok(Vec::new()) };
     let slots = Pool::slots().filter(|slot| pool.slot(*slot).is_in_use());
     let outcomes = slots.map(|slot| recover_slot(&pool, slot, progress)).collect();
     remove_if_unused(&pool);
@@ -154,8 +161,8 @@ fn slots_of(pool: &Pool, identity: FileIdentity) -> impl Iterator<Item = u8> {
 }
 
 /// A pool that no server has, and whose pages may be written to files of `uid`. `None` if there is no pool at the path.
-fn open_pool(path: &Path, uid: Option<u32>) -> Result<Option<Pool>, PagesError> {
-    let pool = match Pool::open_existing(path) {
+fn open_pool(path: &Path, uid: Option<u32>, deadline: Instant) -> Result<Option<Pool>, PagesError> {
+    let pool = match Pool::open_existing(path, deadline) {
         Ok(Some(Opened::Mapped(pool))) => {
             tracing::warn!(
                 ?path,

@@ -34,7 +34,7 @@ impl BackingFile {
     /// `Missing`, `Open`, `Kind`, `InUse`, `Size`.
     pub fn open(path: &Path, size: Option<u64>) -> Result<BackingFile, PagesError> {
         let (path, file) = open_file(path, size.is_some())?;
-        sys::lock_exclusively(&file, &path, Instant::now() + sys::LOCK_PATIENCE)?;
+        sys::lock_exclusively(&file, &path, Instant::now() + sys::PATIENCE)?;
         let len = fit(&file, &path, size)?;
         Ok(BackingFile { path, file, len })
     }
@@ -48,7 +48,7 @@ impl BackingFile {
             PagesError::Missing { path } => PagesError::Open { path, source: Errno::NOENT.into() },
             other => other,
         })?;
-        sys::lock_exclusively(&file, &path, Instant::now() + sys::LOCK_PATIENCE)?;
+        sys::lock_exclusively(&file, &path, Instant::now() + sys::PATIENCE)?;
         Ok(BackingFile { path, file, len: 0 })
     }
 
