@@ -15,6 +15,27 @@ fn a_directory_for_pages_that_is_named_is_used_or_refused() {
     assert!(error.contains("/nonexistent/frames") && error.contains("No such file"), "{error}");
 }
 
+#[test]
+fn a_server_that_cannot_start_leaves_no_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let (there, made) = (directory.path().join("there"), directory.path().join("made"));
+    std::fs::write(&there, []).unwrap();
+    let region = |path: &std::path::Path, size: &str| format!("{size}={}:{size}", path.display());
+    let (good, odd, huge) = (region(&made, "1M"), region(&made, "3"), region(&made, "4194304T"));
+    let there_odd = region(&there, "4097");
+    for regions in [&[&odd][..], &[&huge], &[&good, &there_odd]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
+        command.args(["serve", "--listen", "127.0.0.1", "--dram", "1M"]);
+        regions.iter().for_each(|region| _ = command.args(["--region", region]));
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(!made.exists(), "{output:?}");
+    }
+    assert!(there.exists(), "a file that was there stays");
+    let left: Vec<_> = directory.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["there"]);
+}
+
 /// The error for invalid arguments.
 fn error_of(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_terrace")).arg("serve").args(arguments).output().unwrap();

@@ -166,12 +166,22 @@ impl Server {
     /// Opens the files and the port, and starts to serve.
     ///
     /// # Errors
-    /// See [`ServeError`]. After an error, only files that were created remain.
+    /// See [`ServeError`]. After an error, no file remains that was created.
     pub fn open(config: &ServerConfig) -> Result<Server, ServeError> {
         if config.regions.is_empty() {
             return Err(ServeError::Nothing);
         }
         check_names(&config.regions)?;
+        let paths = config.regions.iter().map(|region| &region.path);
+        let missing: Vec<&PathBuf> = paths.filter(|path| !path.exists()).collect();
+        let opened = Server::open_regions(config);
+        if opened.is_err() {
+            missing.into_iter().for_each(|path| terrace_pages::remove_unwritten(path));
+        }
+        opened
+    }
+
+    fn open_regions(config: &ServerConfig) -> Result<Server, ServeError> {
         let memory = Arc::new(Memory::open(config, config.port.faults().map_err(ServeError::Port)?)?);
         let device = Device::open(config.port.device().map_err(ServeError::Port)?)?;
         // Peers that know only port 4791 reach the server at any instance index.

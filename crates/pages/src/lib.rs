@@ -106,4 +106,4 @@ pub use pages::Pages;
 pub use program_pages::{BringPages, ProgramPages};
 pub use recover::{RecoverProgress, Recovered, is_pool, recover, recover_pool};
 pub use stats::{MemoryStats, RegionStats};
-pub use store::BackingFile;
+pub use store::{BackingFile, remove_unwritten};

@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -70,6 +70,16 @@ impl BackingFile {
     /// Which file and which part of it this is.
     pub(crate) fn identity(&self) -> io::Result<FileIdentity> {
         FileIdentity::of(self.file.as_fd(), 0, self.len)
+    }
+}
+
+/// Removes a file that nothing was written to yet and that no server has, such as one that a server has made which then could
+/// not start. Any other file stays.
+pub fn remove_unwritten(path: &Path) {
+    let Ok((path, file)) = open_file(path, false) else { return };
+    let is_locked = sys::lock_exclusively(&file, &path, Instant::now() + sys::PATIENCE).is_ok();
+    if is_locked && file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.blocks() == 0) {
+        let _ = std::fs::remove_file(path);
     }
 }
 

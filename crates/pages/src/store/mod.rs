@@ -34,8 +34,8 @@ use std::sync::Arc;
 
 pub(crate) use blocking::read_now;
 pub use faulty::{Faults, Faulty};
-pub use file::BackingFile;
 pub(crate) use file::Files;
+pub use file::{BackingFile, remove_unwritten};
 pub(crate) use injected::Injected;
 pub(crate) use request::{FrameMemory, RUN_FRAMES_MAX};
 pub use request::{FrameRun, ReadCompletion, ReadDevice, ReadRequest, WriteDevice};
