@@ -3,12 +3,13 @@
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import unittest
 
-from support import NegativeTest, fresh_address, procs
+from support import NegativeTest, assert_refused, fresh_address, procs
 
 PROGRAM_CODE = """
 numbers = bytearray(64 << 20)
@@ -30,6 +31,44 @@ def pager_of(pid):
         if b"pager" in words and b"--root" in words and words[words.index(b"--root") + 1] == str(pid).encode():
             return int(entry.name)
     raise ProcessLookupError(f"process {pid} has no pager")
+
+
+@unittest.skipUnless(os.geteuid() == 0, "userfaultfd(2) with fork events needs root")
+class Sockets(NegativeTest):
+    """The directory of the pager's socket."""
+
+    def run_in(self, temporary, *command):
+        """Runs a program whose memory is in a file, with this TMPDIR."""
+        options = ("--remote-memory", f"file:{self.enterContext(tempfile.TemporaryDirectory())}", "--local", "16M")
+        argv = procs.under_terrace(command, *options, addr=fresh_address())
+        return subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(temporary)}, timeout=60)
+
+    def test_a_directory_that_the_socket_does_not_fit_into_is_named_and_nothing_stays(self):
+        directory = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), "x" * 100)
+        directory.mkdir()
+        for temporary in (directory, directory / "none"):
+            with self.subTest(temporary.name):
+                outcome = self.run_in(temporary, "true")
+                assert_refused(self, outcome, 125, f"cannot make the pager's socket {temporary}/terrace-pager-")
+                self.assertIn("TMPDIR", outcome.stderr)
+        self.assertEqual(list(directory.iterdir()), [])
+
+    def test_an_empty_tmpdir_counts_as_unset_and_abandoned_directories_go(self):
+        """A pager that was killed with its program has left a socket that nobody listens at."""
+        temporary = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        abandoned, living = temporary / f"terrace-pager-{ended.pid}-0", temporary / f"terrace-pager-{os.getpid()}-0"
+        for directory in (abandoned, living):
+            directory.mkdir()
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(directory / "socket"))
+        outcome = self.run_in(temporary, sys.executable, "-c", "print('ended')")
+        self.assertEqual((outcome.returncode, outcome.stdout), (0, "ended\n"), outcome.stderr)
+        self.assertFalse(abandoned.exists())
+        self.assertTrue(living.exists())
+        outcome = self.run_in("", "sh", "-c", "echo $TERRACE_PAGER")
+        self.assertTrue(outcome.stdout.startswith("/tmp/terrace-pager-"), (outcome.stdout, outcome.stderr))
 
 
 @unittest.skipUnless(os.geteuid() == 0, "userfaultfd(2) with fork events needs root")

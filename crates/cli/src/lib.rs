@@ -34,6 +34,7 @@ mod stat;
 mod swap_device;
 mod swap_pages;
 mod table;
+mod temporary;
 mod termination;
 mod top;
 mod values;

@@ -43,7 +43,7 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]
     clients: u16,
     /// Memory that one client may have at most [default: all]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = values::pages_size)]
     budget: Option<u64>,
     /// How pages are allocated
     #[arg(long, value_name = "SCHEME", default_value = "odrp", value_parser = values::scheme())]
@@ -52,10 +52,10 @@ pub struct Options {
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
     /// Show the pages of a running memory node, and who has them
-    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with_all = ["memory", "listen"])]
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with_all = ["memory", "listen", "clients", "budget", "scheme", "metrics"])]
     status: Option<SocketAddr>,
     /// Print the status as JSON
-    #[arg(long, requires = "status")]
+    #[arg(long, conflicts_with_all = ["memory", "listen"])]
     json: bool,
     /// Largest path MTU in bytes
     #[arg(long, value_name = "BYTES", env = "TERRACE_MTU", hide_env_values = true)]

@@ -61,9 +61,9 @@ pub struct Options {
     /// Seconds for which a request waits for the server
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,
-    /// Seconds for which the kernel believes names and attributes
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
-    cache: f64,
+    /// Seconds for which the kernel believes names and attributes, such as 0.5
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = values::seconds)]
+    cache: Duration,
     /// Permit no changes
     #[arg(long)]
     read_only: bool,
@@ -157,7 +157,7 @@ pub fn mount(options: &Options) -> Result<(), MountError> {
         root,
         mount_point: options.mount_point.clone(),
         source: format!("{}:/{}", options.source.host, options.source.directory.display()),
-        ttl: Duration::try_from_secs_f64(options.cache).unwrap_or(Duration::ZERO),
+        ttl: options.cache,
         serves_others: options.allow_other,
         is_read_only: options.read_only || client.is_read_only(),
     };

@@ -7,23 +7,31 @@
 use std::fmt;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Args;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, PidfdFlags};
 use terrace_nic::PathChoice;
 use terrace_pager::{Pager, Settings, SharedStatus};
 
 use crate::far_memory::{FarMemory, FarMemoryError};
+use crate::temporary::temporary_directory;
 use crate::{termination, values};
 
 /// What the pager writes to its standard output when processes may join.
 const READY: &str = "ready";
+/// The directory of a pager's socket; the number of the program's process follows.
+const PREFIX: &str = "terrace-pager-";
+/// The socket there.
+const SOCKET: &str = "socket";
 /// Above programs of the same user: they wait for it.
 const NICE: i32 = -10;
 
@@ -83,12 +91,32 @@ impl fmt::Display for Prefetch {
     }
 }
 
+/// Where the memory of a program is.
+pub struct RemoteMemory {
+    /// Pages that are not here.
+    pub nodes: FarMemory,
+    /// Bytes that are here.
+    pub local_bytes: u64,
+    /// Copies of each page on the nodes.
+    pub copies: usize,
+    /// Whether pages are loaded before they are touched.
+    pub prefetch: Prefetch,
+}
+
 /// An error of the pager.
 #[derive(Debug, thiserror::Error)]
 pub enum PagerError {
     /// A system call failed.
     #[error("cannot {0}: {1}")]
     System(&'static str, #[source] std::io::Error),
+    /// The socket, or its directory, cannot be made there.
+    #[error("cannot make the pager's socket {}: {reason}; TMPDIR chooses another directory", path.display())]
+    Socket {
+        /// The socket, or the directory.
+        path: PathBuf,
+        /// The system's reason.
+        reason: std::io::Error,
+    },
     /// There is nowhere to put pages.
     #[error(transparent)]
     FarMemory(#[from] FarMemoryError),
@@ -102,24 +130,28 @@ fn system<E: Into<std::io::Error>>(attempt: &'static str) -> impl FnOnce(E) -> P
 }
 
 /// Starts a pager for this process and all that it starts. Returns when processes may join; the path of its socket.
-pub fn start(
-    local_bytes: u64,
-    far_memory: &FarMemory,
-    mirror: usize,
-    prefetch: Prefetch,
-    path: PathChoice,
-) -> Result<PathBuf, PagerError> {
-    let directory = create_directory().map_err(system("create a directory for the pager's socket"))?;
-    let socket = directory.join("socket");
-    let listener = UnixListener::bind(&socket).map_err(system("create the pager's socket"))?;
+pub fn start(memory: &RemoteMemory, path: PathChoice) -> Result<PathBuf, PagerError> {
+    let directory = create_directory()?;
+    let started = start_in(&directory, memory, path);
+    if started.is_err() {
+        let _ = std::fs::remove_dir_all(&directory);
+    }
+    started
+}
+
+fn start_in(directory: &Path, memory: &RemoteMemory, path: PathChoice) -> Result<PathBuf, PagerError> {
+    let socket = directory.join(SOCKET);
+    let listener =
+        UnixListener::bind(&socket).map_err(|reason| PagerError::Socket { path: socket.clone(), reason })?;
     let executable = std::env::current_exe().map_err(system("find this executable"))?;
+    let RemoteMemory { nodes, local_bytes, copies, prefetch } = memory;
     let mut launcher = Command::new(executable)
         .args(["pager", "--detach", "--root", &std::process::id().to_string()])
-        .args(["--local", &local_bytes.to_string(), "--mirror", &mirror.to_string()])
-        .args(["--remote-memory", &far_memory.to_string(), "--prefetch", &prefetch.to_string()])
+        .args(["--local", &local_bytes.to_string(), "--mirror", &copies.to_string()])
+        .args(["--remote-memory", &nodes.to_string(), "--prefetch", &prefetch.to_string()])
         .args(["--path", &path.to_string()])
         .arg("--directory")
-        .arg(&directory)
+        .arg(directory)
         .stdin(OwnedFd::from(listener))
         .stdout(Stdio::piped())
         .spawn()
@@ -132,7 +164,6 @@ pub fn start(
     if answer.trim() == READY {
         return Ok(socket);
     }
-    let _ = std::fs::remove_dir_all(&directory);
     Err(PagerError::Refused(if answer.is_empty() {
         "the pager has ended".into()
     } else {
@@ -141,19 +172,42 @@ pub fn start(
 }
 
 /// A directory that no other user can enter.
-fn create_directory() -> std::io::Result<PathBuf> {
-    use std::os::unix::fs::DirBuilderExt;
-    let parent = std::env::temp_dir();
+fn create_directory() -> Result<PathBuf, PagerError> {
+    let parent = temporary_directory("/tmp");
+    remove_abandoned(&parent);
     let mut number = 0;
     loop {
-        let path = parent.join(format!("terrace-pager-{}-{number}", std::process::id()));
+        let path = parent.join(format!("{PREFIX}{}-{number}", std::process::id()));
         match std::fs::DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => return Ok(path),
-            // A process with this number left it behind.
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && number < 1000 => number += 1,
-            Err(error) => return Err(error),
+            // Another user has made it, or a process with this number has left it behind.
+            Err(reason) if reason.kind() == std::io::ErrorKind::AlreadyExists && number < 1000 => number += 1,
+            Err(reason) => return Err(PagerError::Socket { path, reason }),
         }
     }
+}
+
+/// Removes this user's directories of pagers that were killed: the program has ended, and nobody listens at the socket.
+fn remove_abandoned(parent: &Path) {
+    let user = rustix::process::geteuid().as_raw();
+    for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let root = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').next()?.parse().ok());
+        let Some(root) = root.and_then(Pid::from_raw) else { continue };
+        let has_ended = rustix::process::test_kill_process(root) == Err(Errno::SRCH);
+        let is_own = entry.metadata().is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == user);
+        if has_ended && is_own && refuses_connections(&entry.path().join(SOCKET)) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Whether nobody listens at a socket. Does not wait for a listener that accepts nothing.
+fn refuses_connections(socket: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    let connected = probe.and_then(|probe| connect(&probe, &SocketAddrUnix::new(socket)?));
+    connected == Err(Errno::CONNREFUSED)
 }
 
 /// Runs the pager.
@@ -187,7 +241,7 @@ fn detach() -> Result<(), PagerError> {
 }
 
 fn prepare(options: &Options) -> Result<Pager, PagerError> {
-    let root = Pid::from_raw(options.root).ok_or(rustix::io::Errno::SRCH);
+    let root = Pid::from_raw(options.root).ok_or(Errno::SRCH);
     let root = root.and_then(|root| rustix::process::pidfd_open(root, PidfdFlags::empty()));
     let root = root.map_err(system("watch the program"))?;
     let socket = rustix::io::fcntl_dupfd_cloexec(std::io::stdin().as_fd(), 3);

@@ -4,13 +4,15 @@ use crate::exit::USAGE;
 use crate::far_memory::{FarMemory, FarMemoryError};
 use crate::log::LogLevel;
 use crate::output::complain;
-use crate::pager::Prefetch;
+use crate::pager::{Prefetch, RemoteMemory};
 use crate::program::Unloadable;
+use crate::temporary::temporary_directory;
 use crate::{library, pager, program, values};
 use clap::{Args, ValueEnum};
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,6 +24,9 @@ use terrace_pages::cached::CachedConfig;
 use terrace_vm::SwapSpace;
 use terrace_vm::handshake::{FEATURES, SOCKET_VARIABLE};
 use terrace_vm::userfault::Userfaultfd;
+
+/// The least `--local`: the pager's buffers and its smallest limit are 448 pages.
+const LOCAL_BYTES_MIN: u64 = 2 << 20;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -116,12 +121,12 @@ pub struct Options {
     /// Memory that the program and all that it starts keep here: 1G, 512M, or a number of bytes
     #[arg(long, value_name = "SIZE", env = "TERRACE_LOCAL", hide_env_values = true)]
     local: Option<String>,
-    /// Memory nodes that have a copy of each page
-    #[arg(long, value_name = "COUNT", env = "TERRACE_MIRROR", hide_env_values = true, default_value_t = 1)]
-    mirror: usize,
-    /// Whether pages are loaded from memory nodes before the program touches them
-    #[arg(long, value_name = "SWITCH", env = "TERRACE_PREFETCH", hide_env_values = true, default_value = "on", value_parser = values::prefetch())]
-    prefetch: Prefetch,
+    /// Memory nodes that have a copy of each page, 1 or 2 [default: 1]
+    #[arg(long, value_name = "COUNT", env = "TERRACE_MIRROR", hide_env_values = true, value_parser = clap::value_parser!(u8).range(1..=2))]
+    mirror: Option<u8>,
+    /// Whether pages are loaded from memory nodes before the program touches them [default: on]
+    #[arg(long, value_name = "SWITCH", env = "TERRACE_PREFETCH", hide_env_values = true, value_parser = values::prefetch())]
+    prefetch: Option<Prefetch>,
     /// What the NIC knows of absent memory
     #[arg(long, value_name = "MODEL", env = "TERRACE_NIC", hide_env_values = true, default_value = "terrace", value_parser = values::nic())]
     nic: NicModel,
@@ -213,12 +218,15 @@ pub enum RunError {
     /// The nodes are no list of addresses.
     #[error("--remote-memory {0}")]
     RemoteMemorySyntax(#[from] FarMemoryError),
-    /// One option needs the other one.
-    #[error("--remote-memory and --local need one another: add, for example, --local 1G")]
-    RemoteWithoutLocal,
+    /// An option that has no effect without another one.
+    #[error("{0} needs {1}")]
+    Without(&'static str, &'static str),
     /// Not a size.
     #[error("--local {0}")]
     LocalSyntax(terrace_pages::size::NotASize),
+    /// The pager's own buffers do not fit.
+    #[error("--local {0}: the least is {least} MiB, for the buffers of the pager and what a page fault needs", least = LOCAL_BYTES_MIN >> 20)]
+    LocalTooSmall(String),
     /// Both page the program's memory.
     #[error("--remote-memory and --dram exclude one another")]
     RemoteWithDram,
@@ -254,8 +262,8 @@ impl RunError {
             RunError::AddressSyntax(_) | RunError::MtuSyntax(_) | RunError::FaultPlan { .. } => true,
             RunError::DramSyntax(_) | RunError::ModeWithoutDram | RunError::SwapWithoutDram => true,
             RunError::ModeWithCommodity => true,
-            RunError::RemoteMemorySyntax(_) | RunError::RemoteWithoutLocal => true,
-            RunError::LocalSyntax(_) | RunError::RemoteWithDram => true,
+            RunError::RemoteMemorySyntax(_) | RunError::Without(..) => true,
+            RunError::LocalSyntax(_) | RunError::LocalTooSmall(_) | RunError::RemoteWithDram => true,
             RunError::Port(error) => is_usage(error),
             _ => false,
         }
@@ -307,18 +315,15 @@ pub fn run(options: &Options) -> Result<(), RunError> {
     }
     let mut command = Command::new(&path);
     command.arg0(name).args(&options.program[1..]).envs(variables);
-    let mut preloaded = prepend(&library.entry, std::env::var_os("LD_PRELOAD"), &[':', ' ']);
+    let mut preloaded = prepend(&library.entry, std::env::var_os("LD_PRELOAD"), b": ");
     if let Some(remote) = remote {
-        preloaded = prepend(&library::find_pager(&library)?, Some(preloaded), &[':', ' ']);
-        command.env(
-            SOCKET_VARIABLE,
-            pager::start(remote.local_bytes, &remote.nodes, options.mirror, options.prefetch, options.path)?,
-        );
+        preloaded = prepend(&library::find_pager(&library)?, Some(preloaded), b": ");
+        command.env(SOCKET_VARIABLE, pager::start(&remote, options.path)?);
     }
     command.env("LD_PRELOAD", preloaded);
     command.env(
         "LD_LIBRARY_PATH",
-        prepend(library.folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH"), &[':', ';']),
+        prepend(library.folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH"), b":;"),
     );
     command.env("ASAN_OPTIONS", sanitizer_options(std::env::var_os("ASAN_OPTIONS")));
     let error = command.exec();
@@ -330,25 +335,36 @@ pub fn run(options: &Options) -> Result<(), RunError> {
     })
 }
 
-/// Where the program's memory is.
-struct RemoteMemory {
-    nodes: FarMemory,
-    local_bytes: u64,
-}
-
-/// `--remote-memory` and `--local`, after a check that this process may have its faults handled.
+/// `--remote-memory` and the options for it, after a check that this process may have its faults handled.
 fn remote_memory(options: &Options) -> Result<Option<RemoteMemory>, RunError> {
-    let (nodes, local) = match (&options.remote_memory, &options.local) {
-        (None, None) => return Ok(None),
-        (Some(nodes), Some(local)) => (nodes.parse()?, local),
-        _ => return Err(RunError::RemoteWithoutLocal),
+    let Some(nodes) = &options.remote_memory else {
+        let others = [
+            ("--local", options.local.is_some()),
+            ("--mirror", options.mirror.is_some()),
+            ("--prefetch", options.prefetch.is_some()),
+        ];
+        let given = others.into_iter().find(|(_, is_given)| *is_given);
+        return given.map_or(Ok(None), |(name, _)| {
+            Err(RunError::Without(name, "--remote-memory: add, for example, --remote-memory 192.0.2.1:7471"))
+        });
+    };
+    let Some(local) = &options.local else {
+        return Err(RunError::Without("--remote-memory", "--local: add, for example, --local 1G"));
     };
     if options.dram.is_some() {
         return Err(RunError::RemoteWithDram);
     }
+    let nodes: FarMemory = nodes.parse()?;
+    if options.mirror.is_some() && matches!(nodes, FarMemory::Directory(_)) {
+        return Err(RunError::Without("--mirror", "memory nodes: a directory has one copy of each page"));
+    }
     let local_bytes = terrace_pages::size::parse(local).map_err(RunError::LocalSyntax)?;
+    if local_bytes < LOCAL_BYTES_MIN {
+        return Err(RunError::LocalTooSmall(local.clone()));
+    }
     Userfaultfd::open(FEATURES).map_err(RunError::RemotePrivilege)?;
-    Ok(Some(RemoteMemory { nodes, local_bytes }))
+    let (copies, prefetch) = (options.mirror.unwrap_or(1), options.prefetch.unwrap_or(Prefetch::On));
+    Ok(Some(RemoteMemory { nodes, local_bytes, copies: copies.into(), prefetch }))
 }
 
 /// The environment variables that pass the options to the NIC in the program, after a check of each option.
@@ -377,6 +393,12 @@ fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunEr
     }
     if options.nic != NicModel::default() || std::env::var_os("TERRACE_NIC").is_some() {
         variables.push(("TERRACE_NIC", options.nic.to_string().into()));
+    }
+    if options.nic != NicModel::Commodity {
+        let others = [("--order", options.order.is_some()), ("--np-reverse", options.np_reverse.is_some())];
+        if let Some((name, _)) = others.into_iter().find(|(_, is_given)| *is_given) {
+            return Err(RunError::Without(name, "--nic commodity"));
+        }
     }
     if let Some(order) = options.order.and_then(|order| order.to_possible_value()) {
         variables.push(("TERRACE_NP_ORDER", order.get_name().to_owned().into()));
@@ -434,8 +456,7 @@ fn swap_directory(chosen: Option<&Path>) -> Result<Option<PathBuf>, RunError> {
     if chosen == Some(Path::new("none")) {
         return Ok(None);
     }
-    let temporary = || std::env::var_os("TMPDIR").map_or("/var/tmp".into(), PathBuf::from);
-    let directory = chosen.map_or_else(temporary, Path::to_owned);
+    let directory = chosen.map_or_else(|| temporary_directory("/var/tmp"), Path::to_owned);
     match (SwapSpace::open(&directory), chosen) {
         (Ok(_), _) => Ok(Some(std::path::absolute(&directory).unwrap_or(directory))),
         (Err(error), Some(_)) => Err(error.into()),
@@ -480,10 +501,11 @@ fn check_pcap(path: &Path) -> Result<PathBuf, RunError> {
 }
 
 /// Prepends an entry to a path list of the loader, and removes its other occurrences.
-fn prepend(entry: &OsStr, existing: Option<OsString>, separators: &[char]) -> OsString {
+fn prepend(entry: &OsStr, existing: Option<OsString>, separators: &[u8]) -> OsString {
     let mut value = entry.to_owned();
-    let existing = existing.unwrap_or_default().to_string_lossy().into_owned();
-    for other in existing.split(separators).filter(|other| !other.is_empty() && OsStr::new(other) != entry) {
+    let existing = existing.unwrap_or_default();
+    let others = existing.as_bytes().split(|byte| separators.contains(byte)).map(OsStr::from_bytes);
+    for other in others.filter(|other| !other.is_empty() && *other != entry) {
         value.push(":");
         value.push(other);
     }
@@ -508,6 +530,8 @@ fn sanitizer_options(existing: Option<OsString>) -> OsString {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
     use super::*;
 
     #[test]
@@ -521,11 +545,12 @@ mod tests {
     #[test]
     fn the_library_comes_first_and_once() {
         let library = "/t/libibverbs.so.1";
-        let preload =
-            |existing: Option<&str>| prepend(library.as_ref(), existing.map(OsString::from), &[':', ' ']);
+        let preload = |existing: Option<&str>| prepend(library.as_ref(), existing.map(OsString::from), b": ");
         assert_eq!(preload(None), library);
         assert_eq!(preload(Some("a.so b.so")), "/t/libibverbs.so.1:a.so:b.so");
         assert_eq!(preload(Some("/t/libibverbs.so.1:a.so")), "/t/libibverbs.so.1:a.so");
+        let latin1 = OsString::from_vec(b"/caf\xe9".to_vec());
+        assert_eq!(prepend("/t".as_ref(), Some(latin1), b":;").as_bytes(), b"/t:/caf\xe9");
     }
 
     #[test]

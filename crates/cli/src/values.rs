@@ -3,13 +3,15 @@
 use std::error::Error;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use terrace_bench::plan::Mode;
-use terrace_far_memory::Scheme;
+use terrace_far_memory::{PAGE_BYTES, Scheme};
 use terrace_faults::FaultPlan;
 use terrace_nic::{NicModel, PathChoice};
 use terrace_node::ServeMode;
+use terrace_pages::size;
 
 use crate::pager::Prefetch;
 
@@ -87,6 +89,24 @@ pub fn fault_plan(text: &str) -> Result<PathBuf, String> {
     Ok(text.into())
 }
 
+/// A time: 0 or more seconds, a year at most.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    const SECONDS_MAX: f64 = 365.0 * 24.0 * 3600.0;
+    let seconds = text.parse().ok().filter(|seconds| (0.0..=SECONDS_MAX).contains(seconds));
+    let seconds = seconds.ok_or("it is a number of seconds, 0 or more and a year at most, such as 0.5")?;
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Memory of at least one page.
+pub fn pages_size(text: &str) -> Result<u64, String> {
+    let bytes = size::parse(text).map_err(|error| error.to_string())?;
+    if bytes < PAGE_BYTES as u64 {
+        Err(format!("it is at least a page of {PAGE_BYTES} bytes"))
+    } else {
+        Ok(bytes)
+    }
+}
+
 fn one_of<T>(values: &'static [(&'static str, &'static str)]) -> impl TypedValueParser<Value = T>
 where
     T: FromStr<Err: Into<Box<dyn Error + Send + Sync>>> + Clone + Send + Sync + 'static,
@@ -98,6 +118,15 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_finite_and_not_negative() {
+        assert_eq!(seconds("0"), Ok(Duration::ZERO));
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for wrong in ["-1", "nan", "inf", "1e300", "", "1s"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn every_listed_value_is_one_and_none_is_missing() {

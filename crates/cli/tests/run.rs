@@ -195,6 +195,26 @@ fn the_commodity_nic_goes_with_the_default_mode_only() {
 }
 
 #[test]
+fn options_without_effect_are_refused() {
+    let installation = Installation::new("effect");
+    for (arguments, needle) in [
+        (&["--local", "1G"][..], "--local needs --remote-memory: add"),
+        (&["--mirror", "2"], "--mirror needs --remote-memory"),
+        (&["--prefetch", "off"], "--prefetch needs --remote-memory"),
+        (&["--remote-memory", "127.0.0.1:1"], "--remote-memory needs --local: add"),
+        (&["--remote-memory", "file:/tmp", "--local", "1G", "--mirror", "2"], "--mirror needs memory nodes"),
+        (&["--remote-memory", "file:/tmp", "--local", "1"], "--local 1: the least is 2 MiB"),
+        (&["--order", "strict"], "--order needs --nic commodity"),
+        (&["--np-reverse", "off", "--nic", "terrace"], "--np-reverse needs --nic commodity"),
+    ] {
+        assert_one_line(&installation.run(&[arguments, &["--", "env"]].concat()), 2, needle);
+    }
+    assert_eq!(installation.run(&["--mirror", "0", "--", "env"]).status.code(), Some(2));
+    let strict = installation.run(&["--order", "strict", "--nic", "commodity", "--", "env"]);
+    assert_eq!(variable(&String::from_utf8_lossy(&strict.stdout), "TERRACE_NP_ORDER"), Some("strict"));
+}
+
+#[test]
 fn the_capture_file_is_checked() {
     let installation = Installation::new("pcap");
     assert_one_line(
