@@ -26,7 +26,7 @@ pub mod disk;
 pub mod flush;
 pub mod keys;
 pub mod ledger;
-mod leftovers;
+pub mod leftovers;
 pub mod machine;
 pub mod measure;
 pub mod permutation;

@@ -15,10 +15,10 @@ use crate::processors::Processors;
 /// The time from SIGTERM to SIGKILL.
 const TERM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Joins the groups (all arguments after the first one, up to `--`), then executes the program on the processors that the
-/// first argument lists. The program is killed when its parent dies.
-const JOIN: &str = "on=$1; shift; while [ \"$1\" != -- ]; do echo $$ > \"$1\" || exit 97; shift; done; shift; \
-    exec taskset --cpu-list \"$on\" setpriv --pdeathsig KILL -- \"$@\"";
+/// Joins the groups (all arguments after the second one, up to `--`), then executes the program on the processors that the
+/// first argument lists. The program gets the signal of the second argument when its parent dies.
+const JOIN: &str = "on=$1; end=$2; shift 2; while [ \"$1\" != -- ]; do echo $$ > \"$1\" || exit 97; shift; done; shift; \
+    exec taskset --cpu-list \"$on\" setpriv --pdeathsig \"$end\" -- \"$@\"";
 
 /// A running program, which is terminated when this is dropped.
 #[derive(Debug)]
@@ -41,7 +41,8 @@ impl Process {
     ) -> io::Result<Process> {
         let output = File::create(log)?;
         let child = Command::new("/bin/sh")
-            .args(["-c", JOIN, "sh", &processors.server()])
+            // A server that is killed leaves its pages in memory.
+            .args(["-c", JOIN, "sh", &processors.server(), "TERM"])
             .args(group.process_lists())
             .arg("--")
             .arg(program)
@@ -57,7 +58,7 @@ impl Process {
     /// joins only the memory hierarchy, so that its I/O is not limited.
     pub fn run_beside(&self, program: &Path, arguments: &[OsString]) -> io::Result<()> {
         let output = Command::new("/bin/sh")
-            .args(["-c", JOIN, "sh", &self.processors.all()])
+            .args(["-c", JOIN, "sh", &self.processors.all(), "KILL"])
             .args(self.group.process_lists().take(1))
             .arg("--")
             .arg(program)

@@ -52,7 +52,12 @@ impl Servers {
     /// Servers of the program at `program`, with files in the directory `data`. Clients use the transport `path`, and
     /// run on the processors that this moves the calling thread to.
     pub fn new(program: &Path, data: &Path, path: PathChoice) -> Result<Servers, TestHarnessError> {
-        let logs = tempfile::tempdir()
+        if !data.is_dir() {
+            return Err(TestHarnessError(format!("--data {}: no such directory", data.display())));
+        }
+        let logs = tempfile::Builder::new()
+            .prefix(&leftovers::name("logs"))
+            .tempdir()
             .map_err(|error| TestHarnessError(format!("no directory for logs: {error}")))?;
         let processors = Processors::divide();
         processors.move_to_clients();

@@ -14,7 +14,7 @@ use crate::leftovers;
 use crate::plan::Storage;
 
 /// The directory of the tmpfs.
-const TMPFS: &str = "/dev/shm";
+pub const TMPFS: &str = "/dev/shm";
 /// The limits of a throttled device: about a tenth of the IOPS of the developers' disk.
 const THROTTLED_IOPS: u64 = 10_000;
 const THROTTLED_BYTES_PER_S: u64 = 100 << 20;
@@ -74,7 +74,6 @@ impl RegionFile {
         let dir = if storage == Storage::Tmpfs { Path::new(TMPFS) } else { data };
         let path = dir.join(leftovers::name(&format!("{}-{application}", bytes::format(len))));
         let at = |error| StorageError::Io { path: path.clone(), error };
-        fs::create_dir_all(dir).map_err(at)?;
         for left in leftovers::of_dead_processes(dir) {
             // If a file cannot be removed, the check below accounts for its space.
             let _ = fs::remove_file(left);

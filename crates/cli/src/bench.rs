@@ -2,7 +2,8 @@
 
 use crate::log::LogOption;
 use crate::output::{complain, print};
-use crate::{json, table, values};
+use crate::temporary::temporary_directory;
+use crate::{json, table, termination, values};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
@@ -12,12 +13,14 @@ use terrace_bench::application::Application;
 use terrace_bench::cgroup::Group;
 use terrace_bench::demo;
 use terrace_bench::flush;
+use terrace_bench::leftovers;
 use terrace_bench::plan::{Length, Mode, PlanError};
 use terrace_bench::preload::preload;
 use terrace_bench::ratios;
 use terrace_bench::results::FigureResults;
 use terrace_bench::servers::Servers;
 use terrace_bench::session::{self, Input, SessionError, Summary};
+use terrace_bench::storage::TMPFS;
 use terrace_bench::test_harness::{Rehearsal, TestHarness, TestHarnessError};
 use terrace_nic::PathChoice;
 
@@ -172,8 +175,22 @@ fn test_harness(common: &Common) -> Result<Box<dyn TestHarness>, BenchError> {
     if common.rehearse {
         return Ok(Box::new(Rehearsal::default()));
     }
+    Ok(Box::new(servers(common)?))
+}
+
+/// The servers. SIGINT, SIGTERM and SIGHUP end this process without the files that the run has made; its servers end then.
+fn servers(common: &Common) -> Result<Servers, BenchError> {
     let program = std::env::current_exe().map_err(BenchError::Program)?;
-    Ok(Box::new(Servers::new(&program, &common.data, common.path)?))
+    let signals = termination::block(&[]);
+    let directories = [common.data.clone(), PathBuf::from(TMPFS), temporary_directory("/tmp")];
+    std::thread::spawn(move || {
+        let Ok(signal) = signals.wait() else { return };
+        directories.iter().for_each(|directory| leftovers::remove_own(directory));
+        // As if it had not been waited for.
+        let _ = signals.thread_unblock();
+        let _ = nix::sys::signal::raise(signal);
+    });
+    Ok(Servers::new(&program, &common.data, common.path)?)
 }
 
 /// The demo's servers and modes. Where this user may not limit memory, the servers are not limited; where it may not lock memory, there is no
@@ -183,8 +200,7 @@ fn demo_test_harness(common: &Common) -> Result<(Box<dyn TestHarness>, Vec<Mode>
         return Ok((test_harness(common)?, demo::modes(true)));
     }
     common.log.install();
-    let program = std::env::current_exe().map_err(BenchError::Program)?;
-    let mut servers = Servers::new(&program, &common.data, common.path)?;
+    let mut servers = servers(common)?;
     if let Err(error) = Group::check() {
         servers = servers.unlimited();
         complain(&format!(

@@ -1,8 +1,11 @@
 //! `terrace bench` against real servers, in short runs on small regions.
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use terrace_bench::cgroup::Group;
 
 const PLAN: &str = r#"
@@ -71,6 +74,60 @@ fn servers_are_started_measured_and_stopped() {
     for file in ["small.csv", "small.svg", "small.png", "results.json"] {
         assert!(results.join(file).is_file(), "{file}");
     }
+}
+
+/// The names in a directory.
+fn names_in(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn a_run_that_is_ended_by_a_signal_leaves_no_files() {
+    if !can_limit_memory() {
+        return;
+    }
+    let (dir, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let plan = dir.path().join("small.toml");
+    std::fs::write(&plan, PLAN.replace("measured-s = 0.5", "measured-s = 600")).unwrap();
+    let mut run = Command::new(env!("CARGO_BIN_EXE_terrace"))
+        .args(["bench".as_ref(), "--mode".as_ref(), "wait".as_ref(), "--data".as_ref(), dir.path()])
+        .arg("--out")
+        .args([dir.path().join("results"), plan])
+        .env("TMPDIR", temporary.path())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let prefix = format!("terrace-bench-{}-", run.id());
+    // A server has the file when its lock file is there.
+    let has_server = || names_in(dir.path()).iter().any(|name| name.starts_with(&format!(".{prefix}")));
+    while !has_server() {
+        assert!(run.try_wait().unwrap().is_none(), "it has ended");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    kill(Pid::from_raw(run.id() as i32), Signal::SIGTERM).unwrap();
+    assert_eq!(run.wait().unwrap().signal(), Some(Signal::SIGTERM as i32));
+    // The server ends by itself, and takes its pages in memory with it.
+    let pools = || names_in("/dev/shm".as_ref()).into_iter().filter(|name| name.contains(&prefix)).count();
+    while has_server() || pools() > 0 {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(names_in(temporary.path()), [""; 0]);
+    let left = names_in(dir.path());
+    assert!(!left.iter().any(|name| name.contains("terrace-bench")), "{left:?}");
+}
+
+#[test]
+fn a_directory_for_files_is_not_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("misspelled");
+    let output = Command::new(env!("CARGO_BIN_EXE_terrace"))
+        .args(["bench".as_ref(), "flush".as_ref(), "--data".as_ref(), missing.as_path()])
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && error.contains("misspelled: no such directory"), "{error}");
+    assert!(!missing.exists());
 }
 
 #[test]
