@@ -15,6 +15,8 @@ from support import ROOT, TERRACE, fresh_address
 PROGRAM = ROOT / "build/examples/export_client"
 LIBRARIES = ROOT / "build/lib/terrace"
 TIMEOUT_S = 60
+IN_OWN_NAMESPACE = ("unshare", "--map-root-user", "--mount")
+IN_OWN_NAMESPACE_WORKS = subprocess.run([*IN_OWN_NAMESPACE, "true"], capture_output=True).returncode == 0
 
 # Calls functions by ctypes in a process of its own. `call` returns the result and errno.
 PRELUDE = """
@@ -132,6 +134,21 @@ class ExportClient(unittest.TestCase):
             done = self.run_program(*words)
             self.assertEqual(done.returncode, 1, words)
             self.assertIn(os.strerror(reason), done.stderr.decode(), words)
+
+    @unittest.skipUnless(IN_OWN_NAMESPACE_WORKS, "no user or mount name spaces here")
+    def test_a_name_whose_first_address_has_no_export(self):
+        """Both orders of the name's addresses: the resolver may sort them."""
+        hosts, other = self.directory / "hosts", fresh_address()
+        bind = ("sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', hosts)
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(LIBRARIES)}
+        for addresses in ((self.address, other), (other, self.address)):
+            hosts.write_text("".join(f"{address} both.test\n" for address in addresses))
+            for command, said in (((PROGRAM, "both.test", "list", "/"), "hosts"),
+                                  ((TERRACE, "mount", "both.test:/none", self.directory), "No such file or directory")):
+                with self.subTest(addresses=addresses, command=command[1]):
+                    done = subprocess.run([*map(str, (*IN_OWN_NAMESPACE, *bind, *command))], capture_output=True, text=True,
+                                          env=environment, timeout=TIMEOUT_S)
+                    self.assertIn(said, done.stdout + done.stderr)
 
     def test_refused_calls_have_error_numbers(self):
         (self.directory / "file").write_bytes(b"file")

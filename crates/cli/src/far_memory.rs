@@ -1,17 +1,20 @@
 //! `--remote-memory`: where pages are that do not fit into the local memory.
 
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use terrace_far_memory::{ClientConfig, ConnectError};
 use terrace_nic::{PathChoice, PortConfig};
 use terrace_pager::{FarStore, SharedStatus};
 use terrace_vm::{BackingStore, FileStore};
 
+/// How long one of several addresses may take to accept a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Buffers of a file store.
 const FILE_BUFFERS: usize = 256;
 /// The size of a file store's sparse file, in pages.
@@ -60,10 +63,25 @@ impl FromStr for FarMemory {
         if let Some(directory) = text.strip_prefix("file:") {
             return Ok(FarMemory::Directory(directory.into()));
         }
-        let nodes = text.split(',').map(|node| node.to_socket_addrs().ok()?.next());
-        let nodes: Option<Vec<_>> = nodes.collect();
-        nodes.map(FarMemory::Nodes).ok_or_else(|| FarMemoryError::Syntax(text.to_owned()))
+        let nodes: Result<Vec<_>, _> = text.split(',').map(resolve).collect();
+        nodes.map(FarMemory::Nodes).map_err(|_| FarMemoryError::Syntax(text.to_owned()))
     }
+}
+
+/// The address of a memory node. Of a name with several addresses, it is the first one that accepts connections, or the last
+/// one.
+///
+/// # Errors
+/// The resolver's, as text.
+pub fn resolve(text: &str) -> Result<SocketAddr, String> {
+    let addresses = text.to_socket_addrs().map_err(|error| format!("{error}; it is given as HOST:PORT"))?;
+    choose(&addresses.collect::<Vec<_>>()).ok_or_else(|| "the name has no address".into())
+}
+
+fn choose(addresses: &[SocketAddr]) -> Option<SocketAddr> {
+    let (last, others) = addresses.split_last()?;
+    let accepts = |address: &&SocketAddr| TcpStream::connect_timeout(address, CONNECT_TIMEOUT).is_ok();
+    Some(*others.iter().find(accepts).unwrap_or(last))
 }
 
 impl fmt::Display for FarMemory {
@@ -116,7 +134,20 @@ impl FarMemory {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
+
+    #[test]
+    fn of_several_addresses_the_first_that_accepts_connections_is_used() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listening = listener.local_addr().unwrap();
+        let refusing = SocketAddr::from(([127, 0, 0, 1], 1));
+        assert_eq!(choose(&[]), None);
+        assert_eq!(choose(&[refusing]), Some(refusing), "one is not tried");
+        assert_eq!(choose(&[refusing, listening, refusing]), Some(listening));
+        assert_eq!(choose(&[refusing, refusing, listening]), Some(listening));
+    }
 
     #[test]
     fn nodes_have_a_port_each() {

@@ -106,9 +106,9 @@ pub enum MountError {
         /// The resolver's reason.
         reason: io::Error,
     },
-    /// The export's or the port's.
-    #[error(transparent)]
-    Export(#[from] ExportError),
+    /// The export's or the port's, for each address of the host.
+    #[error("{}", one_after_another(.0))]
+    Export(Vec<ExportError>),
     /// The directory below the export cannot be mounted.
     #[error("{} is not a directory of the export: {reason}", .directory.display())]
     Directory {
@@ -141,8 +141,15 @@ pub enum MountError {
 impl MountError {
     /// Whether the command line is wrong.
     pub fn is_usage(&self) -> bool {
-        matches!(self, MountError::Export(ExportError::Port(error)) if run::is_usage_of_port(error))
+        let is_usage =
+            |error: &ExportError| matches!(error, ExportError::Port(error) if run::is_usage_of_port(error));
+        matches!(self, MountError::Export(errors) if errors.iter().any(is_usage))
     }
+}
+
+/// The errors, between semicolons.
+fn one_after_another(errors: &[ExportError]) -> String {
+    errors.iter().map(ExportError::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// Mounts, and serves the kernel until it is unmounted, SIGINT, SIGTERM or SIGHUP.
@@ -172,16 +179,27 @@ pub fn mount(options: &Options) -> Result<(), MountError> {
         .map_err(|reason| MountError::Unmount { mount_point: options.mount_point.clone(), reason })
 }
 
+/// Connects to the first address of the host at which an export answers.
 fn connect(options: &Options) -> Result<Client, MountError> {
     let host = &options.source.host;
     let failed = |reason| MountError::Host { host: host.clone(), reason };
-    let server: SocketAddr = (host.as_str(), options.port)
-        .to_socket_addrs()
-        .map_err(failed)?
-        .next()
-        .ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+    let mut errors = Vec::new();
+    for server in (host.as_str(), options.port).to_socket_addrs().map_err(failed)? {
+        match connect_to(server, options) {
+            Ok(client) => return Ok(client),
+            Err(error) => errors.push(error),
+        }
+    }
+    if errors.is_empty() {
+        Err(failed(io::ErrorKind::NotFound.into()))
+    } else {
+        Err(MountError::Export(errors))
+    }
+}
+
+fn connect_to(server: SocketAddr, options: &Options) -> Result<Client, ExportError> {
     let defaults = ClientConfig::new(server);
-    Ok(Client::connect(&ClientConfig {
+    Client::connect(&ClientConfig {
         port: PortConfig {
             address: options.addr.or(defaults.port.address),
             mtu: options.mtu,
@@ -190,7 +208,7 @@ fn connect(options: &Options) -> Result<Client, MountError> {
         },
         timeout: Duration::from_secs(options.timeout),
         ..defaults
-    })?)
+    })
 }
 
 /// The directory of the export that is mounted.

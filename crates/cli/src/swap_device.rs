@@ -1,7 +1,7 @@
 //! `terrace swap-device`: memory nodes as a block device that a kernel swaps to.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ use terrace_nic::{PathChoice, PortConfig};
 use terrace_node::{Metrics, ServeError};
 use terrace_pages::size;
 
+use crate::far_memory::resolve;
 use crate::log::LogOption;
 use crate::{node_states, output, run, swap_pages, termination, values};
 
@@ -75,13 +76,6 @@ pub struct Options {
     path: PathChoice,
     #[command(flatten)]
     log: LogOption,
-}
-
-/// The first address of a name and port.
-fn resolve(text: &str) -> Result<SocketAddr, String> {
-    let mut addresses =
-        text.to_socket_addrs().map_err(|error| format!("{error}; it is given as HOST:PORT"))?;
-    addresses.next().ok_or_else(|| "the name has no address".into())
 }
 
 /// An error of `terrace swap-device`.

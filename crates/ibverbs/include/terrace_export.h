@@ -43,7 +43,8 @@ enum terrace_file_append_flags {
 };
 
 /*
- * Connects to an export at `server`: HOST or HOST:PORT, by default port 7447. Each request to the server ends within `timeout_ms`,
+ * Connects to an export at `server`: HOST or HOST:PORT, by default port 7447. Of a name's addresses, the first one is used at
+ * which an export answers. Each request to the server ends within `timeout_ms`,
  * connecting again included; 0 means 30 seconds. A call may make several requests: one for a path and then one for
  * the file.
  */

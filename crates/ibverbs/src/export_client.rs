@@ -1,7 +1,7 @@
 //! The functions of `terrace_export.h`: a client of exported directories.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -130,13 +130,19 @@ impl Connection {
     }
 }
 
-/// The addresses of `HOST` or `HOST:PORT`.
-fn resolve(server: &str) -> Result<SocketAddr> {
-    let found = match server.to_socket_addrs() {
-        Ok(mut found) => found.next(),
-        Err(_) => (server, PORT).to_socket_addrs().ok().and_then(|mut found| found.next()),
-    };
-    found.ok_or(Errno(libc::EHOSTUNREACH))
+/// Connects to the first address of `HOST` or `HOST:PORT` at which an export answers.
+fn connect(server: &str, timeout: Option<Duration>) -> Result<Connection> {
+    let found = server.to_socket_addrs().or_else(|_| (server, PORT).to_socket_addrs());
+    let mut refused = Errno(libc::EHOSTUNREACH);
+    for address in found.into_iter().flatten() {
+        let defaults = ClientConfig::new(address);
+        let timeout = timeout.unwrap_or(defaults.timeout);
+        match Client::connect(&ClientConfig { timeout, ..defaults }) {
+            Ok(client) => return Ok(Connection { client, timeout }),
+            Err(error) => refused = error.into(),
+        }
+    }
+    Err(refused)
 }
 
 fn stat_of(attributes: &Attributes) -> libc::stat {
@@ -209,20 +215,16 @@ pub unsafe extern "C" fn terrace_export_connect(
     server: *const c_char,
     timeout_ms: c_uint,
 ) -> *mut Connection {
-    let connect = || {
+    let connected = || {
         if server.is_null() {
             return Err(EINVAL);
         }
         // SAFETY: not null, and the caller's.
         let server = unsafe { CStr::from_ptr(server) }.to_str().map_err(|_| EINVAL)?;
-        let mut config = ClientConfig::new(resolve(server)?);
-        if timeout_ms != 0 {
-            config.timeout = Duration::from_millis(timeout_ms.into());
-        }
-        let (client, timeout) = (Client::connect(&config)?, config.timeout);
-        Ok(Box::into_raw(Box::new(Connection { client, timeout })))
+        let timeout = (timeout_ms != 0).then(|| Duration::from_millis(timeout_ms.into()));
+        Ok(Box::into_raw(Box::new(connect(server, timeout)?)))
     };
-    pointer(connect())
+    pointer(connected())
 }
 
 /// `terrace_export_disconnect`.
