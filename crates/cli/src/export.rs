@@ -73,8 +73,13 @@ pub struct Options {
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     /// The rules.
-    #[error(transparent)]
-    Rules(#[from] RulesError),
+    #[error("--rules {}: {reason}", path.display())]
+    Rules {
+        /// Their file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: RulesError,
+    },
     /// The server.
     #[error(transparent)]
     Serve(#[from] ServeError),
@@ -84,7 +89,7 @@ impl ExportError {
     /// Whether the command line is wrong, the rules that it names included.
     pub fn is_usage(&self) -> bool {
         match self {
-            ExportError::Rules(_) => true,
+            ExportError::Rules { .. } => true,
             ExportError::Serve(ServeError::Port(error)) => run::is_usage_of_port(error),
             ExportError::Serve(_) => false,
         }
@@ -97,7 +102,11 @@ pub fn export(options: &Options) -> Result<(), ExportError> {
     options.log.install();
     // Clients have umasks of their own.
     rustix::process::umask(Mode::empty());
-    let rules = options.rules.as_deref().map(Rules::load).transpose()?.unwrap_or_default();
+    let rules = options
+        .rules
+        .as_ref()
+        .map(|path| Rules::load(path).map_err(|reason| ExportError::Rules { path: path.clone(), reason }));
+    let rules = rules.transpose()?.unwrap_or_default();
     let server = Server::open(&ServerConfig {
         directory: options.directory.clone(),
         listen: options.listen,

@@ -42,6 +42,7 @@ fn what_cannot_be_exported_is_said() {
         String::from_utf8(output.stderr).unwrap()
     };
     assert!(error_of(&["/nonexistent/directory"], 1).contains("cannot export /nonexistent/directory"));
-    assert!(error_of(&[".", "--rules", "/nonexistent/rules"], 2).contains("cannot read the rules"));
+    let missing = error_of(&[".", "--rules", "/nonexistent/rules"], 2);
+    assert!(missing.contains("--rules /nonexistent/rules: cannot read the rules"), "{missing}");
     assert!(error_of(&[".", "--rules", rules.path().to_str().unwrap()], 2).contains("unknown field"));
 }

@@ -247,7 +247,8 @@ fn only_its_user_connects_and_a_socket_in_use_is_not_replaced() {
     // A file that is no socket stays.
     let file = served.directory.path().join("file");
     std::fs::write(&file, b"x").expect("a file");
-    assert!(start(&file).is_err());
+    let error = start(&file).err().expect("a file").to_string();
+    assert!(error.contains("which is no socket"), "{error}");
     assert_eq!(std::fs::read(&file).expect("a file"), b"x");
     // What a killed server has left.
     let left = served.directory.path().join("left");
