@@ -131,6 +131,8 @@ def build_deb(tree, out, number, epoch):
     units = usr / "lib/systemd/system"
     units.mkdir(parents=True)
     shutil.copy(HERE / "terrace-serve@.service", units)
+    (usr / "lib/sysusers.d").mkdir()
+    shutil.copy(HERE / "terrace.sysusers", usr / "lib/sysusers.d/terrace.conf")
     (documents / "examples").mkdir()
     shutil.copy(HERE / "example.conf", documents / "examples")
 
@@ -141,6 +143,7 @@ def build_deb(tree, out, number, epoch):
     control = CONTROL.format(version=number, architecture=architecture, maintainer=MAINTAINER, size_kib=size_kib,
                              depends=dependencies(tree))
     (tree / "DEBIAN/control").write_text(control)
+    shutil.copy(HERE / "postinst", tree / "DEBIAN")
     (tree / "DEBIAN/md5sums").write_text("".join(sums))
     set_modes_and_times(tree, epoch)
     package = out / f"terrace_{number}_{architecture}.deb"

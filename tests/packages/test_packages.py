@@ -42,6 +42,7 @@ DEB_FILES = {
     **FILES,
     **{f"share/man/man1/{page}.gz": 0o644 for page in PAGES},
     "lib/systemd/system/terrace-serve@.service": 0o644,
+    "lib/sysusers.d/terrace.conf": 0o644,
     "share/doc/terrace/changelog.gz": 0o644,
     "share/doc/terrace/examples/example.conf": 0o644,
 }
@@ -157,6 +158,13 @@ class Packages(PackageTest):
         path.write_text(unit.replace("ExecStart=/usr/bin/terrace ", "ExecStart=/bin/true "))
         self.assertEqual(run("systemd-analyze", "verify", "--man=no", path).stderr, "")
 
+    def test_the_unit_leaves_the_pages_of_a_killed_server_to_the_next_one(self):
+        """systemd removes what a dynamic user has in /dev/shm, as it does with RemoveIPC=."""
+        unit = (self.root / "usr/lib/systemd/system/terrace-serve@.service").read_text()
+        settings = [line for line in unit.splitlines() if not line.startswith("#")]
+        self.assertIn("User=terrace", settings)
+        self.assertFalse([line for line in settings if re.match("DynamicUser=|RemoveIPC=", line)])
+
     @unittest.skipUnless(IS_ROOT, "dpkg installs as root only")
     def test_installation_and_removal_leave_no_files(self):
         with tempfile.TemporaryDirectory() as root:
@@ -165,8 +173,12 @@ class Packages(PackageTest):
                 (database / name).mkdir(parents=True)
             # The packages of this machine count as installed, so that dependencies are checked.
             shutil.copy("/var/lib/dpkg/status", database)
-            self.succeed("dpkg", f"--root={root}", "--install", self.deb)
+            # There is no shell in this root: the script that makes a user runs outside of it.
+            pathlib.Path(root, "etc").mkdir()
+            self.succeed("dpkg", f"--root={root}", "--force-script-chrootless", "--install", self.deb)
             self.assertEqual(set(modes_below(pathlib.Path(root, "usr"))), set(DEB_FILES))
+            if shutil.which("systemd-sysusers"):
+                self.assertIn("\nterrace:", pathlib.Path(root, "etc/passwd").read_text())
             self.succeed("dpkg", f"--root={root}", "--purge", "terrace")
             self.assertFalse(pathlib.Path(root, "usr").exists())
             self.assertEqual(list((database / "info").glob("terrace.*")), [])

@@ -121,8 +121,9 @@ class Roots(PackageTest):
                 self.assertRegex(printed, r"\n 65536 +\d+ +\d+\.\d+")
                 self.assertLess(seconds, MINUTE_S)
                 files = {path.relative_to(left) for path in left.rglob("*") if not path.is_dir()}
-                # What dpkg, ld.so and the user database of the system itself keep of every package.
-                own = re.compile(r"var/lib/dpkg/|var/log/|var/cache/|var/lib/systemd/|etc/ld.so.cache")
+                # What dpkg, ld.so and the user database of the system itself keep of every package. The user of the service stays.
+                users = r"etc/(passwd|group|shadow|gshadow)-?$|etc/\.pwd\.lock$"
+                own = re.compile(rf"var/lib/dpkg/|var/log/|var/cache/|var/lib/systemd/|etc/ld.so.cache|{users}")
                 self.assertEqual([str(path) for path in files if not own.match(str(path))], [])
                 status = (left / "var/lib/dpkg/status").read_text()
                 self.assertNotIn("Package: terrace\n", status)
