@@ -100,6 +100,12 @@ pub fn show(options: &Options) -> Result<(), StatError> {
             },
         };
         let clear = options.watch.is_some() && !options.json && io::stdout().is_terminal();
+        // Names are what other processes say: they do not control this user's terminal.
+        let text = if options.json {
+            text
+        } else {
+            text.replace(|letter: char| letter.is_control() && letter != '\n', "?")
+        };
         let is_read = print(&format!("{}{text}", if clear { "\x1b[H\x1b[2J" } else { "" }))?;
         match options.watch {
             Some(seconds) if is_read => std::thread::sleep(Duration::from_secs(seconds)),

@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -188,6 +188,9 @@ const SOCKETS_MAX: u32 = 256;
 
 /// How long [`fetch`] waits for a process that does not answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// The longest answer, in time and in bytes: any user can listen at such a name. A device with 60,000 queue pairs has 60 MiB.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+const ANSWER_BYTES_MAX: usize = 256 << 20;
 
 fn socket_name(pid: u32, number: u32) -> String {
     if number == 0 { format!("terrace/{pid}") } else { format!("terrace/{pid}/{number}") }
@@ -240,6 +243,7 @@ fn fetch_one(pid: u32, number: u32) -> io::Result<Option<DeviceSnapshot>> {
                 let why = format!("no answer within {} s: it may be stopped", ANSWER_TIMEOUT.as_secs());
                 return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => return answer.map(|_| None),
             // A device that did not answer may have been closed, and another may have its number by now.
             _ if !open_sockets(pid)?.contains(&number) => return Ok(None),
             Ok(_) => silent += 1,
@@ -259,9 +263,17 @@ fn ask(pid: u32, number: u32) -> io::Result<Vec<u8>> {
     connect(&socket, &SocketAddrUnix::new_abstract_name(socket_name(pid, number).as_bytes())?)?;
     let mut stream = UnixStream::from(socket);
     stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-    let mut text = Vec::new();
-    stream.read_to_end(&mut text)?;
-    Ok(text)
+    let (mut text, mut chunk) = (Vec::new(), vec![0; 64 << 10]);
+    let deadline = Instant::now() + ANSWER_TIME_MAX;
+    while text.len() <= ANSWER_BYTES_MAX && Instant::now() < deadline {
+        match stream.read(&mut chunk) {
+            Ok(0) => return Ok(text),
+            Ok(count) => text.extend_from_slice(&chunk[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidData, "its answer does not end"))
 }
 
 /// Processes that have a device, in the order of their numbers.
@@ -287,6 +299,7 @@ fn open_sockets(pid: u32) -> io::Result<Vec<u32>> {
             None => suffix.is_empty().then_some(0),
         })
         .collect();
+    numbers.retain(|number| *number < SOCKETS_MAX);
     numbers.sort_unstable();
     numbers.dedup();
     Ok(numbers)
@@ -294,7 +307,8 @@ fn open_sockets(pid: u32) -> io::Result<Vec<u32>> {
 
 /// What follows `prefix` in the names of the abstract sockets that have it, from the kernel's list.
 fn socket_suffixes(prefix: &str) -> io::Result<Vec<String>> {
-    let list = std::fs::read_to_string("/proc/net/unix")?;
+    // Names of other programs are any bytes.
+    let list = String::from_utf8_lossy(&std::fs::read("/proc/net/unix")?).into_owned();
     let prefix = format!("@{prefix}");
     let names = list.lines().filter_map(|line| line.split_whitespace().last());
     Ok(names.filter_map(|name| name.strip_prefix(&prefix)).map(str::to_owned).collect())
