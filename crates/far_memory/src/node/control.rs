@@ -240,7 +240,9 @@ impl Connection {
             return Err(format!("the memory node speaks version {VERSION} of the protocol"));
         }
         if !(1..=space_max).contains(&connect.page_count) {
-            return Err(format!("a space has 1 to {space_max} pages"));
+            return Err(format!(
+                "a space has 1 to {space_max} pages of 4 KiB, {SPACE_FACTOR} times the memory of this node"
+            ));
         }
         if connect.scheme != status.scheme || connect.ends.len() != status.scheme.connection_count() {
             return Err(format!("the memory node has scheme {}", status.scheme));
