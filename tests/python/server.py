@@ -1,5 +1,6 @@
 """A memory node for tests: `terrace serve` with one region."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -60,6 +61,10 @@ class Server:
             self.process.kill()
         self.process.wait(TIMEOUT_S)
         self.process.stdout.close()
+        # A server that is killed leaves its pages in memory, in the file that this one names.
+        with contextlib.suppress(FileNotFoundError):
+            lock_file = self.path.with_name(f".{self.path.name}.terrace-pages")
+            os.unlink(lock_file.read_text().splitlines()[0])
         self.folder.cleanup()
 
 

@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import pathlib
 import random
 import signal
 import subprocess
@@ -15,6 +16,10 @@ import terrace
 from server import MIB, TIMEOUT_S, ExportServer
 
 IS_ROOT = os.geteuid() == 0
+
+
+class Alarm(Exception):
+    """What the handler of a test's signal raises."""
 
 
 class Files(unittest.TestCase):
@@ -143,6 +148,17 @@ class Files(unittest.TestCase):
         self.export.open(name, "w").close()
         self.assertIn(name, {entry["name"] for entry in self.export.list("")})
         self.assertTrue(os.path.exists(os.path.join(os.fsencode(self.server.path), b"\xff\xfe \xe2\x82\xac")))
+
+    def test_paths_of_all_types(self):
+        for number, of in enumerate((str, os.fsencode, pathlib.Path)):
+            name, link = of(f"path {number}"), of(f"link {number}")
+            self.export.open(name, "w").close()
+            self.export.symlink(name, link)
+            self.assertEqual(self.export.stat(link)["name"], f"link {number}")
+            self.export.rename(link, of(f"renamed {number}"))
+            self.export.unlink(of(f"renamed {number}"))
+        with self.assertRaisesRegex(TypeError, "expected str, bytes or os.PathLike object, not int"):
+            self.export.stat(7)
 
     def test_errors_are_pythons_with_the_path(self):
         self.local("a file").write_bytes(b"x")
@@ -280,14 +296,25 @@ class Servers(unittest.TestCase):
             self.assertEqual((ended.returncode, ended.stdout, ended.stderr), (0, "", ""))
             self.assertEqual((server.path / "file").read_bytes(), b"x")
 
-    def test_signals_are_handled_between_the_steps_of_a_long_access(self):
-        class Alarm(Exception):
-            pass
+    def test_signals_are_handled_while_a_client_connects(self):
+        """To an export that is stopped: without the signal, it would be an error after 5 s."""
+        self.ring_on_alarm()
+        with ExportServer() as server:
+            server.pause()
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with self.assertRaises(Alarm) as caught:
+                server.connect(path="udp")
+            self.assertIsNone(caught.exception.__context__, "it had not ended yet")
+            server.go_on()
 
+    def ring_on_alarm(self):
         def ring(*_):
             raise Alarm
 
         self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, ring))
+
+    def test_signals_are_handled_between_the_steps_of_a_long_access(self):
+        self.ring_on_alarm()
         with ExportServer() as server, server.connect(path="udp") as export, export.open("file", "w") as file:
             # It takes longer than the timer by packets.
             signal.setitimer(signal.ITIMER_REAL, 0.01)

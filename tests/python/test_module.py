@@ -255,6 +255,7 @@ class Servers(unittest.TestCase):
             for timeout in (-1, float("nan")):
                 with self.assertRaises(ValueError):
                     operation.wait(timeout)
+            self.assertEqual(operation.wait(float("inf")), b"hello")
 
     def test_signals_are_handled_during_a_wait(self):
         class Alarm(Exception):
@@ -302,9 +303,27 @@ class Servers(unittest.TestCase):
             terrace.connect("127.0.0.1", instance=250)
 
     def test_wrong_arguments_of_connect(self):
-        for keywords in ({"path": "nothing"}, {"local": "no such host.invalid"}):
-            with self.assertRaises((ValueError, OSError)):
+        for keywords in ({"path": "nothing"}, {"local": "no such host.invalid"}, {"depth": 0}, {"depth": 1 << 31}):
+            with self.subTest(keywords), self.assertRaises((ValueError, OSError)):
                 self.server.connect(**keywords)
+        with self.assertRaisesRegex(ValueError, "0.0.0.0 is no host's address"):
+            terrace.connect("0.0.0.0")
+        with self.assertRaisesRegex(terrace.ConnectError, "choose one of those with `local`"):
+            self.server.connect(local="192.0.2.199")
+
+    def test_signals_are_handled_while_a_client_connects(self):
+        """Where no server is: without the signal, it would be an error after 2 s."""
+        class Alarm(Exception):
+            pass
+
+        def ring(*_):
+            raise Alarm
+
+        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, ring))
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with self.assertRaises(Alarm) as caught:
+            terrace.connect("127.0.0.1", instance=250)
+        self.assertIsNone(caught.exception.__context__, "it had not ended yet")
 
     def test_an_interpreter_ends_with_accesses_in_flight(self):
         script = f"""if True:

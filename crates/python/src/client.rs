@@ -1,20 +1,26 @@
 //! A client of a memory node.
 
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use terrace_nic::PortConfig;
 use terrace_node::ClientConfig;
 
+use crate::arguments::resolve;
+use crate::connecting::connect_to_one;
 use crate::connection::Connection;
 use crate::failure::Failure;
 use crate::memory::Memory;
 use crate::region::Region;
 
-/// Connects to a memory node, a `terrace serve`, by its address or host name.
+/// The most accesses in flight: the depth of a queue pair.
+const DEPTH_MAX: u32 = 1 << 15;
+
+/// Connects to a memory node, a `terrace serve`, by its address or host name. Of a name's addresses, the first one is used at
+/// which a node answers.
 ///
 /// `instance` is the node's instance index, as `terrace stat` lists it: 0 for the first process that uses Terrace at its
 /// address. `local` is this end's address. At most `depth` requests are in flight; further ones wait. `path` is the path to
@@ -29,25 +35,29 @@ pub fn connect(
     depth: u32,
     path: &str,
 ) -> PyResult<Client> {
-    let address = resolve(py, server)?;
+    if !(1..=DEPTH_MAX).contains(&depth) {
+        return Err(PyValueError::new_err(format!("depth {depth}: it is 1 to {DEPTH_MAX}")));
+    }
     let path = path.parse().map_err(|error| PyValueError::new_err(format!("path {path:?}: {error}")))?;
-    let config = ClientConfig::new(address);
-    let local = local.map(|local| resolve(py, local)).transpose()?.or(config.port.address);
-    let port = PortConfig { address: local, path, ..config.port };
-    let config = ClientConfig { instance, depth, port, ..config };
-    let connected = py.detach(|| Connection::new(&config));
-    let connection = connected.map_err(|failure| failure.into_exception(py))?;
-    Ok(Client { connection, server: address })
+    let local = local_addresses(py, local)?;
+    let (connection, server) = connect_to_one(py, resolve(py, server)?, move |address| {
+        let config = ClientConfig::new(address);
+        let port =
+            PortConfig { address: local_for(&local, address).or(config.port.address), path, ..config.port };
+        Connection::new(&ClientConfig { instance, depth, port, ..config })
+    })?;
+    Ok(Client { connection, server })
 }
 
-/// The first address of a host.
-pub fn resolve(py: Python<'_>, host: &str) -> PyResult<IpAddr> {
-    let found = py.detach(|| (host, 0).to_socket_addrs().map(|mut addresses| addresses.next()));
-    match found {
-        Ok(Some(address)) => Ok(address.ip()),
-        Ok(None) => Err(PyOSError::new_err(format!("{host:?} has no address"))),
-        Err(error) => Err(PyOSError::new_err(format!("{host:?}: {error}"))),
-    }
+/// The addresses of this end; none if it is not chosen.
+pub fn local_addresses(py: Python<'_>, local: Option<&str>) -> PyResult<Vec<IpAddr>> {
+    local.map_or(Ok(Vec::new()), |local| resolve(py, local))
+}
+
+/// This end's address for a server: the first one of its family, or the first one.
+pub fn local_for(local: &[IpAddr], server: IpAddr) -> Option<IpAddr> {
+    let of_family = local.iter().find(|address| address.is_ipv4() == server.is_ipv4());
+    of_family.or(local.first()).copied()
 }
 
 /// A connection to a memory node. Several threads may use it. A process that is forked has to connect again.

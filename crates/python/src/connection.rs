@@ -40,7 +40,6 @@ struct Queue {
 impl Connection {
     /// Connects to a memory node.
     pub fn new(config: &ClientConfig) -> Result<Arc<Connection>, Failure> {
-        reseed_after_fork();
         let client = Client::connect(config)?;
         Ok(Arc::new(Connection {
             client: Mutex::new(Some(Arc::new(client))),

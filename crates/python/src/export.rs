@@ -14,9 +14,10 @@ use terrace_export::{
 };
 use terrace_nic::PortConfig;
 
+use crate::arguments::{PathArgument, duration, resolve};
 use crate::attributes::{dict_of, dict_of_entry};
-use crate::client::resolve;
-use crate::connection::reseed_after_fork;
+use crate::client::{local_addresses, local_for};
+use crate::connecting::connect_to_one;
 use crate::export_file::ExportFile;
 use crate::failure::Failure;
 use crate::handle::Handle;
@@ -24,10 +25,15 @@ use crate::handle::Handle;
 /// The most names of a directory that a listing takes from a server: their dictionaries have about 2 GB.
 const NAMES_MAX: usize = 1 << 21;
 
-/// Connects to an exported directory, a `terrace export`, by its address or host name.
+/// The longest timeout. A longer one is taken for this.
+const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// Connects to an exported directory, a `terrace export`, by its address or host name. Of a name's addresses, the first one is
+/// used at which an export answers.
 ///
 /// `local` is this end's address. `path` is the path to a server on the same host: "auto", "udp" or "local". Each call ends
-/// within `timeout` seconds; connecting again to a server that was restarted is part of a call.
+/// within `timeout` seconds; connecting again to a server that was restarted is part of a call. Signals are handled when a
+/// call has ended, except while this function connects and between the parts of long reads and writes.
 #[pyfunction]
 #[pyo3(signature = (server, *, port=7447, local=None, path="auto", timeout=30.0))]
 pub fn connect_export(
@@ -38,20 +44,16 @@ pub fn connect_export(
     path: &str,
     timeout: f64,
 ) -> PyResult<Export> {
-    let server = SocketAddr::new(resolve(py, server)?, port);
     let path = path.parse().map_err(|error| PyValueError::new_err(format!("path {path:?}: {error}")))?;
-    let timeout = Duration::try_from_secs_f64(timeout)
-        .map_err(|error| PyValueError::new_err(format!("timeout: {error}")))?
-        .min(Duration::from_secs(24 * 3600));
-    let config = ClientConfig::new(server);
-    let address = local.map(|local| resolve(py, local)).transpose()?.or(config.port.address);
-    let config = ClientConfig { port: PortConfig { address, path, ..config.port }, timeout, ..config };
-    let connected = py.detach(|| {
-        reseed_after_fork();
-        Client::connect(&config)
-    });
-    let client = connected.map_err(|error| Failure::from(error).into_exception(py))?;
-    Ok(Export { client: Handle::new(client), server })
+    let timeout = duration(timeout)?.unwrap_or(TIMEOUT_MAX).min(TIMEOUT_MAX);
+    let local = local_addresses(py, local)?;
+    let (client, address) = connect_to_one(py, resolve(py, server)?, move |address| {
+        let config = ClientConfig::new(SocketAddr::new(address, port));
+        let own = local_for(&local, address).or(config.port.address);
+        let port = PortConfig { address: own, path, ..config.port };
+        Ok(Client::connect(&ClientConfig { port, timeout, ..config })?)
+    })?;
+    Ok(Export { client: Handle::new(client), server: SocketAddr::new(address, port) })
 }
 
 /// A connection to an exported directory. Paths begin at that directory, with or without a slash; nothing outside it can be
@@ -98,10 +100,10 @@ impl Export {
     /// Opens a file. `mode` is one of `open`'s for binary files: "r", "r+", "w", "w+", "x", "x+", "a", "a+". A new file gets
     /// the bits of `permissions`; no umask applies.
     #[pyo3(signature = (path, mode="r", *, permissions=0o644))]
-    fn open(&self, py: Python<'_>, path: PathBuf, mode: &str, permissions: u32) -> PyResult<ExportFile> {
+    fn open(&self, py: Python<'_>, path: PathArgument, mode: &str, permissions: u32) -> PyResult<ExportFile> {
         let opening = Opening::of_mode(mode)?;
         let file = self.call(py, &path, |client| opening.open(client, &path, permissions))?;
-        Ok(ExportFile::new(file, path))
+        Ok(ExportFile::new(file, path.0))
     }
 
     /// A file's attributes, as a dictionary: name, type ("file", "directory", "link", "other"), size, mode, uid, gid, nlink,
@@ -110,7 +112,7 @@ impl Export {
     fn stat<'py>(
         &self,
         py: Python<'py>,
-        path: PathBuf,
+        path: PathArgument,
         follow_symlinks: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
         let found = self.call(py, &path, |client| match follow_symlinks {
@@ -122,7 +124,7 @@ impl Export {
 
     /// The names in a directory with their attributes, as `stat` has them. Symbolic links are not followed. A file whose
     /// attributes this client may not see has name, type and ino, and None as its size.
-    fn list<'py>(&self, py: Python<'py>, path: PathBuf) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    fn list<'py>(&self, py: Python<'py>, path: PathArgument) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let id = self.call(py, &path, |client| Ok(lookup(client, &path)?.id))?;
         let (mut names, mut cookie) = (Vec::new(), Some(0));
         while let Some(from) = cookie {
@@ -144,7 +146,7 @@ impl Export {
 
     /// Makes a directory with these permission bits; no umask applies.
     #[pyo3(signature = (path, permissions=0o755))]
-    fn mkdir(&self, py: Python<'_>, path: PathBuf, permissions: u32) -> PyResult<()> {
+    fn mkdir(&self, py: Python<'_>, path: PathArgument, permissions: u32) -> PyResult<()> {
         self.call(py, &path, |client| {
             let (parent, name) = parent_of(client, &path)?;
             client.make_directory(parent, &name, permissions).map(|_| ())
@@ -152,7 +154,7 @@ impl Export {
     }
 
     /// Removes an empty directory.
-    fn rmdir(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+    fn rmdir(&self, py: Python<'_>, path: PathArgument) -> PyResult<()> {
         self.call(py, &path, |client| {
             let (parent, name) = parent_of(client, &path)?;
             client.remove_directory(parent, &name)
@@ -160,7 +162,7 @@ impl Export {
     }
 
     /// Removes a name of a file. A symbolic link is not followed.
-    fn unlink(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+    fn unlink(&self, py: Python<'_>, path: PathArgument) -> PyResult<()> {
         self.call(py, &path, |client| {
             let (parent, name) = parent_of(client, &path)?;
             client.unlink(parent, &name)
@@ -169,7 +171,13 @@ impl Export {
 
     /// Renames a file or directory. A file of the new name is replaced, unless `exclusive`.
     #[pyo3(signature = (path, new_path, *, exclusive=false))]
-    fn rename(&self, py: Python<'_>, path: PathBuf, new_path: PathBuf, exclusive: bool) -> PyResult<()> {
+    fn rename(
+        &self,
+        py: Python<'_>,
+        path: PathArgument,
+        new_path: PathArgument,
+        exclusive: bool,
+    ) -> PyResult<()> {
         let mode = if exclusive { RenameMode::NoReplace } else { RenameMode::Replace };
         self.call(py, &path, |client| {
             let (parent, name) = parent_of(client, &path)?;
@@ -179,13 +187,13 @@ impl Export {
     }
 
     /// Makes a file so many bytes long.
-    fn truncate(&self, py: Python<'_>, path: PathBuf, length: u64) -> PyResult<()> {
+    fn truncate(&self, py: Python<'_>, path: PathArgument, length: u64) -> PyResult<()> {
         let set = SetAttributes { len: Some(length), ..SetAttributes::default() };
         self.set_attributes(py, &path, &set)
     }
 
     /// Sets the times of a file to the server's time now.
-    fn touch(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+    fn touch(&self, py: Python<'_>, path: PathArgument) -> PyResult<()> {
         let now = Some(SetTime::Now);
         self.set_attributes(
             py,
@@ -195,15 +203,15 @@ impl Export {
     }
 
     /// Sets the permission bits of a file.
-    fn chmod(&self, py: Python<'_>, path: PathBuf, permissions: u32) -> PyResult<()> {
+    fn chmod(&self, py: Python<'_>, path: PathArgument, permissions: u32) -> PyResult<()> {
         self.set_attributes(py, &path, &SetAttributes { mode: Some(permissions), ..SetAttributes::default() })
     }
 
     /// Makes a symbolic link, which the server resolves within the exported directory.
-    fn symlink(&self, py: Python<'_>, target: OsString, path: PathBuf) -> PyResult<()> {
+    fn symlink(&self, py: Python<'_>, target: PathArgument, path: PathArgument) -> PyResult<()> {
         self.call(py, &path, |client| {
             let (parent, name) = parent_of(client, &path)?;
-            client.symlink(parent, &name, &target).map(|_| ())
+            client.symlink(parent, &name, target.as_os_str()).map(|_| ())
         })
     }
 

@@ -1,5 +1,6 @@
 //! Errors as exceptions. The classes are Python's own (`python/terrace/errors.py`), because they have two bases.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use pyo3::exceptions::PyOSError;
@@ -94,8 +95,13 @@ impl From<ClientError> for Failure {
             ClientError::Lost | ClientError::Protocol | ClientError::Full => "ConnectionLostError",
             ClientError::Nic(_) => "AccessError",
         };
-        Failure::Class(class, error.to_string())
+        Failure::Class(class, text_for_python(&error))
     }
+}
+
+/// An error's text. Where it names the options of the command, it names the argument.
+fn text_for_python(error: &impl Display) -> String {
+    error.to_string().replace("--addr or TERRACE_ADDR", "`local`")
 }
 
 impl From<ExportError> for Failure {
@@ -115,6 +121,6 @@ impl From<ExportError> for Failure {
             | ExportError::Full
             | ExportError::Invalid(_) => return Failure::Errno(error.errno(), None),
         };
-        Failure::Class(class, error.to_string())
+        Failure::Class(class, text_for_python(&error))
     }
 }

@@ -10,6 +10,8 @@
 //! | `operation` | the class `Operation`: an access that has begun |
 //! | `connection` | a client with the queue of its accesses |
 //! | `access` | an access, in steps of bounded length |
+//! | `arguments` | paths, times and hosts, as Python gives them |
+//! | `connecting` | connecting to a server, while signals are handled |
 //! | `export` | the class `Export`: a client of an exported directory |
 //! | `export_file` | the class `ExportFile` |
 //! | `attributes` | attributes of exported files as dictionaries |
@@ -24,8 +26,10 @@
 #![warn(missing_docs)]
 
 mod access;
+mod arguments;
 mod attributes;
 mod client;
+mod connecting;
 mod connection;
 mod export;
 mod export_file;

@@ -1,17 +1,16 @@
 //! An access that has begun.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use pyo3::exceptions::{PyTimeoutError, PyValueError};
+use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::access::Access;
+use crate::arguments::duration;
+use crate::connecting::SIGNALS_INTERVAL;
 use crate::connection::Connection;
-
-/// Signals are handled that often during a wait.
-const SIGNALS_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What an access returns.
 pub enum Outcome {
@@ -75,11 +74,8 @@ impl Operation {
     /// after `timeout` seconds; the access goes on then.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
-        let deadline = match timeout.map(Duration::try_from_secs_f64) {
-            None => None,
-            Some(Ok(timeout)) => Instant::now().checked_add(timeout),
-            Some(Err(error)) => return Err(PyValueError::new_err(format!("timeout: {error}"))),
-        };
+        let timeout = timeout.map_or(Ok(None), duration)?;
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         self.wait_until(py, deadline)
     }
 

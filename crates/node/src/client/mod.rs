@@ -176,7 +176,7 @@ impl Client {
     /// `NoRegion` if the server has no region of that name; `Lost` if the connection has ended.
     pub fn open(&self, name: &str) -> Result<Region<'_>, ClientError> {
         if !(1..=NAME_BYTES_MAX).contains(&name.len()) {
-            return Err(ClientError::NoRegion(name.into()));
+            return Err(ClientError::NoRegion(name.chars().take(NAME_BYTES_MAX).collect()));
         }
         let found = match self.link().call(Body::Find(name)) {
             Ok(Answer::Found(found)) => found,
