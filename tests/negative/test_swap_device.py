@@ -240,6 +240,11 @@ class Refusals(SwapDevice):
         self.refused("cannot listen at", "--memory-node", listen, "--size", "1M")
         self.assertEqual(self.socket.read_text(), "mine")
 
+    def test_a_node_with_more_memory_than_the_machine(self):
+        argv = [TERRACE, "memory-node", "--memory", "500G", "--listen", "127.0.0.1:0"]
+        outcome = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
+        assert_refused(self, outcome, REFUSED, "--memory: a budget of 536870912000 bytes is more than the")
+
     @unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "needs root and setpriv")
     def test_memory_that_may_not_be_locked(self):
         _, listen = self.node()

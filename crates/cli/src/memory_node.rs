@@ -8,7 +8,7 @@ use clap::Args;
 use terrace_far_memory::{ConnectError, MemoryNode, NodeConfig, NodeError, PAGE_BYTES, Scheme, node_status};
 use terrace_nic::{PathChoice, PortConfig};
 use terrace_node::{Metrics, ServeError};
-use terrace_pages::size;
+use terrace_pages::{PagesError, check_memory, size};
 
 use crate::log::LogOption;
 use crate::{json, output, pool, run, termination, values};
@@ -70,6 +70,9 @@ pub struct Options {
 /// An error of `terrace memory-node`.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryNodeError {
+    /// The machine or the control group has less memory.
+    #[error("--memory: {0}")]
+    Memory(#[from] PagesError),
     /// The node cannot be opened.
     #[error(transparent)]
     Node(#[from] NodeError),
@@ -102,6 +105,7 @@ pub fn memory_node(options: &Options) -> Result<(), MemoryNodeError> {
     };
     let termination = termination::block(&[]);
     options.log.install();
+    check_memory(memory, 0)?;
     let config = NodeConfig::new(memory, listen);
     let port = PortConfig { mtu: options.mtu, path: options.path, ..config.port.clone() };
     let budget_pages = options.budget.map(|bytes| bytes / PAGE_BYTES as u64);
