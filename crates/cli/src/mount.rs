@@ -1,5 +1,6 @@
 //! `terrace mount`: an export as a file system of this host.
 
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -95,6 +96,17 @@ impl FromStr for Source {
     }
 }
 
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Source { host, directory } = self;
+        // An IPv6 address stands in brackets.
+        match host.contains(':') {
+            true => write!(f, "[{host}]:/{}", directory.display()),
+            false => write!(f, "{host}:/{}", directory.display()),
+        }
+    }
+}
+
 /// Why nothing is mounted.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
@@ -163,7 +175,7 @@ pub fn mount(options: &Options) -> Result<(), MountError> {
     let config = MountConfig {
         root,
         mount_point: options.mount_point.clone(),
-        source: format!("{}:/{}", options.source.host, options.source.directory.display()),
+        source: options.source.to_string(),
         ttl: options.cache,
         serves_others: options.allow_other,
         is_read_only: options.read_only || client.is_read_only(),
@@ -241,6 +253,9 @@ mod tests {
         assert_eq!(parsed("a:/"), source("a", ""));
         assert_eq!(parsed("192.0.2.7:/x/y/"), source("192.0.2.7", "x/y"));
         assert_eq!(parsed("[2001:db8::1]:/x"), source("2001:db8::1", "x"));
+        for text in ["a:/", "192.0.2.7:/x/y", "[2001:db8::1]:/x"] {
+            assert_eq!(parsed(text).unwrap().to_string(), text);
+        }
         for invalid in ["", "a", "a:x", ":/x", "/x"] {
             assert!(parsed(invalid).is_err(), "{invalid}");
         }
