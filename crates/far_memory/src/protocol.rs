@@ -15,7 +15,7 @@ use crate::scheme::Scheme;
 use crate::status::NodeStatus;
 
 /// Version of the protocol: both ends must have the same.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// Bytes of a request line at most.
 pub(crate) const REQUEST_BYTES_MAX: usize = 4096;
 /// Bytes of an answer line at most.
@@ -92,6 +92,17 @@ impl Rounds {
     /// The slot of a round.
     pub fn slot(self, round: u32) -> u32 {
         round % self.slots()
+    }
+
+    /// Pages for those that rounds load or store. A client has so many rounds in flight at most, and all of these pages should be
+    /// in the processor's cache.
+    pub fn pages(self) -> u32 {
+        self.depth
+    }
+
+    /// The page that a round uses.
+    pub fn page(self, round: u32) -> u32 {
+        round % self.pages()
     }
 
     /// The index of a round's WAIT: the message's completion.
@@ -220,8 +231,7 @@ pub(crate) enum Grant {
         table: u64,
         /// What an unmapped store returns as the page's address if the pool is empty.
         empty: u64,
-        /// Where the pages of stores may be WRITten before their messages, a page for each slot: for mapped stores, and for
-        /// unmapped ones.
+        /// Where the pages of stores may be WRITten before their messages: for mapped stores, and for unmapped ones.
         pages: [SlabKey; 2],
     },
     /// The whole space is reserved.

@@ -33,7 +33,7 @@ pub(super) struct Sent {
 /// A message that has not been posted.
 #[derive(Clone, Copy, Debug)]
 struct Message {
-    slot: u32,
+    round: u32,
     args: Sge,
     /// The page of a store.
     page: Option<Sge>,
@@ -46,7 +46,7 @@ pub(super) struct ChainClient {
     endpoint: Endpoint,
     /// Address of the table's first entry.
     table: u64,
-    /// The node's pages of the slots, which take those of stores.
+    /// The node's pages of the rounds, which take those of stores.
     pages: SlabKey,
     /// The next round.
     round: u32,
@@ -97,7 +97,7 @@ impl ChainClient {
         &self.qp
     }
 
-    /// The node's pages of the slots.
+    /// The node's pages of the rounds.
     #[cfg(test)]
     pub fn pages(&self) -> SlabKey {
         self.pages
@@ -111,7 +111,7 @@ impl ChainClient {
         self.rounds.function
     }
 
-    /// Connects to the node's end, whose table and slots' pages these are.
+    /// Connects to the node's end, whose table and rounds' pages these are.
     pub fn connect(&mut self, path: Path, peer: Endpoint, table: u64, pages: SlabKey) -> Result<(), Error> {
         (self.table, self.pages) = (table, pages);
         rc::connect_persistently(&self.qp, self.endpoint, path, peer)
@@ -157,7 +157,7 @@ impl ChainClient {
         let at = self.slot_at(self.round);
         self.slots.write(at, args)?;
         self.batch.push(Message {
-            slot: self.rounds.slot(self.round),
+            round: self.round,
             args: self.slots.sge(at, args.len() as u32),
             page: call.page.filter(|_| self.rounds.function.takes_page()),
         });
@@ -179,7 +179,10 @@ impl ChainClient {
         let batch = std::mem::take(&mut self.batch);
         // A page and arguments are two packets, of which only those of equal length leave together. So all pages go first.
         let pages_first = self.qp.sends_to_network();
-        let pages = batch.iter().filter(|_| pages_first).filter_map(|message| message.write_page(self.pages));
+        let pages = batch
+            .iter()
+            .filter(|_| pages_first)
+            .filter_map(|message| message.write_page(self.rounds, self.pages));
         let messages = batch.iter().map(|message| message.send(!pages_first));
         let posted = self.qp.post_send(pages.chain(messages).map(Ok));
         posted.map_err(|(_, error)| error)
@@ -226,10 +229,10 @@ impl ChainClient {
 }
 
 impl Message {
-    /// Brings the page of a store to its slot at the node.
-    fn write_page(&self, slots: SlabKey) -> Option<SendWr> {
-        let va = slots.addr.wrapping_add(u64::from(self.slot) * PAGE_BYTES as u64);
-        let op = SendOp::Write { va, rkey: slots.rkey };
+    /// Brings the page of a store to its round's page at the node.
+    fn write_page(&self, rounds: Rounds, pages: SlabKey) -> Option<SendWr> {
+        let va = pages.addr.wrapping_add(u64::from(rounds.page(self.round)) * PAGE_BYTES as u64);
+        let op = SendOp::Write { va, rkey: pages.rkey };
         Some(request(op, Payload::Sge(self.page?), SendFlags::empty()))
     }
 

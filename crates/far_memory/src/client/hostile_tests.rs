@@ -178,11 +178,11 @@ fn one_sided_requests_are_refused() {
     }
 }
 
-/// A client may WRITE the pages of its slots, and nothing else.
+/// A client may WRITE the pages of its rounds, and nothing else.
 #[test]
-fn pages_of_slots_are_written_only() {
+fn pages_of_rounds_are_written_only() {
     for function in [Function::MappedStore, Function::UnmappedStore] {
-        for (is_read, offset) in [(true, 0), (false, 16 * PAGE_BYTES as u64 - 1), (false, u64::MAX)] {
+        for (is_read, offset) in [(true, 0), (false, 8 * PAGE_BYTES as u64 - 1), (false, u64::MAX)] {
             expelled_after(|scene| {
                 scene.access(function, is_read, |chain| {
                     (chain.pages().addr.wrapping_add(offset), chain.pages().rkey)

@@ -34,7 +34,7 @@ fn client_of(node: SocketAddr) -> Client {
 fn child() {
     let Ok(node) = std::env::var(NODE) else { return };
     let client = client_of(node.parse().expect("an address"));
-    let page_count = Rounds { function: Function::MappedStore, depth: DEPTH }.slots() as usize;
+    let page_count = Rounds { function: Function::MappedStore, depth: DEPTH }.pages() as usize;
     let buffer = client.buffer(page_count).expect("a buffer");
     let (qp, pages) = {
         let mut operations = client.operations.lock();

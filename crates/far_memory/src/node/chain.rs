@@ -32,7 +32,7 @@ const CQ_DEPTH: u32 = 64;
 /// Requests of a control queue in the transport.
 const CONTROL_DEPTH: u32 = 64;
 const SGES_MAX: u32 = 16;
-/// Address of the first slot's page, for the client's WRITEs.
+/// Address of the first round's page, for the client's WRITEs.
 const PAGES_BASE: u64 = 1 << 57;
 /// How long a client may take to finish what it WRITEs. One that is stopped takes longer.
 const PAGES_WAIT: Duration = Duration::from_millis(50);
@@ -60,7 +60,7 @@ pub(crate) struct Chain {
     echo: Owned<QueuePair>,
     messages: Owned<Cq>,
     endpoint: Endpoint,
-    /// The slots' pages, which the client WRITEs before its messages.
+    /// The rounds' pages, which the client WRITEs before its messages.
     pages: Option<Owned<Mr>>,
     /// The same memory for the chain's own READs.
     readable: Owned<Mr>,
@@ -123,14 +123,14 @@ impl Chain {
             reply: self.reply.qpn(),
         };
         for slot in 0..self.rounds.slots() {
-            let control = program::control(shared, self.rounds, places, objects, slot);
+            let control = program::control(shared, places, objects, slot);
             let posted = control.into_iter().map(|(entry, flags)| Ok((entry, flags, 0)));
             self.control.post_entries(posted).map_err(|(_, error)| error)?;
-            let (entry, flags) = program::reply(self.rounds.function, places, slot);
+            let (entry, flags) = program::reply(places, slot);
             self.reply.post_entries([Ok((entry, flags, 0))]).map_err(|(_, error)| error)?;
         }
         let receives = (0..self.rounds.slots())
-            .map(|slot| Ok(RecvWr { wr_id: 0, sges: program::receive(self.rounds, places, slot) }));
+            .map(|slot| Ok(RecvWr { wr_id: 0, sges: program::receive(places, slot) }));
         self.reply.post_receive_entries(receives).map_err(|(_, error)| error)?;
         Ok(())
     }
@@ -140,7 +140,7 @@ impl Chain {
         self.endpoint
     }
 
-    /// The slots' pages, if the client may WRITE them.
+    /// The rounds' pages, if the client may WRITE them.
     pub fn pages(&self) -> Option<SlabKey> {
         self.pages.as_ref().map(|pages| SlabKey { addr: pages.iova(), rkey: pages.rkey() })
     }
@@ -158,7 +158,7 @@ impl Chain {
         }
     }
 
-    /// Ends the client's access to the slots' pages, after [`Chain::stop`].
+    /// Ends the client's access to the rounds' pages, after [`Chain::stop`].
     ///
     /// # Errors
     /// EBUSY if the client is in the middle of a WRITE and does not go on.
@@ -266,7 +266,7 @@ impl Regions {
         let doorbell = take(2 * 64);
         let scratch = take(slots * 64);
         let has_pages = rounds.function != Function::Invalidate;
-        let pages = take(if has_pages { slots * PAGE_BYTES as u64 } else { 0 });
+        let pages = take(if has_pages { u64::from(rounds.pages()) * PAGE_BYTES as u64 } else { 0 });
         Regions { control, reply, recv, unused, doorbell, scratch, pages, end }
     }
 
@@ -296,7 +296,7 @@ impl Regions {
 
     fn places(&self, lkey: u32, rkey: u32, rounds: Rounds) -> Places {
         let Regions { control, reply, doorbell, scratch, pages, .. } = *self;
-        Places { lkey, rkey, blocks: rounds.function.blocks(), control, reply, doorbell, scratch, pages }
+        Places { lkey, rkey, control, reply, doorbell, scratch, pages, rounds }
     }
 }
 

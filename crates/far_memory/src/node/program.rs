@@ -7,7 +7,7 @@
 //!
 //! | chain | entries of a round, but for NOPs that fill up blocks |
 //! |---|---|
-//! | load | WAIT; READ the table's entry; *ENABLE*; READ the page into the slot's buffer; *ENABLE* the reply: WRITE the buffer |
+//! | load | WAIT; READ the table's entry; *ENABLE*; READ the page into the round's buffer; *ENABLE* the reply: WRITE the buffer |
 //! | mapped store | WAIT; READ the table's entry; *ENABLE*; WRITE the buffer into the page; *ENABLE* the reply |
 //! | unmapped store | WAIT; add to `head`; swap its bytes; *ENABLE*; take the element; swap its bytes; *ENABLE*; WRITE the page; map it; *ENABLE* the reply: WRITE its address |
 //! | invalidate | WAIT; take the table's entry; *ENABLE*; READ the page, which fails if it is none; add to `tail`; swap its bytes; *ENABLE*; WRITE the element; *ENABLE* the reply |
@@ -46,18 +46,17 @@ pub(crate) struct Places {
     /// Key of their memory for local elements, and for the chain's own READs.
     pub lkey: u32,
     pub rkey: u32,
-    /// Blocks of a round.
-    pub blocks: u32,
     pub control: u64,
     pub reply: u64,
     pub doorbell: u64,
     pub scratch: u64,
     pub pages: u64,
+    pub rounds: Rounds,
 }
 
 impl Places {
     fn block(&self, slot: u32, block: u64) -> u64 {
-        self.control + (u64::from(slot) * u64::from(self.blocks) + block) * 64
+        self.control + (u64::from(slot) * u64::from(self.rounds.function.blocks()) + block) * 64
     }
 
     fn reply(&self, slot: u32) -> u64 {
@@ -69,7 +68,7 @@ impl Places {
     }
 
     fn page(&self, slot: u32) -> Sge {
-        self.sge(self.pages + u64::from(slot) * PAGE_BYTES as u64, PAGE_BYTES as u32)
+        self.sge(self.pages + u64::from(self.rounds.page(slot)) * PAGE_BYTES as u64, PAGE_BYTES as u32)
     }
 
     fn sge(&self, addr: u64, length: u32) -> Sge {
@@ -104,14 +103,8 @@ pub(crate) fn wait_block(function: Function) -> u32 {
 type Entries = Vec<(SendEntry, SendFlags)>;
 
 /// The entries of a round of the control queue.
-pub(crate) fn control(
-    shared: &Shared<'_>,
-    rounds: Rounds,
-    places: &Places,
-    objects: Objects,
-    slot: u32,
-) -> Entries {
-    let program = Program { shared, places, slot };
+pub(crate) fn control(shared: &Shared<'_>, places: &Places, objects: Objects, slot: u32) -> Entries {
+    let (rounds, program) = (places.rounds, Program { shared, places, slot });
     let wait = (SendEntry::Wait { cqn: objects.messages, index: rounds.wait(slot) }, NONE);
     let barrier = || (SendEntry::EnableSend { qpn: objects.control, index: rounds.enable(slot) }, FENCE);
     let reply = (SendEntry::EnableSend { qpn: objects.reply, index: rounds.reply(slot) }, FENCE);
@@ -157,8 +150,8 @@ pub(crate) fn control(
 }
 
 /// The entry by which the client learns that its round is done.
-pub(crate) fn reply(function: Function, places: &Places, slot: u32) -> (SendEntry, SendFlags) {
-    let payload = match function {
+pub(crate) fn reply(places: &Places, slot: u32) -> (SendEntry, SendFlags) {
+    let payload = match places.rounds.function {
         Function::Load => Payload::Sge(places.page(slot)),
         Function::UnmappedStore => Payload::Sge(places.sge(places.block(slot, 12) + REMOTE, 8)),
         Function::MappedStore | Function::Invalidate => Payload::Inline(InlineData::new()),
@@ -168,7 +161,8 @@ pub(crate) fn reply(function: Function, places: &Places, slot: u32) -> (SendEntr
 }
 
 /// Where a message of the slot goes.
-pub(crate) fn receive(rounds: Rounds, places: &Places, slot: u32) -> SgeList {
+pub(crate) fn receive(places: &Places, slot: u32) -> SgeList {
+    let rounds = places.rounds;
     let blocks = Blocks::of(rounds.function);
     let ahead = rounds.slot(slot + rounds.depth);
     let mut sges = SgeList::from_slice(&[
@@ -209,7 +203,7 @@ impl Program<'_> {
         (request(op, Payload::Sge(Sge { length, ..into })), NONE)
     }
 
-    /// WRITEs the slot's buffer into a page.
+    /// WRITEs the round's buffer into a page.
     fn write_page(&self) -> (SendEntry, SendFlags) {
         let op = SendOp::Write { va: 0, rkey: self.shared.keys.write.rkey() };
         (request(op, Payload::Sge(self.places.page(self.slot))), NONE)
