@@ -131,11 +131,11 @@ impl Rounds {
 pub(crate) struct Args {
     /// Address of the table's entry.
     pub entry: u64,
+    /// Immediate data of the reply, as the client reads them.
+    pub cookie: u32,
     /// Where the reply's data go.
     pub reply_addr: u64,
     pub reply_rkey: u32,
-    /// Immediate data of the reply, as the client reads them.
-    pub cookie: u32,
     /// Index of the WAIT of round `n + depth`.
     pub wait: u32,
     pub enable: u32,
@@ -148,17 +148,10 @@ impl Args {
     pub fn emit(&self) -> [u8; ARGS_BYTES_MAX] {
         let mut bytes = [0; ARGS_BYTES_MAX];
         bytes[..8].copy_from_slice(&self.entry.to_be_bytes());
-        bytes[8..16].copy_from_slice(&self.reply_addr.to_be_bytes());
-        let words = [
-            self.reply_rkey,
-            u32::from_be(self.cookie),
-            self.wait,
-            self.enable,
-            self.reply,
-            self.doorbell,
-            self.enable,
-        ];
-        for (place, word) in bytes[16..].chunks_exact_mut(4).zip(words) {
+        bytes[8..12].copy_from_slice(&self.cookie.to_ne_bytes());
+        bytes[12..20].copy_from_slice(&self.reply_addr.to_be_bytes());
+        let words = [self.reply_rkey, self.wait, self.enable, self.reply, self.doorbell, self.enable];
+        for (place, word) in bytes[20..].chunks_exact_mut(4).zip(words) {
             place.copy_from_slice(&word.to_be_bytes());
         }
         bytes
@@ -261,9 +254,9 @@ mod tests {
     fn arguments_are_big_endian_in_the_order_in_which_receives_scatter_them() {
         let args = Args {
             entry: 0x0102_0304_0506_0708,
-            reply_addr: 9,
-            reply_rkey: 10,
-            cookie: 11u32.to_be(),
+            cookie: 9u32.to_be(),
+            reply_addr: 10,
+            reply_rkey: 11,
             wait: 12,
             enable: 13,
             reply: 14,

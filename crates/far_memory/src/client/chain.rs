@@ -142,9 +142,9 @@ impl ChainClient {
         };
         Args {
             entry: self.table.wrapping_add(call.index.wrapping_mul(ENTRY_BYTES)),
+            cookie: round.to_be(),
             reply_addr,
             reply_rkey,
-            cookie: round.to_be(),
             wait: rounds.wait(round.wrapping_add(rounds.depth)),
             enable: rounds.enable(round),
             reply: rounds.reply(round),

@@ -167,8 +167,8 @@ pub(crate) fn receive(places: &Places, slot: u32) -> SgeList {
     let ahead = rounds.slot(slot + rounds.depth);
     let mut sges = SgeList::from_slice(&[
         places.sge(places.block(slot, blocks.entry) + REMOTE, 8),
-        places.sge(places.reply(slot) + REMOTE, 12),
-        places.sge(places.reply(slot) + IMMEDIATE, 4),
+        // Immediate data, address and key lie side by side.
+        places.sge(places.reply(slot) + IMMEDIATE, 16),
         places.sge(places.block(ahead, blocks.wait) + INDEX, 4),
         places.sge(places.block(slot, blocks.enables[0]) + INDEX, 4),
         places.sge(places.block(slot, blocks.reply) + INDEX, 4),
