@@ -333,18 +333,18 @@ impl Requester {
 /// Completes a request: with an entry for every error, otherwise if it is signaled.
 pub(crate) fn complete(call: &Call<'_, impl Host>, wr: &SendWr, status: WcStatus, vendor_err: u32) {
     if status == WcStatus::Success {
-        return complete_success(call, wr, call.host);
+        return complete_success(call, wr, call.host, false);
     }
-    let entry = Succeeded { common: call, wr }.entry();
+    let entry = Succeeded { common: call, wr, is_direct: false }.entry();
     call.host.withdraw();
     call.host.complete_send(Wc { status, vendor_err, solicited: true, ..entry });
 }
 
-/// Completes a successful request.
+/// Completes a successful request, which packets carried or, with `is_direct`, the caller.
 #[inline(always)]
-pub(crate) fn complete_success(common: &Common, wr: &SendWr, host: &impl Host) {
+pub(crate) fn complete_success(common: &Common, wr: &SendWr, host: &impl Host, is_direct: bool) {
     if common.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED) {
-        host.complete_send(Succeeded { common, wr });
+        host.complete_send(Succeeded { common, wr, is_direct });
     }
 }
 
@@ -352,12 +352,13 @@ pub(crate) fn complete_success(common: &Common, wr: &SendWr, host: &impl Host) {
 struct Succeeded<'a> {
     common: &'a Common,
     wr: &'a SendWr,
+    is_direct: bool,
 }
 
 impl Completion for Succeeded<'_> {
     #[inline(always)]
     fn entry(self) -> Wc {
-        let Succeeded { common, wr } = self;
+        let Succeeded { common, wr, is_direct } = self;
         let row = Row::of(&wr.op);
         let byte_len = match row.answer {
             Answer::Value => ATOMIC_LEN,
@@ -376,6 +377,7 @@ impl Completion for Succeeded<'_> {
             flags: WcFlags::empty(),
             sl: 0,
             solicited: false,
+            is_direct,
         }
     }
 }
