@@ -159,8 +159,11 @@ impl Io {
     /// # Errors
     /// `QueueFull` if `depth` accesses are in flight.
     pub fn begin(&mut self, wr: SendWr, known: &Knowledge) -> Result<(), PostError> {
-        self.qp.prefetch(&wr.op);
-        self.session.post(wr, known)
+        let op = wr.op;
+        self.qp.prefetch(&op);
+        self.session.post(wr, known)?;
+        self.qp.prefetch_framed(&op);
+        Ok(())
     }
 
     /// Handles events, and executes the session's actions.
@@ -292,7 +295,9 @@ impl Io {
 
     fn store_pulled(&mut self, now: Time) {
         for pull in &mut self.pulls {
-            if pull.arrived.swap(false, Ordering::AcqRel) {
+            // Each access comes here. Only a load does not wait for the stores of the last copy (decision 41).
+            if pull.arrived.load(Ordering::Acquire) {
+                pull.arrived.store(false, Ordering::Relaxed);
                 self.counters.pulled_bytes += pull.store(now) as u64;
             }
         }
