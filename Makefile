@@ -247,8 +247,9 @@ endurance: build ## Run mixed load, faults and kills on eight processes for MINU
 	scripts/release.sh --package terrace-node --example endurance_client
 	$(PYTHON) tests/endurance/endurance.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-mount-tests: build ## Run pjdfstest, fsx, fio, SQLite, git and a build over `terrace mount`, with restarts of the server (ONLY=SUITE for one)
+mount-tests: build ## Run pjdfstest, fsx, fio, SQLite, git and a build over `terrace mount`, with restarts of the server (ONLY=SUITE for one; XFSTESTS=DIRECTORY: also xfstests, built there)
 	@scripts/setup.sh mount-tests
+	@$(if $(XFSTESTS),scripts/setup.sh xfstests)
 	$(PYTEST) --junit-xml=results/junit/mount.xml -v tests/mount
 	unshare --net sh -c 'ip link set lo up && $(PYTHON) tests/mount/suites.py $(ONLY)'
 

@@ -2,7 +2,7 @@
 # Prepares a machine for a target of the Makefile: checks the Rust toolchain, and installs missing packages with apt-get (Debian,
 # Ubuntu) or dnf (Fedora). Prints nothing if nothing is missing.
 #
-#   scripts/setup.sh build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|bench-pager|bench-mount|mount-tests|sanitize|pytest|nextest|fuzz|docs|lint|all-but-fuzz|all
+#   scripts/setup.sh build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|bench-pager|bench-mount|mount-tests|xfstests|sanitize|pytest|nextest|fuzz|docs|lint|all-but-fuzz|all
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -375,6 +375,8 @@ mount-tests)
     install_suite fsx 0.3.2
     install_suite pjdfstest 0.2.2
     ;;
+# What the programs of a built xfstests call.
+xfstests) install_packages acl attr bc e2fsprogs gawk perl psmisc util-linux xfsprogs ;;
 bench-mount) check_rust; install_packages $compiler $verbs fuse3 fio sshfs openssh-server openssh-client ;;
 sanitize) check_rust; install_packages $compiler $verbs valgrind ;;
 pytest) install_packages python3; install_pytest ;;
@@ -398,5 +400,5 @@ all-but-fuzz)
     "$0" profile || echo "setup: continues without profiles" >&2
     ;;
 all) "$0" all-but-fuzz && "$0" packages && "$0" docs && "$0" fuzz ;;
-*) fail "usage: $0 build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|bench-pager|bench-mount|mount-tests|sanitize|pytest|fuzz|docs|lint|all-but-fuzz|all" ;;
+*) fail "usage: $0 build|profile|packages|demo|test|conformance|conformance-programs|interop|bench|bench-peers|bench-filemr|bench-pager|bench-mount|mount-tests|xfstests|sanitize|pytest|fuzz|docs|lint|all-but-fuzz|all" ;;
 esac

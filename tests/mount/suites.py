@@ -12,6 +12,7 @@ import contextlib
 import filecmp
 import fnmatch
 import hashlib
+import os
 import pathlib
 import re
 import sqlite3
@@ -77,10 +78,14 @@ def compare(source, copy):
             raise Failed(f"{path} differs on the server")
 
 
+def read_exclusions(name):
+    """The names, or patterns, in a list of exclusions."""
+    lines = (HERE / name).read_text().splitlines()
+    return [line.split("|")[0].strip() for line in lines if line and not line.startswith("#")]
+
+
 def pjdfstest(options):
     """POSIX semantics, by the crate pjdfstest. Exactly the excluded cases fail."""
-    lines = (HERE / "exclusions.txt").read_text().splitlines()
-    excluded = [line.split("|")[0].strip() for line in lines if line and not line.startswith("#")]
     with place.mounted(others=True, loopback=options.loopback) as at, tempfile.NamedTemporaryFile("w") as config:
         config.write(f"[features]\nutime_now = {{}}\nutimensat = {{}}\n[settings]\nnaptime = 0.02\n"
                      f"allow_remount = false\n[dummy_auth]\nentries = {USERS}\n")
@@ -88,7 +93,7 @@ def pjdfstest(options):
         at.path.chmod(0o755)
         done = subprocess.run([TOOLS / "pjdfstest", "-c", config.name, "-p", at.path], stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, errors="replace", timeout=600, check=False)
-    return judge_pjdfstest(done.stdout, excluded)
+    return judge_pjdfstest(done.stdout, read_exclusions("exclusions.txt"))
 
 
 def judge_pjdfstest(output, excluded):
@@ -198,7 +203,31 @@ def build(options):
         return f"{len(kills)} restarts"
 
 
-SUITES = {suite.__name__: suite for suite in (files, pjdfstest, fsx, fio, sqlite, build)}
+def xfstests(options):
+    """xfstests' generic tests, from the directory XFSTESTS. No others fail than the excluded ones."""
+    directory = os.environ.get("XFSTESTS")
+    if not directory or options.loopback:
+        raise Failed("XFSTESTS is to name the directory of a built xfstests, which is run over an export")
+    done = subprocess.run(["unshare", "--mount", sys.executable, HERE / "xfstests.py", directory, "-g", "generic/quick"],
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=7200, check=False)
+    return judge_xfstests(done.stdout, read_exclusions("xfstests-exclusions.txt"))
+
+
+def judge_xfstests(output, excluded):
+    """The summary, if no others have failed than the excluded ones: which of these do depends on the machine and on the version."""
+    lists = {what: re.findall(rf"^{what}: (.*)$", output, re.MULTILINE) for what in ("Ran", "Not run", "Failures")}
+    if not lists["Ran"]:
+        raise Failed(output[-4000:])
+    ran, skipped, failed = ({name for line in names for name in line.split()} for names in lists.values())
+    if failed - set(excluded):
+        raise Failed(f"unexpected: {sorted(failed - set(excluded))}; what they say is in {ROOT}/results/xfstests")
+    passed = ran - failed - skipped
+    needless = sorted(passed & set(excluded))
+    return (f"{len(passed)} passed, {len(skipped)} ask for what is not there, {len(failed)} failed and are excluded"
+            + (f"; excluded ones that passed: {needless}" if needless else ""))
+
+
+SUITES = {suite.__name__: suite for suite in (files, pjdfstest, fsx, fio, sqlite, build, xfstests)}
 SHORT = ("files", "pjdfstest", "fsx", "fio", "sqlite")
 
 
@@ -211,7 +240,11 @@ def main():
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=", ".join(SUITES))
     options = parser.parse_args()
     passed = failed = 0
-    for name in options.suites or (SHORT if options.short else SUITES):
+    names = options.suites or (SHORT if options.short else SUITES)
+    if not options.suites and not options.short and "XFSTESTS" not in os.environ:
+        names = [name for name in names if name != "xfstests"]
+        print("xfstests: not run, XFSTESTS does not name the directory of a built xfstests", flush=True)
+    for name in names:
         begin = time.monotonic()
         try:
             said = SUITES[name](options)
