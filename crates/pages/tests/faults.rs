@@ -360,7 +360,7 @@ fn files_that_cannot_be_regions_are_refused_with_a_reason() {
     let first = open(Some(1 << 20)).unwrap();
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o077, 0, "a new file is its owner's alone: {mode:o}");
-    assert!(open(Some(1 << 20)).unwrap_err().to_string().contains("another server"));
+    assert!(open(Some(1 << 20)).unwrap_err().to_string().contains("this process has it locked"));
     drop(first);
     assert_eq!(open(None).unwrap().len_bytes(), 1 << 20);
     assert_eq!(open(Some(2 << 20)).unwrap().len_bytes(), 2 << 20, "grows");
