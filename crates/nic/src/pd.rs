@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use terrace_memory::{AccessError, Accessor, Advice};
-use terrace_shm::KeyMemo;
 use terrace_transport::Sge;
 
 use crate::device::{Device, Pd};
@@ -60,22 +59,8 @@ impl Pd {
     /// # Errors
     /// EINVAL for an unknown key, a range that is not within its region, or memory that is gone.
     pub fn copy_out(&self, sge: &Sge, offset: u64, out: &mut [u8]) -> Result<(), Error> {
-        self.copy_out_again(sge, &KeyMemo::default(), offset, out)
-    }
-
-    /// The same, by a key that most likely is that of the last access with this memo.
-    ///
-    /// # Errors
-    /// As for [`Pd::copy_out`].
-    pub(crate) fn copy_out_again(
-        &self,
-        sge: &Sge,
-        memo: &KeyMemo,
-        offset: u64,
-        out: &mut [u8],
-    ) -> Result<(), Error> {
         let who = Accessor::local(self.handle, 0);
-        let copied = self.device.memory.read_again(who, sge.lkey, memo, sge.addr.wrapping_add(offset), out);
+        let copied = self.device.memory.read(who, sge.lkey, sge.addr.wrapping_add(offset), out);
         copied.map_err(|_| Error::Invalid("no memory that local work requests may name"))
     }
 }

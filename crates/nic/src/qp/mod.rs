@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use terrace_memory::{Absence, Waker};
 use terrace_shm::PrefetchHint;
 use terrace_sync::{BiasedMutex, Guard};
-use terrace_transport::{Qp, QpAttr, QpAttrMask, QpCap, QpCounters, QpState, QpType, SendWr, Sge, Wc};
+use terrace_transport::{Qp, QpAttr, QpAttrMask, QpCap, QpCounters, QpState, QpType, SendWr, Wc};
 
 use crate::cq::Cq;
 use crate::device::{Device, Pd};
@@ -181,14 +181,6 @@ impl QueuePair {
     /// The protection domain.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
-    }
-
-    /// The same as [`Pd::copy_out`], for memory that its work requests name: finds the region sooner.
-    ///
-    /// # Errors
-    /// As for [`Pd::copy_out`].
-    pub fn copy_out(&self, sge: &Sge, offset: u64, out: &mut [u8]) -> Result<(), Error> {
-        self.pd.copy_out_again(sge, &self.keys.sent, offset, out)
     }
 
     /// Completion queue of send work requests.

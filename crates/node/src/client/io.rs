@@ -171,10 +171,10 @@ impl Io {
     /// # Errors
     /// If completions were lost.
     pub fn advance(&mut self, device: &Device, agent: &Agent) -> Result<(), Error> {
-        let now = device.now();
+        let (now, memory) = (device.now(), Memory(self.qp.pd().clone()));
         let arrived = &mut self.arrived;
         let taken = self.cq.take(COMPLETIONS_MAX, &mut |wc| arrived.push(*wc));
-        let is_server_lost = self.handle_arrived(now);
+        let is_server_lost = self.handle_arrived(now, &memory);
         taken?;
         if is_server_lost {
             agent.lock().connections.remove(self.link, "a fetch was not answered");
@@ -189,7 +189,7 @@ impl Io {
             self.session.handle_peer_gone();
         }
         self.store_pulled(now);
-        self.execute_actions(now);
+        self.execute_actions(now, &memory);
         if let Err(error) = self.begin_fetches() {
             agent.lock().connections.remove(self.link, &error.to_string());
         }
@@ -198,11 +198,11 @@ impl Io {
     }
 
     /// Handles the completions of both kinds of queue pairs. Returns whether a fetch has found that the server does not answer.
-    fn handle_arrived(&mut self, now: Time) -> bool {
+    fn handle_arrived(&mut self, now: Time, memory: &Memory) -> bool {
         let mut is_server_lost = false;
         for wc in self.arrived.drain(..) {
             if wc.qpn == self.qp.qpn() {
-                self.session.handle_completion(&wc, &Memory(&self.qp));
+                self.session.handle_completion(&wc, memory);
                 continue;
             }
             match self.fetches.handle_completion(&wc) {
@@ -219,8 +219,8 @@ impl Io {
         self.completed.drain(..)
     }
 
-    fn execute_actions(&mut self, now: Time) {
-        while let Some(action) = self.session.poll_action(now, &Memory(&self.qp)) {
+    fn execute_actions(&mut self, now: Time, memory: &Memory) {
+        while let Some(action) = self.session.poll_action(now, memory) {
             match action {
                 Action::Post(wr) => self.posts.push(wr),
                 Action::Call(call) => self.calls.push(call),
@@ -304,10 +304,10 @@ impl Io {
     }
 }
 
-/// The program's memory, as work requests of the queue pair may name it.
-struct Memory<'a>(&'a QueuePair);
+/// The program's memory, through the protection domain of the queue pair.
+struct Memory(Arc<Pd>);
 
-impl LocalMemory for Memory<'_> {
+impl LocalMemory for Memory {
     fn read(&self, sge: &Sge, offset: u64, out: &mut [u8]) -> Result<(), LocalError> {
         self.0.copy_out(sge, offset, out).map_err(|_| LocalError::Protection)
     }
