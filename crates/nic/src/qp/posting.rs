@@ -227,15 +227,6 @@ impl QueuePair {
         }
     }
 
-    /// Has the processor load the first line of an access to a region in frames, whose page's entry
-    /// [`QueuePair::prefetch`] has had it load. For callers that have other things to do before they post.
-    #[inline]
-    pub fn prefetch_framed(&self, op: &SendOp) {
-        if self.prefetch_hint.has_entries() {
-            self.lock().nic.local.prefetch_framed(op);
-        }
-    }
-
     /// Posts send work requests as a whole, and empties the list. When one of them is bad, or not all of them fit, none is
     /// posted, and the list stays as it is.
     pub fn post_send_batch(self: &Arc<Self>, wrs: &mut Vec<SendWr>) -> Result<(), Error> {

@@ -159,11 +159,8 @@ impl Io {
     /// # Errors
     /// `QueueFull` if `depth` accesses are in flight.
     pub fn begin(&mut self, wr: SendWr, known: &Knowledge) -> Result<(), PostError> {
-        let op = wr.op;
-        self.qp.prefetch(&op);
-        self.session.post(wr, known)?;
-        self.qp.prefetch_framed(&op);
-        Ok(())
+        self.qp.prefetch(&wr.op);
+        self.session.post(wr, known)
     }
 
     /// Handles events, and executes the session's actions.
@@ -295,9 +292,7 @@ impl Io {
 
     fn store_pulled(&mut self, now: Time) {
         for pull in &mut self.pulls {
-            // Each access comes here. Only a load does not wait for the stores of the last copy (decision 41).
-            if pull.arrived.load(Ordering::Acquire) {
-                pull.arrived.store(false, Ordering::Relaxed);
+            if pull.arrived.swap(false, Ordering::AcqRel) {
                 self.counters.pulled_bytes += pull.store(now) as u64;
             }
         }
