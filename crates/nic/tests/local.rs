@@ -142,7 +142,7 @@ fn work_requests_do_by_direct_access_what_they_do_by_packets() {
             qa.post_send([Ok(a.wr(6, last, 0, 8))]).expect("posted");
             let mut done = Vec::new();
             while done.last().is_none_or(|wc: &Wc| wc.wr_id != 6) {
-                done.push(Wc { qpn: 0, is_direct: false, ..a.completion() });
+                done.push(Wc { qpn: 0, ..a.completion() });
             }
             let memory = [&a, &b].map(|node| node.memory.bytes(0, 1 << 20));
             let after = qa.counters();

@@ -335,9 +335,6 @@ pub struct Wc {
     pub sl: u8,
     /// For a receive: whether the sender set the solicited event bit. Errors count as solicited.
     pub solicited: bool,
-    /// Of a send work request: it was carried out without packets, so a READ has brought the peer's memory itself, and
-    /// not what a NIC has answered.
-    pub is_direct: bool,
     pub status: WcStatus,
     /// The cause, for a status that several causes share; the wire's syndrome where there was one.
     pub vendor_err: u32,

@@ -28,7 +28,7 @@ impl Session {
         } else if post.range.is_none() {
             self.entries[index].wc = Some(*wc);
         } else {
-            self.inspect_read(index, &post, wc.is_direct, memory);
+            self.inspect_read(index, &post, memory);
         }
         self.complete_early(index);
         self.release_deferred_calls();
@@ -56,9 +56,8 @@ impl Session {
         failure.unwrap_or((wc.status, wc.vendor_err))
     }
 
-    /// Inspects the data of a READ, and requests the absent pages when all of its posts have completed. What was read
-    /// without packets is the peer's memory, whatever the data is.
-    fn inspect_read(&mut self, index: usize, post: &Post, is_direct: bool, memory: &impl LocalMemory) {
+    /// Inspects the data of a READ, and requests the absent pages when all of its posts have completed.
+    fn inspect_read(&mut self, index: usize, post: &Post, memory: &impl LocalMemory) {
         let entry = &mut self.entries[index];
         if entry.failure.is_some() || entry.route != Route::Checked {
             return;
@@ -68,8 +67,7 @@ impl Session {
         let (Some(region), SendOp::Read { va, .. }) = (&entry.region, entry.wr.op) else { return };
         let range = post.range.clone().unwrap_or(0..entry.length);
         let mtu_bytes = self.config.mtu_bytes.into();
-        let is_inspected = !is_direct || !entry.overwritten.is_empty();
-        if is_inspected && read::inspect(entry, region, range, mtu_bytes, memory, &mut suspects).is_err() {
+        if read::inspect(entry, region, range, mtu_bytes, memory, &mut suspects).is_err() {
             return self.fail(index, WcStatus::LocalProtection, 0);
         }
         // Before the request for the signature page, and after a refusal, bytes that match it are data.

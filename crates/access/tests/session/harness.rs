@@ -129,12 +129,6 @@ impl Harness {
         assert!(self.session.handle_completion(&wc, &self.local));
     }
 
-    /// Completes a post that was carried out without packets.
-    pub fn complete_direct(&mut self, wr: &SendWr) {
-        let wc = Wc { wr_id: wr.wr_id, is_direct: true, ..Wc::default() };
-        assert!(self.session.handle_completion(&wc, &self.local));
-    }
-
     pub fn done(&mut self, call: &Sent, status: Status) {
         assert!(self.session.handle_done(self.now, call.id, status));
     }

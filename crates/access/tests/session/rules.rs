@@ -90,27 +90,6 @@ fn one_chunk_of_each_packet_is_compared() {
 }
 
 #[test]
-fn what_was_read_without_packets_is_data_unless_an_earlier_call_overwrites_it() {
-    let mut harness = Harness::granted(Mode::OneSided);
-    harness.read(0, 2 * 4096, 0);
-    let (posts, _) = sort(&harness.actions());
-    harness.fill(&posts[0], &[0, 1]);
-    harness.complete_direct(&posts[0]);
-    assert_eq!(harness.completions(), [(1001, WcStatus::Success)]);
-    (0..2).for_each(|page| harness.read(page * 4096, 4096, 0));
-    let (posts, _) = sort(&harness.actions());
-    harness.fill(&posts[0], &[0]);
-    harness.complete_post(&posts[0]);
-    let (_, first) = sort(&harness.actions());
-    harness.complete_direct(&posts[1]);
-    assert_eq!(harness.actions().len(), 0);
-    harness.done(&first[0], Status::Ok);
-    let mut actions = harness.actions();
-    let (_, second) = sort(&actions.split_off(1));
-    assert_eq!(fetched(&second[0]).0, 4096);
-}
-
-#[test]
 fn suspect_pages_are_fetched_by_one_call_after_the_last_post() {
     let mut harness = Harness::granted(Mode::OneSided);
     harness.absent(&[1]);

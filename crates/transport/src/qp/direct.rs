@@ -36,7 +36,7 @@ impl Qp {
     #[inline(always)]
     pub fn complete_direct(&mut self, wr: &SendWr, host: &impl Host) {
         self.count_direct(wr.payload.len());
-        requester::complete_success(&self.common, wr, host, true);
+        requester::complete_success(&self.common, wr, host);
     }
 
     /// Counts an access of `len` bytes that was made without packets.

@@ -58,7 +58,7 @@ impl Requester {
             self.ack_deadline = None;
             self.reset_retries(call);
             for wqe in self.queue.iter() {
-                complete_success(call, &wqe.wr, call.host, false);
+                complete_success(call, &wqe.wr, call.host);
             }
             self.queue.retire_all();
         }
@@ -79,7 +79,7 @@ impl Requester {
                 if !wqe.is_done(to) {
                     break;
                 }
-                complete_success(call, &wqe.wr, call.host, false);
+                complete_success(call, &wqe.wr, call.host);
                 done += 1;
             }
             self.queue.retire(done);

@@ -333,18 +333,18 @@ impl Requester {
 /// Completes a request: with an entry for every error, otherwise if it is signaled.
 pub(crate) fn complete(call: &Call<'_, impl Host>, wr: &SendWr, status: WcStatus, vendor_err: u32) {
     if status == WcStatus::Success {
-        return complete_success(call, wr, call.host, false);
+        return complete_success(call, wr, call.host);
     }
-    let entry = Succeeded { common: call, wr, is_direct: false }.entry();
+    let entry = Succeeded { common: call, wr }.entry();
     call.host.withdraw();
     call.host.complete_send(Wc { status, vendor_err, solicited: true, ..entry });
 }
 
-/// Completes a successful request, which packets carried or, with `is_direct`, the caller.
+/// Completes a successful request.
 #[inline(always)]
-pub(crate) fn complete_success(common: &Common, wr: &SendWr, host: &impl Host, is_direct: bool) {
+pub(crate) fn complete_success(common: &Common, wr: &SendWr, host: &impl Host) {
     if common.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED) {
-        host.complete_send(Succeeded { common, wr, is_direct });
+        host.complete_send(Succeeded { common, wr });
     }
 }
 
@@ -352,13 +352,12 @@ pub(crate) fn complete_success(common: &Common, wr: &SendWr, host: &impl Host, i
 struct Succeeded<'a> {
     common: &'a Common,
     wr: &'a SendWr,
-    is_direct: bool,
 }
 
 impl Completion for Succeeded<'_> {
     #[inline(always)]
     fn entry(self) -> Wc {
-        let Succeeded { common, wr, is_direct } = self;
+        let Succeeded { common, wr } = self;
         let row = Row::of(&wr.op);
         let byte_len = match row.answer {
             Answer::Value => ATOMIC_LEN,
@@ -377,7 +376,6 @@ impl Completion for Succeeded<'_> {
             flags: WcFlags::empty(),
             sl: 0,
             solicited: false,
-            is_direct,
         }
     }
 }
