@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use terrace_transport::wqe_format::{BLOCK_BYTES, Control, SEGMENT_BYTES, SendEntry, decode_send, opcode};
+use terrace_transport::wqe_format::{BLOCK_BYTES, Control, SEGMENT_BYTES, SendEntry, decode_send};
 use terrace_transport::{InlineData, Payload, QpState, SendFlags, SendOp, SendWr, Time, WcStatus};
 
 use super::WorkQueues;
@@ -231,11 +231,9 @@ impl Turn<'_> {
         let Some(cq) = self.device.numbered_cqs.get(cqn) else {
             return self.fail(blocks, WcStatus::LocalQpOperation);
         };
-        if cq.wait_for_count(index, &self.queues.resume) {
-            return self.finish(blocks, flags);
-        }
+        let has_come = cq.wait_for_count(index, &self.queues.resume);
         self.state.waits = Some(Waits { count: cq, index, blocks, flags });
-        Step::Blocked
+        if has_come { Step::Executed } else { Step::Blocked }
     }
 
     fn enable_send(&self, qpn: u32, index: u32) -> Option<()> {
@@ -244,8 +242,7 @@ impl Turn<'_> {
         if !queue.init.is_managed {
             return None;
         }
-        // Its own entries follow in this turn.
-        if queue.enable(index as u16) && !Arc::ptr_eq(&target, self.qp) {
+        if queue.enable(index as u16) {
             self.device.runnable.add(&target);
         }
         Some(())
@@ -306,11 +303,6 @@ impl Turn<'_> {
         let blocks = control.blocks().min(queue.init.len);
         let decoded = match blocks {
             1 => decode_send(&first),
-            // The rest says nothing.
-            _ if control.opcode == opcode::NOP && control.blocks() == blocks => {
-                let payload = Payload::Inline(InlineData::new());
-                Ok((control, SendEntry::Request { op: SendOp::Nop, payload }))
-            }
             _ => {
                 // The first block is not read again: it may have changed, and then not fit the others.
                 let mut bytes: SmallVec<[u8; 4 * BLOCK_BYTES]> = SmallVec::from_slice(&first);
