@@ -59,8 +59,7 @@ struct Peer {
 /// The sockets of the thread that connects to same-host peers, and the peers at their other ends.
 pub(crate) struct Sockets {
     waits: Arc<OwnedFd>,
-    /// With the indexes of their GIDs.
-    listeners: Vec<(u8, OwnedFd)>,
+    listeners: Vec<OwnedFd>,
     spare: Spare,
     readers: Vec<PeerSocket>,
     /// How many peers were ever accepted.
