@@ -61,11 +61,7 @@ impl PagedRegion {
         }
         shard.make_dirty(&self.region, page);
         drop(shard);
-        let pinned = pin();
-        if self.engine.has_many_dirty() {
-            self.engine.to_write.request_search();
-        }
-        pinned
+        pin()
     }
 
     fn pieces(&self, range: HostRange) -> impl Iterator<Item = Piece> + use<> {
