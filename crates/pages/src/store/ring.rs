@@ -75,7 +75,7 @@ impl<R: RingRequest> Ring<R> {
 
     /// Passes each completed request to `each`, with the number of bytes moved, possibly fewer than requested.
     pub fn reap(&mut self, mut each: impl FnMut(R, Result<usize, Errno>)) {
-        self.run_task_work();
+        self.run_kernel_work();
         for entry in self.ring.completion() {
             let request = self.in_flight.remove(entry.user_data() as usize);
             each(
@@ -102,9 +102,13 @@ impl<R: RingRequest> Ring<R> {
     }
 
     /// Has the kernel complete requests whose IO has ended. Where it interrupts no thread for that (`COOP_TASKRUN`), it leaves
-    /// the rest of a request to the next system call of the thread that submitted it.
-    fn run_task_work(&mut self) {
-        if self.ring.submission().taskrun() {
+    /// the rest of a request to the next system call of the thread that submitted it. So it does with completions that
+    /// found the queue full: it keeps them, and the ring stays readable.
+    fn run_kernel_work(&mut self) {
+        let queue = self.ring.submission();
+        let is_due = queue.taskrun() || queue.cq_overflow();
+        drop(queue);
+        if is_due {
             // On failure the next system call does it.
             let _ = self.ring.submit();
         }
@@ -139,5 +143,38 @@ impl<R: RingRequest> Drop for Ring<R> {
             }
             self.reap(|_, _| {});
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use io_uring::opcode;
+
+    use super::*;
+
+    /// A request that ends as it is submitted.
+    struct Nothing;
+
+    // SAFETY: the entry names neither memory nor a descriptor.
+    unsafe impl RingRequest for Nothing {
+        fn entry(&self) -> squeue::Entry {
+            opcode::Nop::new().build()
+        }
+    }
+
+    #[test]
+    fn more_completions_than_the_queue_holds_are_reaped_without_another_submission() {
+        const COUNT: usize = 1000;
+        let mut ring = match Ring::open(8) {
+            Ok(ring) => ring,
+            Err(error) => return eprintln!("no io_uring on this system ({error}): not tested"),
+        };
+        ring.submit((0..COUNT).map(|_| Nothing));
+        let mut reaped = 0;
+        for _ in 0..COUNT {
+            ring.submit(std::iter::empty());
+            ring.reap(|_, result| reaped += usize::from(result == Ok(0)));
+        }
+        assert_eq!(reaped, COUNT);
     }
 }
