@@ -1,7 +1,8 @@
 //! A shard: some of the frames, and the pages that may be in them. All changes of these pages' states are made with the
 //! shard locked. The lock is never held while a thread waits.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -60,7 +61,9 @@ pub(crate) struct Shard {
     /// Pages that are being written back.
     pub(crate) writing: HashSet<PageKey>,
     /// Pages whose last write-back failed.
-    pub(crate) unwritable: HashSet<PageKey>,
+    pub(crate) unwritable: BTreeSet<PageKey>,
+    /// The one of them that was tried again last.
+    tried_again: PageKey,
     /// Frames of such pages that are in no queue: they would be chosen to leave again and again.
     parked: HashSet<u32>,
     pub(crate) leaving: Vec<Leaving>,
@@ -89,7 +92,8 @@ impl Shard {
             unclaimed,
             fills: HashMap::new(),
             writing: HashSet::new(),
-            unwritable: HashSet::new(),
+            unwritable: BTreeSet::new(),
+            tried_again: PageKey { slot: 0, page: 0 },
             parked: HashSet::new(),
             leaving: Vec::new(),
             starved: Starved::default(),
@@ -259,6 +263,16 @@ impl Shard {
         } else if !is_written && self.unwritable.insert(key) {
             region.count_unwritable();
         }
+    }
+
+    /// Up to so many pages whose last write-back failed, in turn: those that never succeed keep no others from being tried
+    /// again.
+    pub(crate) fn next_unwritable(&mut self, count_max: usize) -> Vec<PageKey> {
+        let later = self.unwritable.range((Excluded(self.tried_again), Unbounded));
+        let earlier = self.unwritable.range(..=self.tried_again);
+        let next: Vec<PageKey> = later.chain(earlier).take(count_max).copied().collect();
+        self.tried_again = next.last().copied().unwrap_or(self.tried_again);
+        next
     }
 
     /// Makes a page writable that is mapped for reads.

@@ -90,6 +90,31 @@ fn a_region_that_cannot_be_written_refuses_writes_to_other_pages_and_can_be_read
     assert!(file[3 * 4096..4 * 4096].iter().all(|byte| *byte == 7));
 }
 
+#[test]
+fn pages_that_can_never_be_written_keep_no_others_from_being_tried_again() {
+    let scratch = Scratch::new("never-written").with_numbered_pages(600);
+    let store = faulty(Faults { seed: 1, write_errors_permille: 1000, ..Faults::default() });
+    let shorter = Served::new(&scratch, PagesConfig { store: store.clone(), ..scratch.config(2048) }, None);
+    let file = BackingFile::open(&scratch.0.join("other"), Some(8 * PAGE)).unwrap();
+    let other = Served::of(shorter.pages.clone(), file);
+    for page in 0..600 {
+        shorter.write(page * PAGE, &[9; 4096]).unwrap();
+    }
+    for page in 0..8 {
+        other.write(page * PAGE, &[9; 4096]).unwrap();
+    }
+    std::fs::File::options().write(true).open(scratch.file()).unwrap().set_len(0).unwrap();
+    assert_eq!(shorter.flush(0, 600 * PAGE), Err(AccessError::Flush));
+    assert_eq!(other.flush(0, 8 * PAGE), Err(AccessError::Flush));
+    store.heal(true);
+    let started = Instant::now();
+    while other.region.stats().is_failing {
+        assert!(started.elapsed() < Duration::from_secs(20), "the other region's pages are tried again");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(shorter.region.stats().is_failing);
+}
+
 /// A region all of whose frames are dirty, and whose file cannot be written any more.
 fn full_of_unwritable_pages(scratch: &Scratch) -> Served {
     let store = faulty(Faults { seed: 1, write_errors_permille: 1000, ..Faults::default() });

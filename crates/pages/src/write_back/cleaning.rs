@@ -92,9 +92,8 @@ impl Engine {
         for shard in self.shards() {
             let (regions, tickets) = {
                 let mut shard = shard.lock();
-                let keys: Vec<PageKey> = shard.unwritable.iter().copied().take(BATCH_PAGES).collect();
                 let mut tickets = Vec::new();
-                for key in keys {
+                for key in shard.next_unwritable(BATCH_PAGES) {
                     let Some(region) = shard.regions.get(&key.slot).cloned() else { continue };
                     let entry = region.table.entry(key.page);
                     if entry.is_readable() {

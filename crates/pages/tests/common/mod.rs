@@ -97,8 +97,12 @@ pub struct Served {
 
 impl Served {
     pub fn new(scratch: &Scratch, config: PagesConfig, size: Option<u64>) -> Served {
-        let pages = Pages::open(config).unwrap();
-        let region = pages.add(BackingFile::open(&scratch.file(), size).unwrap()).unwrap();
+        Served::of(Pages::open(config).unwrap(), BackingFile::open(&scratch.file(), size).unwrap())
+    }
+
+    /// Another region of a pool.
+    pub fn of(pages: Arc<Pages>, file: BackingFile) -> Served {
+        let region = pages.add(file).unwrap();
         let woken = Arc::new(AtomicUsize::new(0));
         let counted = woken.clone();
         Served { region, pages, waker: Arc::new(move || _ = counted.fetch_add(1, Ordering::Relaxed)), woken }
