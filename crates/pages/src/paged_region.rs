@@ -61,7 +61,11 @@ impl PagedRegion {
         }
         shard.make_dirty(&self.region, page);
         drop(shard);
-        pin()
+        let pinned = pin();
+        if self.engine.has_many_dirty() {
+            self.engine.to_write.request_search();
+        }
+        pinned
     }
 
     fn pieces(&self, range: HostRange) -> impl Iterator<Item = Piece> + use<> {

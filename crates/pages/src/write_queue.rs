@@ -26,6 +26,8 @@ struct State {
     is_starved: bool,
     is_closed: bool,
     searched_at: Option<Instant>,
+    /// Threads that look for dirty pages again within a period.
+    periodic_count: usize,
 }
 
 /// What a thread does next.
@@ -51,6 +53,17 @@ impl WriteQueue {
         }
     }
 
+    /// Wakes a thread because many frames are dirty, unless one is about to look for dirty pages.
+    pub(crate) fn request_search(&self) {
+        let mut state = self.state.lock();
+        if state.is_starved || state.periodic_count > 0 {
+            return;
+        }
+        state.is_starved = true;
+        drop(state);
+        self.more.notify_one();
+    }
+
     /// Stops the threads once the flushes have ended.
     pub(crate) fn close(&self) {
         self.state.lock().is_closed = true;
@@ -74,7 +87,9 @@ impl WriteQueue {
                 self.more.wait(&mut state);
                 continue;
             }
+            state.periodic_count += 1;
             self.more.wait_for(&mut state, PERIOD);
+            state.periodic_count -= 1;
             if state.flushes.is_empty() && !state.is_closed {
                 return Job::Clean;
             }

@@ -5,6 +5,7 @@ mod common;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use common::{PAGE, Scratch, Served, numbered};
 use terrace_hostmem::AtomicOp;
@@ -246,4 +247,24 @@ fn resident_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn pages_are_written_back_before_all_frames_are_dirty_although_no_write_misses() {
+    let scratch = Scratch::new("hits-only").with_numbered_pages(200);
+    let served = Served::new(&scratch, scratch.config(256), None);
+    for page in 0..200 {
+        served.read(page * PAGE, 8).unwrap();
+    }
+    let started = Instant::now();
+    for page in 0..200 {
+        // A write-back that begins between the two looks at the page refuses a write.
+        while !served.try_write(page * PAGE, &[9; 8]) {
+            assert!(started.elapsed() < Duration::from_secs(20), "page {page} is in memory");
+        }
+    }
+    while served.pages.stats().dirty_bytes > 128 * PAGE {
+        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", served.pages.stats());
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
