@@ -227,10 +227,10 @@ impl Engine {
         self.fail_starved_of(|_| true, |key| key.slot == region.slot, |_| AccessError::Fault);
     }
 
-    /// Fails the parts that wait for frames in shards that have pages that cannot be written, if one has waited for
-    /// longer than this.
-    pub(crate) fn fail_starved_of_failing(&self, patience: Duration) {
-        let is_stuck = |shard: &Shard| !shard.unwritable.is_empty() && shard.starved.have_waited(patience);
+    /// Fails the parts that wait for frames in shards that have pages that cannot be written, or no memory, if one has waited
+    /// for longer than this.
+    pub(crate) fn fail_starved_of_stuck(&self, patience: Duration) {
+        let is_stuck = |shard: &Shard| shard.is_stuck() && shard.starved.have_waited(patience);
         self.fail_starved_of(
             is_stuck,
             |_| true,

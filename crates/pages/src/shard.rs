@@ -275,6 +275,11 @@ impl Shard {
         next
     }
 
+    /// Whether accesses may wait for frames for as long as a disk is full or fails, or the system has too little memory.
+    pub(crate) fn is_stuck(&self) -> bool {
+        !self.unwritable.is_empty() || self.policy.has_free() && self.pool.is_out_of_memory()
+    }
+
     /// Makes a page writable that is mapped for reads.
     pub(crate) fn make_dirty(&mut self, region: &Region, page: u64) {
         let entry = region.table.entry(page);

@@ -3,6 +3,8 @@
 mod common;
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -146,6 +148,49 @@ fn accesses_fail_when_no_page_can_leave_because_none_can_be_written() {
     assert_eq!(served.read(300 * PAGE, 8), Err(AccessError::NoSpace));
     assert!(started.elapsed() > Duration::from_millis(900), "a failure that passes is waited for");
     assert_eq!(served.read(0, 8).unwrap(), [9; 8], "in memory");
+}
+
+/// A small file system in memory. It is unmounted at the end.
+struct SmallMemory(PathBuf);
+
+impl SmallMemory {
+    /// `None` without the right to mount.
+    fn mount(at: PathBuf, size: &str) -> Option<SmallMemory> {
+        std::fs::create_dir(&at).unwrap();
+        let mount =
+            Command::new("mount").args(["-t", "tmpfs", "-o", size, "tmpfs"]).arg(&at).output().unwrap();
+        mount.status.success().then_some(SmallMemory(at))
+    }
+}
+
+impl Drop for SmallMemory {
+    fn drop(&mut self) {
+        Command::new("umount").arg("--lazy").arg(&self.0).status().unwrap();
+    }
+}
+
+#[test]
+fn accesses_fail_while_the_system_has_no_memory_for_the_frames_and_succeed_when_it_has() {
+    let scratch = Scratch::new("memory").with_numbered_pages(64);
+    let Some(memory) = SmallMemory::mount(scratch.0.join("memory"), "size=8m") else {
+        return eprintln!("no right to mount a file system: not tested");
+    };
+    let config = PagesConfig { directory: Some(memory.0.clone()), ..scratch.config(512) };
+    let served = Served::new(&scratch, config, None);
+    let others = memory.0.join("others");
+    let filled = std::fs::write(&others, vec![1; 8 << 20]);
+    assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    let read = served.begin_read(0, 8);
+    let started = Instant::now();
+    while read.outcome().is_none() {
+        served.pages.advance();
+        assert!(started.elapsed() < Duration::from_secs(20), "the access ends");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(read.outcome(), Some(Err(AccessError::Device)));
+    assert!(started.elapsed() > Duration::from_millis(900), "a lack that passes is waited for");
+    std::fs::remove_file(&others).unwrap();
+    assert_eq!(served.read(0, 4096).unwrap(), numbered(0));
 }
 
 #[test]

@@ -35,7 +35,8 @@ pub(crate) struct Pool {
     /// A bit for each chunk whose memory is allocated: an access to other frames could be a SIGBUS.
     allocated: Box<[AtomicU64]>,
     dirty_count: AtomicUsize,
-    is_full: AtomicBool,
+    /// The last allocation has failed.
+    is_out_of_memory: AtomicBool,
     /// Descriptions of the file that same-host peers get, to write and to read. They do not hold the pool's lock, but
     /// one that says that peers may have the frames mapped.
     shared: [OwnedFd; 2],
@@ -158,7 +159,7 @@ impl Pool {
             counters,
             allocated: zeros(count.div_ceil(CHUNK_FRAMES).div_ceil(64)),
             dirty_count: AtomicUsize::new(0),
-            is_full: AtomicBool::new(false),
+            is_out_of_memory: AtomicBool::new(false),
             shared,
         };
         let dirty_count =
@@ -222,13 +223,19 @@ impl Pool {
         let len = CHUNK_BYTES.min(end - offset);
         let allocated = rustix::fs::fallocate(&self.file, FallocateFlags::empty(), offset, len);
         if let Err(error) = allocated {
-            if !self.is_full.swap(true, Ordering::Relaxed) {
+            if !self.is_out_of_memory.swap(true, Ordering::Relaxed) {
                 tracing::warn!(%error, "the system has less memory than the budget: the pool of pages stays smaller");
             }
             return false;
         }
         word.fetch_or(bit, Ordering::Relaxed);
+        self.is_out_of_memory.store(false, Ordering::Relaxed);
         true
+    }
+
+    /// Whether the system had no memory for a frame when it was last asked.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        self.is_out_of_memory.load(Ordering::Relaxed)
     }
 
     fn word(&self, frame: u32) -> &AtomicU64 {

@@ -136,6 +136,11 @@ impl S3Fifo {
         self.free.push(&mut self.links, slot);
     }
 
+    /// Whether there are frames without a page.
+    pub fn has_free(&self) -> bool {
+        self.free.len() > 0
+    }
+
     /// Takes a frame without a page.
     pub fn take_free(&mut self) -> Option<u32> {
         self.free.pop(&mut self.links)

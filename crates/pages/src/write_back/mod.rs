@@ -6,7 +6,8 @@
 //!
 //! A page that cannot be written stays dirty and in memory, so each FLUSH that includes it fails until it is written. It
 //! is tried again several times a second. Meanwhile its region accepts no write that would make another page dirty, and
-//! an access that finds no frame fails after a second: otherwise one full disk would block all regions.
+//! an access that finds no frame fails after a second: otherwise one full disk would block all regions. So does an access
+//! for which the system has no memory, although the pool has a frame for it.
 //!
 //! After a failed sync, all pages of the region in memory are dirty again ([`crate::file_syncs`]).
 //!
@@ -25,8 +26,8 @@ use std::time::Duration;
 use crate::engine::Engine;
 use crate::write_queue::{Job, PERIOD};
 
-/// For how long accesses wait for frames while write-backs fail.
-const FAILING_PATIENCE: Duration = Duration::from_secs(1);
+/// For how long accesses wait for frames while write-backs fail, or the system has no memory.
+const STUCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A thread's main loop.
 pub(crate) fn run(engine: &Engine) {
@@ -37,10 +38,13 @@ pub(crate) fn run(engine: &Engine) {
             Job::Flush(access) => wakes_periodically |= !engine.carry_out_flush(&access),
             Job::Clean => {
                 let is_failing = engine.retry_unwritable() | engine.clean_laundry();
-                wakes_periodically = is_failing || engine.has_starved();
+                let has_starved = engine.has_starved();
+                wakes_periodically = is_failing || has_starved;
                 wakes_periodically |= engine.has_many_dirty() && !engine.clean_ahead();
+                if has_starved {
+                    engine.fail_starved_of_stuck(STUCK_PATIENCE);
+                }
                 if is_failing {
-                    engine.fail_starved_of_failing(FAILING_PATIENCE);
                     std::thread::sleep(PERIOD);
                 }
             }
