@@ -255,9 +255,10 @@ class SlowStorage(unittest.TestCase):
 class StoppedAtTheStart(unittest.TestCase):
     """The server is stopped before the client's first request, for longer than the client waits for an answer to its datagrams."""
 
-    STOPPED_S = 3.5
+    STOPPED_S = 4.5
 
-    def run_requests(self, transport):
+    def stopped_before(self, transport, post):
+        """A server that stops before `post` of the client, and goes on."""
         directory = self.enterContext(tempfile.TemporaryDirectory(dir="/var/tmp"))
         options = ("--path", transport, "--nic", "commodity")
         server, client = Endpoint("127.0.3.11", *options, "--dram", DRAM, "--swap", directory), Endpoint("127.0.3.12", *options)
@@ -266,6 +267,7 @@ class StoppedAtTheStart(unittest.TestCase):
             end("open")
         remote = server.mr("region", "anon", REGION)
         server("fill", "region", 0, REGION, SEED)
+        server("word", "region", 5 * PAGE, 40)
         client.mr("buffer", "anon", REGION)
         client("fill", "buffer", PAGE, PAGE, 9)
         procs.wait_until(lambda: pages_of(server)["resident_bytes"] <= 2 * MIB, "pages leave")
@@ -274,22 +276,47 @@ class StoppedAtTheStart(unittest.TestCase):
         server.process.send_signal(signal.SIGSTOP)
         self.addCleanup(server.process.send_signal, signal.SIGCONT)
         procs.wait_until(lambda: thread_states(server.pid) == {"T"}, "all threads are stopped")
-        # Two pages that have left.
-        client("post", "q", "read", 1, "buffer", 0, PAGE, remote["addr"] + PAGE, remote["rkey"])
-        client("post", "q", "write", 2, "buffer", PAGE, PAGE, remote["addr"] + 3 * PAGE, remote["rkey"])
+        post(client, remote)
         time.sleep(self.STOPPED_S)
         self.assertEqual(client.poll("q", 1, 0), [], "nobody has told the client that the memory is present")
         server.process.send_signal(signal.SIGCONT)
+        return server, client, remote
+
+    def run_requests(self, transport):
+        def post(client, remote):
+            # Two pages that have left.
+            client("post", "q", "read", 1, "buffer", 0, PAGE, remote["addr"] + PAGE, remote["rkey"])
+            client("post", "q", "write", 2, "buffer", PAGE, PAGE, remote["addr"] + 3 * PAGE, remote["rkey"])
+
+        server, client, _ = self.stopped_before(transport, post)
         self.assertEqual(client.poll("q", 2, 20), [(1, SUCCESS), (2, SUCCESS)])
         self.assertEqual(client("check", "buffer", 0, PAGE, SEED, f"from={PAGE}")["differ"], 0)
         self.assertEqual(server("check", "region", 3 * PAGE, PAGE, 9, f"from={PAGE}")["differ"], 0)
         self.assertGreater(client.stat()["np"]["fallback_signature"], 0)
+
+    def run_atomics(self, transport):
+        def post(client, remote):
+            for number in (1, 2):
+                client("post", "q", "add", number, "buffer", 0, 8, remote["addr"] + 5 * PAGE, remote["rkey"], "add=1")
+
+        server, client, remote = self.stopped_before(transport, post)
+        self.assertEqual(client.poll("q", 2, 20), [(1, SUCCESS), (2, SUCCESS)])
+        self.assertEqual((client("word", "buffer", 0)["value"], server("word", "region", 5 * PAGE)["value"]), (41, 42))
+        client("post", "q", "read", 3, "buffer", 0, PAGE, remote["addr"] + PAGE, remote["rkey"])
+        self.assertEqual(client.poll("q", 1, 20), [(3, SUCCESS)])
+        self.assertEqual(client("check", "buffer", 0, PAGE, SEED, f"from={PAGE}")["differ"], 0)
 
     def test_its_absent_memory_is_not_taken_for_present_by_udp(self):
         self.run_requests("udp")
 
     def test_its_absent_memory_is_not_taken_for_present_within_the_host(self):
         self.run_requests("local")
+
+    def test_nor_by_atomics_alone_by_udp(self):
+        self.run_atomics("udp")
+
+    def test_nor_by_atomics_alone_within_the_host(self):
+        self.run_atomics("local")
 
 
 class StoppedInACopy(unittest.TestCase):

@@ -6,6 +6,7 @@
 //!     |                               |  refused, or silent although            |
 //!     |                               |  its device acknowledges packets        |
 //!     |                               +-----------------> Plain                 | the control queue pair fails
+//!     | <-------- no request waits ---+                                         |
 //!     +-- Join of the peer -------------------------> Connected                 v
 //!                                     |  busy for too long                    Failed
 //!                                     +---------------------------------------> ^

@@ -148,13 +148,11 @@ impl State {
     /// The knowledge of a key; asks the peer if there is none.
     fn look_up(&mut self, qp: &Arc<QueuePair>, now: Time, rkey: u32) -> Knowledge {
         let (knowledge, is_new) = self.keys.look_up(rkey);
-        if is_new {
-            if self.link == LinkState::Idle {
-                self.link = LinkState::join(now, qp.qpn());
-            }
-            if let (LinkState::Connected, Some(control)) = (self.link, &mut self.control) {
-                control.send(&Message { id: rkey.into(), body: Body::Describe(rkey) }, false);
-            }
+        if matches!(knowledge, Knowledge::Unknown) && self.link == LinkState::Idle {
+            self.link = LinkState::join(now, qp.qpn());
+        }
+        if let (true, LinkState::Connected, Some(control)) = (is_new, self.link, &mut self.control) {
+            control.send(&Message { id: rkey.into(), body: Body::Describe(rkey) }, false);
         }
         knowledge
     }

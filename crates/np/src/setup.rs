@@ -21,10 +21,10 @@ impl State {
         match self.link.poll(now) {
             Due::Nothing => {}
             Due::Test => {
-                let is_requested =
-                    self.outgoing.as_mut().is_some_and(|outgoing| outgoing.initiator.request_proof());
-                if !is_requested {
-                    self.link.note_running();
+                let outgoing = self.outgoing.as_mut();
+                if !outgoing.is_some_and(|outgoing| outgoing.initiator.request_proof()) {
+                    // No request waits any more. The next one that does begins anew.
+                    self.link = LinkState::Idle;
                 }
             }
             Due::Silent => {

@@ -194,6 +194,11 @@ bitflags! {
         /// A later request is posted soon whose answer acknowledges this one, too: this one requests an ACK only if no answer to an
         /// earlier one is due. For protocols above the queue pair.
         const ANSWERED_LATER = 1 << 27;
+        /// The peer's device has to answer: packets carry the request, even where the peer's memory is accessible without them. For protocols
+        /// above the queue pair.
+        const BY_PACKETS = 1 << 26;
+        /// The flags that programs do not have.
+        const OF_PROTOCOLS = SendFlags::ANSWERED_LATER.bits() | SendFlags::BY_PACKETS.bits();
         /// The request follows all earlier ones.
         const ORDER_BEFORE = 1 << 28;
         /// All later requests follow this one.

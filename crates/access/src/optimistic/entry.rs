@@ -158,6 +158,19 @@ impl Entry {
         is_its
     }
 
+    /// A request that the peer permits if it permits this one, and that changes nothing. `None` for one that accesses no memory of the
+    /// peer.
+    pub(super) fn proof(&self) -> Option<SendOp> {
+        let Remote { va, rkey, .. } = *self.remote.as_ref()?;
+        Some(match self.wr.op {
+            SendOp::Read { .. } => SendOp::Read { va, rkey },
+            SendOp::Write { .. } | SendOp::WriteImm { .. } | SendOp::AtomicWrite { .. } => {
+                SendOp::Write { va, rkey }
+            }
+            _ => SendOp::FetchAdd { va, rkey, add: 0 },
+        })
+    }
+
     /// The elements of its scatter/gather list; none for a payload outside the program's memory.
     pub(super) fn sges(&self) -> &[Sge] {
         self.wr.payload.sges().unwrap_or_default()

@@ -232,7 +232,7 @@ enum What {
         hold: Option<u64>,
     },
     Versions(VersionRead),
-    /// This, for no bytes ([`Initiator::request_proof`]).
+    /// This, which changes nothing ([`Initiator::request_proof`]).
     Proof(SendOp),
 }
 
@@ -355,16 +355,13 @@ impl Initiator {
         }
     }
 
-    /// Requests a proof that the peer's device runs: one that knows nothing of the protocol acknowledges a request for no bytes, and a
-    /// peer that is stopped does not. The request is of the kind of the oldest one whose region is unknown, so that the peer permits it if
-    /// it permits that one. False if none can be made: an atomic has no bytes to leave out.
+    /// Requests a proof that the peer's device runs: one that knows nothing of the protocol acknowledges a request that changes nothing,
+    /// and a peer that is stopped does not. The request is of the kind of the oldest one whose region is unknown, so that the peer permits
+    /// it if it permits that one: a READ or WRITE for no bytes, or an addition of 0. It goes by packets, which a stopped peer on the same
+    /// host does not answer. False if no request waits.
     pub fn request_proof(&mut self) -> bool {
-        let unknown = self.entries.iter().filter(|entry| entry.is_unknown && entry.failure.is_none());
-        let op = unknown.map(|entry| entry.wr.op).find_map(|op| match op {
-            SendOp::Read { .. } | SendOp::Write { .. } => Some(op),
-            SendOp::WriteImm { va, rkey, .. } => Some(SendOp::Write { va, rkey }),
-            _ => None,
-        });
+        let oldest = self.entries.iter().find(|entry| entry.is_unknown && entry.failure.is_none());
+        let op = oldest.and_then(Entry::proof);
         self.unposted.extend(op.map(|op| Post::new(What::Proof(op))));
         op.is_some()
     }
@@ -493,10 +490,7 @@ impl Initiator {
                 entry.part(post.token, range, notice)
             }
             What::Versions(read) => self.checks.post(post.token, read, &self.config.scratch, now),
-            What::Proof(op) => {
-                let (op, payload) = (*op, Payload::Sges(SgeList::new()));
-                SendWr { wr_id: post.token, op, payload, flags: SendFlags::SIGNALED, target: None }
-            }
+            What::Proof(op) => self.config.scratch.proof(post.token, *op),
         };
         self.unsignaled_count = if post.is_unsignaled { self.unsignaled_count + 1 } else { 0 };
         self.posted.push_back(post);
@@ -551,6 +545,18 @@ fn scatter(memory: &mut impl HeldMemory, sges: &[Sge], offset: u64, data: &[u8])
         rest = others;
     }
     Ok(())
+}
+
+impl Scratch {
+    /// A request that changes nothing. What an addition returns goes to the first slot: the peer has described no region yet, so
+    /// no versions are there, and those that are read behind it come later.
+    fn proof(&self, token: u64, op: SendOp) -> SendWr {
+        let payload = match op {
+            SendOp::FetchAdd { .. } => Payload::Sge(Sge { addr: self.addr, length: 8, lkey: self.lkey }),
+            _ => Payload::Sges(SgeList::new()),
+        };
+        SendWr { wr_id: token, op, payload, flags: SendFlags::SIGNALED | SendFlags::BY_PACKETS, target: None }
+    }
 }
 
 /// A READ of the owner's, into scratch memory.

@@ -45,14 +45,23 @@ fn waiting(op: SendOp) -> Harness {
 }
 
 #[test]
-fn a_proof_that_the_peer_runs_is_a_request_for_no_bytes_of_the_kind_that_waits() {
+fn a_proof_that_the_peer_runs_changes_nothing_and_is_of_the_kind_that_waits() {
     let (va, rkey) = (BASE_VA, RKEY);
     let (read, write) = (SendOp::Read { va, rkey }, SendOp::Write { va, rkey });
-    for (op, expected) in [(read, read), (write, write), (SendOp::WriteImm { va, rkey, imm: 7 }, write)] {
+    let (swap, add) =
+        (SendOp::CompareSwap { va, rkey, compare: 0, swap: 1 }, SendOp::FetchAdd { va, rkey, add: 0 });
+    for (op, expected) in [
+        (read, (read, 0)),
+        (write, (write, 0)),
+        (SendOp::WriteImm { va, rkey, imm: 7 }, (write, 0)),
+        (SendOp::AtomicWrite { va, rkey }, (write, 0)),
+        (swap, (add, 8)),
+        (SendOp::FetchAdd { va, rkey, add: 1 }, (add, 8)),
+    ] {
         let mut harness = waiting(op);
         assert!(harness.initiator.request_proof());
         let post = harness.post();
-        assert_eq!((post.op, post.payload.len()), (expected, 0));
+        assert_eq!((post.op, post.payload.len()), expected);
         harness.idle();
         assert_eq!(harness.initiator.take_proof(), None);
         harness.succeed(&post);
@@ -62,8 +71,8 @@ fn a_proof_that_the_peer_runs_is_a_request_for_no_bytes_of_the_kind_that_waits()
 }
 
 #[test]
-fn an_atomic_gives_no_proof() {
-    assert!(!waiting(SendOp::FetchAdd { va: BASE_VA, rkey: RKEY, add: 1 }).initiator.request_proof());
+fn without_a_request_that_waits_there_is_no_proof() {
+    assert!(!Harness::new().initiator.request_proof());
 }
 
 #[test]

@@ -276,7 +276,7 @@ pub fn check_flags(flags: u32) -> Result<SendFlags, Error> {
         return Err(Error::Invalid("checksum offload is for raw packets"));
     }
     debug_assert_eq!(SendFlags::INLINE.bits(), IBV_SEND_INLINE);
-    Ok(SendFlags::from_bits_truncate(flags) - SendFlags::ANSWERED_LATER)
+    Ok(SendFlags::from_bits_truncate(flags) - SendFlags::OF_PROTOCOLS)
 }
 
 /// One receive work request.

@@ -4,15 +4,16 @@ use super::Qp;
 use crate::common::{Call, Common, Verdict};
 use crate::host::Host;
 use crate::requester::{self, Requester, Row};
-use crate::types::{QpState, QpType, SendWr, WcStatus};
+use crate::types::{QpState, QpType, SendFlags, SendWr, WcStatus};
 
 impl Qp {
-    /// Whether this work request is valid and may be executed without packets: it is a READ, a WRITE or an atomic, and
-    /// [`Qp::may_access_direct`].
+    /// Whether this work request is valid and may be executed without packets: it is a READ, a WRITE or an atomic, not
+    /// [by packets](SendFlags::BY_PACKETS), and [`Qp::may_access_direct`].
     #[inline(always)]
     pub fn may_go_direct(&self, wr: &SendWr) -> bool {
         let row = Row::of(&wr.op);
         row.is_direct
+            && !wr.flags.contains(SendFlags::BY_PACKETS)
             && self.may_access_direct(row.expects_response())
             && Requester::validate(&self.common, wr).is_ok()
     }
