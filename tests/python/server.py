@@ -15,6 +15,18 @@ MIB = 1 << 20
 TIMEOUT_S = 30
 
 
+class Alarm(Exception):
+    """What the handler of a test's signal raises."""
+
+
+def raise_alarms(test):
+    """Has SIGALRM raise `Alarm` until the end of a test."""
+    def ring(*_):
+        raise Alarm
+
+    test.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, ring))
+
+
 class Server:
     """Serves the region `table` until the end of a `with` block."""
 

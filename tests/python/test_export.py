@@ -13,13 +13,9 @@ import time
 import unittest
 
 import terrace
-from server import MIB, TIMEOUT_S, ExportServer
+from server import MIB, TIMEOUT_S, Alarm, ExportServer, raise_alarms
 
 IS_ROOT = os.geteuid() == 0
-
-
-class Alarm(Exception):
-    """What the handler of a test's signal raises."""
 
 
 class Files(unittest.TestCase):
@@ -298,7 +294,7 @@ class Servers(unittest.TestCase):
 
     def test_signals_are_handled_while_a_client_connects(self):
         """To an export that is stopped: without the signal, it would be an error after 5 s."""
-        self.ring_on_alarm()
+        raise_alarms(self)
         with ExportServer() as server:
             server.pause()
             signal.setitimer(signal.ITIMER_REAL, 0.1)
@@ -307,14 +303,8 @@ class Servers(unittest.TestCase):
             self.assertIsNone(caught.exception.__context__, "it had not ended yet")
             server.go_on()
 
-    def ring_on_alarm(self):
-        def ring(*_):
-            raise Alarm
-
-        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, ring))
-
     def test_signals_are_handled_between_the_steps_of_a_long_access(self):
-        self.ring_on_alarm()
+        raise_alarms(self)
         with ExportServer() as server, server.connect(path="udp") as export, export.open("file", "w") as file:
             # It takes longer than the timer by packets.
             signal.setitimer(signal.ITIMER_REAL, 0.01)

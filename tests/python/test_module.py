@@ -13,7 +13,7 @@ import time
 import unittest
 
 import terrace
-from server import MIB, TIMEOUT_S, Server
+from server import MIB, TIMEOUT_S, Alarm, Server, raise_alarms
 
 try:
     import numpy
@@ -258,13 +258,7 @@ class Servers(unittest.TestCase):
             self.assertEqual(operation.wait(float("inf")), b"hello")
 
     def test_signals_are_handled_during_a_wait(self):
-        class Alarm(Exception):
-            pass
-
-        def ring(*_):
-            raise Alarm
-
-        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, ring))
+        raise_alarms(self)
         with self.server.connect(path="udp") as client:
             table = client.open("table")
             self.server.pause()
@@ -313,13 +307,7 @@ class Servers(unittest.TestCase):
 
     def test_signals_are_handled_while_a_client_connects(self):
         """Where no server is: without the signal, it would be an error after 2 s."""
-        class Alarm(Exception):
-            pass
-
-        def ring(*_):
-            raise Alarm
-
-        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, ring))
+        raise_alarms(self)
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         with self.assertRaises(Alarm) as caught:
             terrace.connect("127.0.0.1", instance=250)

@@ -229,9 +229,6 @@ impl Process {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-    use std::os::fd::OwnedFd;
-
     use std::os::unix::net::UnixStream;
 
     use terrace_vm::{EvictionArea, FileStore};
@@ -245,8 +242,7 @@ mod tests {
         let (socket, peer) = UnixStream::pair().unwrap();
         let (area, file) = EvictionArea::create().unwrap();
         let thread = EvictionArea::open(file).unwrap();
-        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
-        let mut process = Process::new(1, descriptor.into(), Some(Link { socket, area }), 0);
+        let mut process = Process::without_userfaultfd(Some(Link { socket, area }));
         memory.count_frames(pages);
         (0..pages).for_each(|index| process.enter(index * PAGE_BYTES, None, false, false));
         process.begin_eviction(memory, pages);
@@ -306,8 +302,7 @@ mod tests {
     fn pages_that_a_full_store_has_leave_although_others_cannot() {
         let store = FileStore::new(tempfile::tempfile().unwrap(), 256, 64).unwrap();
         let mut memory = Memory::new(Box::new(store), 0);
-        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
-        let mut process = Process::new(1, descriptor.into(), None, 0);
+        let mut process = Process::without_userfaultfd(None);
         (0..300).for_each(|index| process.enter(index * PAGE_BYTES, None, false, false));
         for index in 300..302 {
             let slot = memory.allocate_slot();
@@ -321,8 +316,7 @@ mod tests {
     fn pages_leave_that_need_no_buffer_while_stores_that_fail_have_all() {
         let store = FileStore::new(tempfile::tempfile().unwrap(), 256, 64).unwrap();
         let mut memory = Memory::new(Box::new(HalfLost(store)), 0);
-        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
-        let mut process = Process::new(1, descriptor.into(), None, 0);
+        let mut process = Process::without_userfaultfd(None);
         (0..100).for_each(|index| process.enter(index * PAGE_BYTES, None, false, false));
         process.enter(100 * PAGE_BYTES, memory.allocate_slot(), true, false);
         for _ in 0..48 {
@@ -338,8 +332,7 @@ mod tests {
     fn a_page_is_one_victim_however_often_it_was_queued() {
         let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 64).unwrap();
         let mut memory = Memory::new(Box::new(store), 0);
-        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
-        let mut process = Process::new(1, descriptor.into(), None, 0);
+        let mut process = Process::without_userfaultfd(None);
         process.enter(PAGE_BYTES, None, false, false);
         (0..1 << 16).for_each(|_| process.requeue(PAGE_BYTES));
         let pages: Vec<_> =
@@ -355,8 +348,7 @@ mod tests {
     fn a_clean_page_whose_copy_is_lost_is_stored_elsewhere() {
         let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 64).unwrap();
         let mut memory = Memory::new(Box::new(HalfLost(store)), 0);
-        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
-        let mut process = Process::new(1, descriptor.into(), None, 0);
+        let mut process = Process::without_userfaultfd(None);
         for index in 0..2 {
             let slot = memory.slots.allocate(|_| true);
             process.enter(index * PAGE_BYTES, slot, true, false);

@@ -298,9 +298,6 @@ impl Process {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-    use std::os::fd::OwnedFd;
-
     use terrace_vm::handshake::FEATURES;
     use terrace_vm::userfault::Userfaultfd;
     use terrace_vm::{FileStore, TransferError};
@@ -311,9 +308,7 @@ mod tests {
     fn a_lost_page_never_becomes_zeros() {
         let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 64).unwrap();
         let mut memory = Memory::new(Box::new(store), 0);
-        // No request succeeds.
-        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
-        let mut process = Process::new(1, descriptor.into(), None, 0);
+        let mut process = Process::without_userfaultfd(None);
         let (page, slot) = (PAGE_BYTES, memory.allocate_slot().unwrap());
         process.pages.set(page, Page::Absent { slot, evicted_at: 0 });
         let fault = Fault { page, is_store: true, is_protected: false };

@@ -107,6 +107,13 @@ pub(crate) struct Process {
 }
 
 impl Process {
+    /// A process no request of which succeeds.
+    #[cfg(test)]
+    pub(crate) fn without_userfaultfd(link: Option<Link>) -> Process {
+        let descriptor = std::os::fd::OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        Process::new(1, descriptor.into(), link, 0)
+    }
+
     pub(crate) fn new(id: u64, userfaultfd: Userfaultfd, link: Option<Link>, identity_page: u64) -> Process {
         Process {
             id,

@@ -149,9 +149,6 @@ fn hull(one: HostRange, other: HostRange) -> HostRange {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-    use std::os::fd::OwnedFd;
-
     use terrace_vm::FileStore;
 
     use super::*;
@@ -165,8 +162,7 @@ mod tests {
     fn pages_that_are_given_up_are_not_found_before_the_kernel_has_taken_them() {
         let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 64).unwrap();
         let mut memory = Memory::new(Box::new(store), 0);
-        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
-        let mut process = Process::new(1, descriptor.into(), None, 0);
+        let mut process = Process::without_userfaultfd(None);
         let pagemap = Pagemap::open_of(std::process::id()).unwrap();
         // The kernel has taken no page of them yet.
         let bytes = vec![1; 17 * PAGE_BYTES as usize];
@@ -187,8 +183,7 @@ mod tests {
     fn ranges_that_are_given_up_faster_than_they_are_forgotten_become_fewer_and_larger() {
         let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 64).unwrap();
         let mut memory = Memory::new(Box::new(store), 0);
-        let descriptor = OwnedFd::from(File::open("/dev/null").unwrap());
-        let mut process = Process::new(1, descriptor.into(), None, 0);
+        let mut process = Process::without_userfaultfd(None);
         let page = |index: u64| 2 * index * PAGE_BYTES;
         let count = 2 * REMOVED_MAX as u64;
         (0..count)
