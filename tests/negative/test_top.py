@@ -28,7 +28,9 @@ class Screen:
         self.main, self.drawn = main, ""
         self.resize(COLUMNS)
         self.settings_before = self.settings()
+        # A test run behind nohup ignores SIGHUP, and so would the command.
         self.process = subprocess.Popen(argv, stdin=side, stdout=side, stderr=side, start_new_session=True,
+                                        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
                                         env={**os.environ, "TERM": "xterm-256color"})
         os.close(side)
 
