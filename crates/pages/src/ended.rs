@@ -7,15 +7,11 @@ use terrace_memory::{AccessError, Waker};
 use crate::access::{Access, Part, PartEnd};
 use crate::stats::add;
 
-/// What has ended.
+/// What has ended under locks. Requesters see it only when the locks are released: who sees that an access has ended may
+/// rely on the states of its pages, which change behind the copies.
 #[derive(Default)]
 pub(crate) struct Ended {
-    wakers: Vec<Waker>,
-    /// Flushes that can begin.
-    pub(crate) flushes: Vec<Arc<Access>>,
-    /// Accesses of which a part has ended. Dropping the last reference to one calls the wakers of requesters that wait
-    /// for memory.
-    accesses: Vec<Arc<Access>>,
+    parts: Vec<(Arc<Access>, Result<(), AccessError>)>,
 }
 
 impl Ended {
@@ -29,19 +25,24 @@ impl Ended {
 
     /// Records the end of a part, or of the beginning of an access.
     pub(crate) fn end_access_part(&mut self, access: &Arc<Access>, result: Result<(), AccessError>) {
-        match access.end_part(result) {
-            PartEnd::More => {}
-            PartEnd::Wake(waker) => self.wakers.push(waker),
-            PartEnd::Flush => self.flushes.push(access.clone()),
-        }
-        self.accesses.push(access.clone());
+        self.parts.push((access.clone(), result));
     }
 
-    /// Calls the wakers. The caller has no locks, and has taken the flushes.
-    pub(crate) fn tell(self) {
-        drop(self.accesses);
-        for waker in self.wakers {
+    /// Ends the accesses of which no part is left, and calls their wakers. Returns the flushes that can begin. The caller has no
+    /// locks.
+    pub(crate) fn tell(self) -> Vec<Arc<Access>> {
+        let (mut wakers, mut flushes) = (Vec::<Waker>::new(), Vec::new());
+        for (access, result) in self.parts {
+            match access.end_part(result) {
+                PartEnd::More => {}
+                PartEnd::Wake(waker) => wakers.push(waker),
+                PartEnd::Flush => flushes.push(access),
+            }
+            // Dropping the last reference to an access calls the wakers of requesters that wait for memory.
+        }
+        for waker in wakers {
             waker();
         }
+        flushes
     }
 }

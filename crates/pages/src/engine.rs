@@ -265,8 +265,7 @@ impl Engine {
 
     /// Does what is to be done without locks.
     pub(crate) fn settle(&self, work: Work) {
-        let Work { mut ended, is_starved } = work;
-        self.to_write.add(std::mem::take(&mut ended.flushes), is_starved);
-        ended.tell();
+        let Work { ended, is_starved } = work;
+        self.to_write.add(ended.tell(), is_starved);
     }
 }

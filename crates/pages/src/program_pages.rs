@@ -423,6 +423,26 @@ mod tests {
     }
 
     #[test]
+    fn when_an_access_has_ended_its_page_is_present() {
+        let (_memory, pages, _) = pages();
+        let one = page(&pages, 1);
+        pages.swap_out(one).unwrap();
+        let first = Pager::read(&*pages, one, &nobody()).unwrap();
+        // They take some milliseconds, between the first one and the change of the version.
+        let _others: Vec<_> = (1..PARTS_MAX).map(|_| Pager::read(&*pages, one, &nobody()).unwrap()).collect();
+        std::thread::scope(|scope| {
+            let ended = scope.spawn(|| {
+                while first.outcome().is_none() {
+                    std::hint::spin_loop();
+                }
+                pages.is_present(one)
+            });
+            pages.swap_in(one).unwrap();
+            assert!(ended.join().unwrap(), "NP-RDMA's target copies then");
+        });
+    }
+
+    #[test]
     fn only_absent_pages_are_asked_for_and_none_of_a_closed_region() {
         let (_memory, pages, asked) = pages();
         pages.swap_out(pages.range).unwrap();

@@ -237,15 +237,15 @@ impl Engine {
         let Some(slot) = shard.take_slot(key) else { return false };
         let stamp = (entry.state() == PageState::Ghost).then_some(entry.frame());
         region.change(page, PageState::Filling, slot);
-        region.change(page, PageState::Clean, slot);
-        self.counters.set(slot as usize, 0);
-        shard.insert(slot, stamp);
-        add(&region.counters.pages_adopted, 1);
         // Parts that wait for a slot wait for an absent page, and go before later ones.
         let mut work = Work::default();
         for part in shard.starved.take(key) {
             work.ended.end_part(&part, carry_out(region, page, &part));
         }
+        region.change(page, PageState::Clean, slot);
+        self.counters.set(slot as usize, 0);
+        shard.insert(slot, stamp);
+        add(&region.counters.pages_adopted, 1);
         drop(shard);
         self.settle(work);
         true
@@ -266,12 +266,11 @@ impl Engine {
 
     /// Does what is to be done without locks.
     pub(super) fn settle(&self, work: Work) {
-        let Work { mut ended, is_short } = work;
+        let Work { ended, is_short } = work;
         if is_short {
             self.reclaim.ask();
         }
-        self.flushes.add(std::mem::take(&mut ended.flushes));
-        ended.tell();
+        self.flushes.add(ended.tell());
     }
 
     /// The descriptor of the device.
