@@ -32,7 +32,7 @@ PERFTEST_VARIANTS = [
     ("all-sizes", ["-a", "-n", "200"], None,
      lambda tool, service: "atomic" not in tool and (tool.endswith("_bw") or service == "RC") and (service != "XRC" or tool in ("ib_send_bw", "ib_write_bw"))),
     ("events", ["-e", "-n", "500"], 1, lambda tool, service: "write" not in tool),
-    ("8-qps", ["-q", "8"], 1, lambda tool, service: tool.endswith("_bw")),
+    ("8-qps", ["-q", "8", "-n", "500"], 1, lambda tool, service: tool.endswith("_bw")),
     ("srq", ["--use-srq"], 1, lambda tool, service: "send" in tool and service == "RC"),
     ("srq-8-qps", ["--use-srq", "-q", "8"], 1, lambda tool, service: tool == "ib_send_bw" and service == "RC"),
     # perftest does not support atomics with on-demand paging.
@@ -46,7 +46,7 @@ PERFTEST_VARIANTS = [
     ("compare-swap", ["-A", "CMP_AND_SWAP"], 1, lambda tool, service: "atomic" in tool),
     ("outstanding-1", ["-o", "1"], 1, lambda tool, service: tool in ("ib_read_bw", "ib_atomic_bw")),
     ("mtu-256", ["-m", "256", "-s", "5000"], 1, lambda tool, service: "atomic" not in tool and service != "UD"),
-    ("mtu-4096", ["-m", "4096", "-s", "1000001"], 1, lambda tool, service: tool.endswith("_bw") and "atomic" not in tool and service != "UD"),
+    ("mtu-4096", ["-m", "4096", "-s", "1000001", "-n", "300"], 1, lambda tool, service: tool.endswith("_bw") and "atomic" not in tool and service != "UD"),
     ("8-mib", ["-s", "8388608", "-n", "50"], 1, lambda tool, service: "atomic" not in tool and service != "UD"),
 ]
 
