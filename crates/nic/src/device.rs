@@ -16,7 +16,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::events::{AsyncEvent, AsyncQueue};
 use crate::forwarding::Forwarding;
-use crate::in_flight::InFlightBudget;
+use crate::in_flight::InFlightBudgets;
 use crate::limits::{Limits, Quotas};
 use crate::local::LocalPath;
 use crate::management::Management;
@@ -118,7 +118,7 @@ pub struct Device {
     pub(crate) numbered_cqs: Numbers<Cq>,
     pub(crate) timers: Timers<QueuePair>,
     pub(crate) rate_limiter: RateLimiter,
-    pub(crate) in_flight: InFlightBudget<QueuePair>,
+    pub(crate) in_flight: InFlightBudgets<QueuePair>,
     pub(crate) staging: Arc<StagingBudget>,
     pub(crate) events: AsyncQueue,
     /// Overrun completion queues whose queue pairs have yet to be moved to the error state.

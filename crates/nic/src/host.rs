@@ -375,11 +375,15 @@ impl Host for QpHost<'_> {
         self.device().rate_limiter.reserve(now, len)
     }
 
-    fn admits(&self, in_flight_bytes: u64) -> bool {
-        // A ring loses no packets: what is in flight there takes no space of any receive buffer.
-        self.nic.local.has_tx_ring()
-            || (self.nic.has_grant && in_flight_bytes == 0)
-            || self.device().in_flight.admits(self.nic.counted_bytes, in_flight_bytes)
+    fn budget(&self, in_flight_bytes: u64) -> u64 {
+        let NicState { budget, counted_bytes, granted_bytes, local, .. } = self.nic;
+        match budget {
+            // A ring loses no packets: what is in flight there takes no space of any receive buffer.
+            Some(_) if local.has_tx_ring() => u64::MAX,
+            Some(_) if *granted_bytes > 0 && in_flight_bytes == 0 => *granted_bytes,
+            Some(budget) => self.device().in_flight.left(budget, *counted_bytes, in_flight_bytes),
+            None => u64::MAX,
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::events::AsyncQueue;
 use crate::forwarding::Forwarding;
-use crate::in_flight::InFlightBudget;
+use crate::in_flight::InFlightBudgets;
 use crate::limits::Quotas;
 use crate::local::LocalPath;
 use crate::management::Management;
@@ -60,7 +60,7 @@ impl Device {
             numbered_cqs: Numbers::default(),
             timers: Timers::default(),
             rate_limiter: RateLimiter::default(),
-            in_flight: InFlightBudget::new(in_flight_bytes_max(&*config.port)),
+            in_flight: InFlightBudgets::new(in_flight_bytes_max(&*config.port)),
             staging: Arc::default(),
             events: AsyncQueue::new()?,
             overrun: Backlog::default(),

@@ -25,10 +25,10 @@ pub(crate) struct Schedule {
     pub timer_at: AtomicU64,
     /// Whether absent memory that it waits for may be present now.
     is_woken: AtomicBool,
-    /// Whether it waits for a grant of the device's [`InFlightBudget`](crate::in_flight::InFlightBudget), and whether
-    /// it has one.
+    /// Whether it waits for a grant of its peer's [`InFlightBudget`](crate::in_flight::InFlightBudget), and the bytes of
+    /// the grant that it has.
     waits_for_grant: AtomicBool,
-    has_grant: AtomicBool,
+    granted_bytes: AtomicU64,
 }
 
 impl Schedule {
@@ -42,7 +42,7 @@ impl Schedule {
             timer_at: AtomicU64::new(NEVER.0),
             is_woken: AtomicBool::new(false),
             waits_for_grant: AtomicBool::new(false),
-            has_grant: AtomicBool::new(false),
+            granted_bytes: AtomicU64::new(0),
         }
     }
 
@@ -67,16 +67,30 @@ impl Schedule {
         !self.waits_for_grant.swap(true, Ordering::SeqCst)
     }
 
-    /// Gives it a grant.
-    pub fn give_grant(&self) {
-        self.has_grant.store(true, Ordering::SeqCst);
+    /// Whether it waits for a grant.
+    pub fn is_waiting(&self) -> bool {
+        self.waits_for_grant.load(Ordering::SeqCst)
+    }
+
+    /// Notes that it does not wait for a grant.
+    pub fn stop_waiting(&self) {
         self.waits_for_grant.store(false, Ordering::SeqCst);
     }
 
-    /// Takes the grant; false if there is none.
+    /// Gives it a grant, and returns the bytes of the grant that this one replaces.
+    pub fn give_grant(&self, bytes: u64) -> u64 {
+        let before_bytes = self.granted_bytes.swap(bytes, Ordering::SeqCst);
+        self.waits_for_grant.store(false, Ordering::SeqCst);
+        before_bytes
+    }
+
+    /// Takes the grant, and returns its bytes; 0 if there is none.
     #[inline]
-    pub fn take_grant(&self) -> bool {
-        self.has_grant.load(Ordering::Relaxed) && self.has_grant.swap(false, Ordering::SeqCst)
+    pub fn take_grant(&self) -> u64 {
+        match self.granted_bytes.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.granted_bytes.swap(0, Ordering::SeqCst),
+        }
     }
 
     /// Marks the queue pair as pending; false if it was marked already.

@@ -14,6 +14,9 @@ const PAIRS: usize = 400;
 /// WRITEs of each queue pair.
 const WRITES: u64 = 8;
 const LEN: u32 = 1024;
+/// Queue pairs with a READ, and its length: more than half a window.
+const READS: usize = 100;
+const READ_LEN: u32 = 256 << 10;
 /// Budget for the receive buffer of a simulated port: two windows of half a MiB, where each packet counts 512 bytes
 /// extra.
 const PACKETS_IN_FLIGHT_MAX: u64 = (1 << 20) / (LEN as u64 + 512);
@@ -25,32 +28,38 @@ struct Many {
     pairs: Vec<(Arc<QueuePair>, Arc<QueuePair>)>,
 }
 
-/// Two devices, all queue pairs connected, all WRITEs posted.
-fn posted(config: SimConfig) -> Many {
+/// Two devices, all queue pairs connected.
+fn connected(config: SimConfig) -> Many {
     let net = SimNet::new(1, config);
     let clock = Arc::new(ManualClock::new());
     let nodes = [1, 2].map(|last| {
         let port = net.port(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
         Node::with(DeviceConfig::simulated(Box::new(port), clock.clone(), u64::from(last)), 1 << 20)
     });
-    let [a, b] = &nodes;
+    let pairs: Vec<_> = (0..PAIRS).map(|_| rc_pair(&nodes[0], &nodes[1])).collect();
+    Many { net, clock, nodes, pairs }
+}
+
+/// The same, all WRITEs posted.
+fn posted(config: SimConfig) -> Many {
+    let many = connected(config);
+    let [a, b] = &many.nodes;
     a.memory.fill(0, &pattern(LEN as usize, 3));
-    let pairs: Vec<_> = (0..PAIRS).map(|_| rc_pair(a, b)).collect();
-    for (index, (qp, _)) in (0u64..).zip(&pairs) {
+    for (index, (qp, _)) in (0u64..).zip(&many.pairs) {
         for number in 0..WRITES {
             let va = b.memory.addr() + index * u64::from(LEN);
             let write = SendOp::Write { va, rkey: b.mr.rkey() };
             qp.post_send([Ok(a.wr(index * WRITES + number, write, 0, LEN))]).expect("posted");
         }
     }
-    Many { net, clock, nodes, pairs }
+    many
+}
+
+fn packets_sent(node: &Node) -> u64 {
+    node.device.snapshot().port["tx_packets"]
 }
 
 impl Many {
-    fn packets_sent(&self) -> u64 {
-        self.nodes[0].device.snapshot().port["tx_packets"]
-    }
-
     /// Advances the time until there are `count` completions, all of them successes.
     fn finish(&self, count: usize) {
         let [a, b] = &self.nodes;
@@ -78,7 +87,7 @@ impl Many {
 fn a_device_stays_within_its_in_flight_budget() {
     let many = posted(SimConfig::default());
     many.nodes[0].device.step(Time(many.net.now()));
-    let sent = many.packets_sent();
+    let sent = packets_sent(&many.nodes[0]);
     assert!(sent >= PACKETS_IN_FLIGHT_MAX, "{sent}");
     // A packet that begins below the bound may end above it.
     assert!(sent <= PACKETS_IN_FLIGHT_MAX + 1, "{sent}");
@@ -87,6 +96,32 @@ fn a_device_stays_within_its_in_flight_budget() {
     for index in 0..PAIRS {
         assert_eq!(many.nodes[1].memory.bytes(index * LEN as usize, LEN as usize), expected, "{index}");
     }
+}
+
+/// What is in flight when a round begins is answered in that round, which is longer than the packets' delay.
+#[test]
+fn reads_of_any_length_stay_within_the_in_flight_budget() {
+    let many = connected(SimConfig::default());
+    let [a, b] = &many.nodes;
+    let expected = pattern(READ_LEN as usize, 5);
+    b.memory.fill(0, &expected);
+    for (qp, _) in &many.pairs[..READS] {
+        let read = SendOp::Read { va: b.memory.addr(), rkey: b.mr.rkey() };
+        qp.post_send([Ok(a.wr(0, read, 0, READ_LEN))]).expect("posted");
+    }
+    let mut done = 0;
+    for now in (0..1_000).map(|round| Time(round * 10_000)) {
+        many.net.advance_to(now.0);
+        many.clock.set(now);
+        let before = packets_sent(b);
+        many.nodes.iter().for_each(|node| _ = node.device.step(now));
+        let answers = packets_sent(b) - before;
+        // The last grant may exceed the budget: three packets.
+        assert!(answers <= PACKETS_IN_FLIGHT_MAX + 3, "{answers}");
+        let succeeded = |wc: &Wc| assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
+        done += a.cq.poll(4096, &mut { succeeded }).expect("healthy");
+    }
+    assert_eq!((done, a.memory.bytes(0, READ_LEN as usize) == expected), (READS, true));
 }
 
 #[test]
@@ -117,4 +152,26 @@ fn ending_queue_pairs_free_budget_and_waiting_ones_can_end() {
         qp.destroy().expect("destroyed");
     }
     many.finish(staying.len() * WRITES as usize);
+}
+
+/// A peer that is stopped, with timers that never fire, holds only the budget of its own address.
+#[test]
+fn a_peer_that_does_not_answer_holds_no_budget_of_others() {
+    let net = SimNet::new(1, SimConfig::default());
+    let clock = Arc::new(ManualClock::new());
+    let [a, healthy, stopped] = [1, 2, 3].map(|last| {
+        let port = net.port(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
+        Node::with(DeviceConfig::simulated(Box::new(port), clock.clone(), u64::from(last)), 1 << 20)
+    });
+    let write = |peer: &Node| SendOp::Write { va: peer.memory.addr(), rkey: peer.mr.rkey() };
+    let never = Tuning { timeout: 0, ..Tuning::default() };
+    let _silent = [(); 3].map(|()| {
+        let (qp, peer) = pair_on(&a, &stopped, QpType::Rc, &never);
+        qp.post_send([Ok(a.wr(0, write(&stopped), 0, 1 << 20))]).expect("posted");
+        (qp, peer)
+    });
+    a.device.step(Time(net.now()));
+    let (qp, _peer) = rc_pair(&a, &healthy);
+    qp.post_send((0..100).map(|number| Ok(a.wr(number, write(&healthy), 0, 4096)))).expect("posted");
+    Many { net, clock, nodes: [a, healthy], pairs: Vec::new() }.finish(100);
 }

@@ -216,12 +216,13 @@ pub trait Host {
     fn pace(&self, _now: Time, _len: usize) -> Option<Time> {
         None
     }
-    /// Whether a request packet of a reliable connection may be sent while so many bytes of its queue pair are in
-    /// flight, as [`Qp::in_flight_bytes`](crate::Qp::in_flight_bytes) counts them. If it may not while nothing is in
-    /// flight, no ACK resumes the queue pair. Then [`Qp::is_blocked_by_budget`](crate::Qp::is_blocked_by_budget) is
-    /// true, and the owner calls [`Qp::poll_transmit`](crate::Qp::poll_transmit) when it may.
-    fn admits(&self, _in_flight_bytes: u64) -> bool {
-        true
+    /// Bytes that requests of a reliable connection may bring into flight while so many bytes of its queue pair are in
+    /// flight, as [`Qp::in_flight_bytes`](crate::Qp::in_flight_bytes) counts them. A packet may exceed what is left; with
+    /// 0 none may be sent. If that is so while nothing is in flight, no ACK resumes the queue pair. Then
+    /// [`Qp::is_blocked_by_budget`](crate::Qp::is_blocked_by_budget) is true, and the owner calls
+    /// [`Qp::poll_transmit`](crate::Qp::poll_transmit) when there is budget.
+    fn budget(&self, _in_flight_bytes: u64) -> u64 {
+        u64::MAX
     }
 }
 

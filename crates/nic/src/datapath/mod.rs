@@ -257,13 +257,27 @@ impl Device {
         self.callbacks.call_if_requested();
     }
 
-    /// Updates a queue pair's part of the in-flight budget. Called whenever that may have changed.
+    /// Counts a queue pair in the budget of the peer that its path leads to. Called when the path may have changed.
+    pub(crate) fn choose_budget(&self, qp: &QueuePair, core: &mut QpCore) {
+        let peer = core.qp.attr().path.map(|path| path.remote);
+        if peer != core.nic.budget.as_ref().map(|budget| budget.peer()) {
+            let counted_bytes = std::mem::take(&mut core.nic.counted_bytes);
+            if let Some(budget) = core.nic.budget.take() {
+                self.in_flight.leave(&qp.schedule, &budget, counted_bytes);
+            }
+            core.nic.budget = peer.map(|peer| self.in_flight.of_peer(peer));
+        }
+        self.update_in_flight(core);
+    }
+
+    /// Updates a queue pair's part of its peer's in-flight budget. Called whenever that may have changed.
     #[inline]
-    pub(crate) fn update_in_flight(&self, core: &mut QpCore) {
+    fn update_in_flight(&self, core: &mut QpCore) {
+        let Some(budget) = &core.nic.budget else { return };
         // Packets in a ring do not count as in flight.
         let now_bytes = if core.nic.local.has_tx_ring() { 0 } else { core.qp.in_flight_bytes() };
         let before_bytes = std::mem::replace(&mut core.nic.counted_bytes, now_bytes);
-        self.in_flight.update(before_bytes, now_bytes);
+        self.in_flight.update(budget, before_bytes, now_bytes);
     }
 
     /// Updates what depends on a queue pair's state after a call into the transport: the in-flight budget, what same-host

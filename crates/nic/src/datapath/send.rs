@@ -223,7 +223,9 @@ impl Device {
         if qp.schedule.take_woken() {
             core.qp.wake();
         }
-        core.nic.has_grant = qp.schedule.take_grant();
+        core.nic.granted_bytes = qp.schedule.take_grant();
+        // The budget counts them already.
+        core.nic.counted_bytes += core.nic.granted_bytes;
     }
 
     /// Updates timer and deferred ACK after packets of a queue pair were, or may have been, sent.
@@ -238,8 +240,10 @@ impl Device {
     #[inline]
     fn end_to_fill(&self, qp: &Arc<QueuePair>, core: &mut QpCore) {
         self.publish_state(qp, core);
-        if core.qp.is_blocked_by_budget() {
-            self.in_flight.wait(qp);
+        if core.qp.is_blocked_by_budget()
+            && let Some(budget) = &core.nic.budget
+        {
+            self.in_flight.wait(qp, budget);
         }
         self.note_filled(qp, core);
     }

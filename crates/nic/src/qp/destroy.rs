@@ -105,7 +105,7 @@ impl QueuePair {
         // RESET can be reached from every state.
         let _ = transport.modify(&reset, QpAttrMask::STATE, &host);
         self.update_source(&core);
-        self.device().update_in_flight(&mut core);
+        self.device().choose_budget(self, &mut core);
         self.device().note_modified(self, &mut core);
         // Its entry in the timers is no longer live, and goes with the next sweep.
         self.schedule.timer_at.store(NEVER.0, Ordering::Relaxed);

@@ -22,6 +22,7 @@ use crate::device::{Device, Pd};
 use crate::error::Error;
 use crate::event_account::EventAccount;
 use crate::holders::Holders;
+use crate::in_flight::InFlightBudget;
 use crate::keys::{KeySet, LastKeys};
 use crate::local::QpLocal;
 use crate::schedule::Schedule;
@@ -127,10 +128,12 @@ pub(crate) struct NicState {
     pub dead: bool,
     /// How the last packet arrived.
     pub last_path: RxPath,
-    /// Bytes of it that the device counts as in flight.
+    /// The budget of its peer, while it has a path.
+    pub budget: Option<Arc<InFlightBudget>>,
+    /// Bytes of it that the budget counts as in flight.
     pub counted_bytes: u64,
-    /// Whether it has a grant to send, see [`InFlightBudget`](crate::in_flight::InFlightBudget).
-    pub has_grant: bool,
+    /// Bytes of the grant that it has to send, see [`InFlightBudget`]; 0 without one.
+    pub granted_bytes: u64,
     /// Its route, and what same-host peers see of it.
     pub local: QpLocal,
     /// Work queues in memory: what their executor waits for.
@@ -261,6 +264,7 @@ impl QueuePair {
         {
             device.activate_gid(path.source_gid_index);
         }
+        device.choose_budget(self, &mut core);
         device.note_modified(self, &mut core);
         device.note_work_queues_modified(self, &mut core);
         let state = core.qp.state();

@@ -10,7 +10,7 @@ use loom::thread;
 use terrace_transport::Time;
 
 use crate::announce::{Announced, Mode};
-use crate::in_flight::InFlightBudget;
+use crate::in_flight::InFlightBudgets;
 use crate::queue_pair;
 use crate::sync::{AtomicBool, Ordering, model};
 use crate::timers::Timers;
@@ -21,7 +21,7 @@ struct Device {
     announced: Announced,
     pending: Pending<QueuePair>,
     timers: Timers<QueuePair>,
-    in_flight: InFlightBudget<QueuePair>,
+    in_flight: InFlightBudgets<QueuePair>,
     has_deferred_acks: AtomicBool,
 }
 
@@ -31,7 +31,7 @@ impl Device {
             announced: Announced::new(),
             pending: Pending::default(),
             timers: Timers::default(),
-            in_flight: InFlightBudget::new(1),
+            in_flight: InFlightBudgets::new(1),
             has_deferred_acks: AtomicBool::new(false),
         })
     }
@@ -82,9 +82,10 @@ fn a_timer_is_served() {
 #[test]
 fn a_grant_is_given() {
     is_served(Time(0), |device| {
-        device.in_flight.update(0, 1);
-        device.in_flight.wait(&queue_pair(1));
-        device.in_flight.update(1, 0);
+        let budget = device.in_flight.of_peer(([127, 0, 0, 1], 4791).into());
+        device.in_flight.update(&budget, 0, 1);
+        device.in_flight.wait(&queue_pair(1), &budget);
+        device.in_flight.update(&budget, 1, 0);
         device.in_flight.can_grant() && device.announced.sleeps_past(Time(0))
     });
 }

@@ -227,7 +227,7 @@ impl Qp {
         self.requester.in_flight_bytes()
     }
 
-    /// Whether [`Host::admits`] blocks requests while nothing is in flight.
+    /// Whether [`Host::budget`] blocks requests while nothing is in flight.
     pub fn is_blocked_by_budget(&self) -> bool {
         self.requester.is_blocked_by_budget()
     }

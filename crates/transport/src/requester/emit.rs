@@ -89,16 +89,21 @@ impl Requester {
         let next_boundary =
             self.read_boundaries.get(self.read_boundaries.partition_point(|boundary| *boundary <= from));
         let left = next_boundary.map_or(left, |boundary| left.min(boundary - from));
+        self.packets_to_read(mtu, left, self.window.bytes().saturating_sub(self.in_flight_bytes))
+    }
+
+    /// How many of the `left` response packets of a READ are requested next, if so many bytes may come into flight. A
+    /// READ is not split into slivers: it waits for a quarter of the window, unless less completes it.
+    fn packets_to_read(&self, mtu: u64, left: u64, bytes: u64) -> Option<u64> {
         let packet_cost = mtu + PACKET_OVERHEAD;
-        let budget = self.window.bytes().saturating_sub(self.in_flight_bytes) / packet_cost;
+        let packets = bytes / packet_cost;
         let whole = self.window.bytes() / packet_cost;
-        // A READ is not split into slivers: it waits for a quarter of the window, unless less completes it.
-        if budget >= left {
+        if packets >= left {
             Some(left)
         } else if self.in_flight_bytes == 0 {
-            Some(budget.max(1).min(left))
+            Some(packets.max(1).min(left))
         } else {
-            (budget >= (whole / 4).max(1)).then_some(budget)
+            (packets >= (whole / 4).max(1)).then_some(packets)
         }
     }
 
@@ -145,7 +150,7 @@ impl Requester {
             && self.is_caught_up()
             && self.queue.len() < call.config.cap.max_send_wr as usize
             && self.window.admits(self.in_flight_bytes, length + PACKET_OVERHEAD)
-            && call.host.admits(self.in_flight_bytes);
+            && call.host.budget(self.in_flight_bytes) > 0;
         let Some(path) = call.attr.path.as_ref().filter(|_| is_ordinary) else { return false };
         let solicited = wr.flags.contains(SendFlags::SOLICITED);
         let bth = Bth { solicited, ack_request: true, ..call.bth(Opcode::RcSendOnly, self.psn(self.next)) };
@@ -199,9 +204,8 @@ impl Requester {
         if call.is(QpType::Ud) && self.queue.current().length > call.mtu() {
             return self.fail_unsent(call, WcStatus::LocalLength);
         }
-        if call.is_reliable() && self.is_over_budget(call.host) {
-            return Emitted::Nothing;
-        }
+        let room = if call.is_reliable() { self.room_in_budget(call, room) } else { Some(room) };
+        let Some(room) = room else { return Emitted::Nothing };
         if !self.queue.current().started {
             let wqe = self.queue.current_mut();
             wqe.started = true;
@@ -225,19 +229,24 @@ impl Requester {
         }
     }
 
-    /// Whether the host's in-flight budget forbids another packet now. If packets in flight request no answer, one more
-    /// is sent all the same: without an answer nothing would run this send queue again.
-    fn is_over_budget(&mut self, host: &impl Host) -> bool {
+    /// How many of `room` sequence numbers the host's in-flight budget permits now. If packets in flight request no
+    /// answer, one more is sent all the same: without an answer nothing would run this send queue again.
+    fn room_in_budget(&mut self, call: &Call<'_, impl Host>, room: u64) -> Option<u64> {
         let is_alone = self.in_flight_bytes == 0;
-        if host.admits(self.in_flight_bytes) || (!is_alone && self.no_answer_is_due()) {
-            return false;
+        let must_send = !is_alone && self.no_answer_is_due();
+        let budget = call.host.budget(self.in_flight_bytes);
+        if budget == 0 && !must_send {
+            self.blocked_by_budget = is_alone;
+            if is_alone {
+                // An unsent packet cannot be lost.
+                self.ack_deadline = None;
+            }
+            return None;
         }
-        self.blocked_by_budget = is_alone;
-        if is_alone {
-            // An unsent packet cannot be lost.
-            self.ack_deadline = None;
+        match self.queue.current().is_read() {
+            false => Some(room),
+            true => self.packets_to_read(call.mtu(), room, budget).or(must_send.then_some(1)),
         }
-        true
     }
 
     /// Marks the request that cannot be sent; it completes in error once everything before it is done.
@@ -387,7 +396,7 @@ impl Requester {
         if is_last && !is_answered_later || packet % ACK_EVERY_PACKETS + room >= ACK_EVERY_PACKETS {
             return true;
         }
-        !self.window.admits(in_flight, mtu + PACKET_OVERHEAD) || !call.host.admits(in_flight)
+        !self.window.admits(in_flight, mtu + PACKET_OVERHEAD) || call.host.budget(in_flight) == 0
     }
 }
 
