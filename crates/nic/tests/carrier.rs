@@ -211,6 +211,38 @@ fn a_stalled_reader_blocks_no_other_queue_pair() {
     assert_eq!(packets(&ends.a).1, before, "nothing by the network");
 }
 
+/// Nothing would send a lost packet again. The messages are as long as those that fill the ring: short ones would fit. Another queue pair's error shows when the ring counts as that of a stopped
+/// process.
+#[test]
+fn queue_pairs_without_a_timeout_lose_nothing_to_a_stopped_reader() {
+    let ends = Ends::new(QpType::Uc, 20, 21);
+    let [never, hasty] =
+        [(0, 7), (8, 1)].map(|(timeout, retry_cnt)| Tuning { timeout, retry_cnt, ..Tuning::default() });
+    let pairs = [(); 4].map(|()| pair_on(&ends.a, &ends.b, QpType::Rc, &never));
+    let (qc, _qd) = pair_on(&ends.a, &ends.b, QpType::Rc, &hasty);
+    ends.overfill();
+    for (qa, qb) in &pairs {
+        qb.post_recv([ends.b.recv(201, 0, 1 << 16)]).expect("posted");
+        qa.post_send([Ok(ends.a.wr(200, SendOp::Send, 0, 1 << 16))]).expect("posted");
+    }
+    qc.post_send([Ok(ends.a.wr(99, SendOp::Send, 0, 1 << 16))]).expect("posted");
+    let mut done = Vec::new();
+    wait_until_polled("an error", || {
+        ends.a.cq.poll(64, &mut |wc| done.push(*wc)).expect("a healthy queue");
+        done.iter().any(|wc| (wc.wr_id, wc.status) == (99, WcStatus::RetryExceeded))
+    });
+    wait_until_polled("the other messages and their acknowledgements", || {
+        for node in [&ends.a, &ends.b] {
+            node.cq.poll(64, &mut |wc| done.push(*wc)).expect("a healthy queue");
+        }
+        let succeeded = |wr_id| {
+            done.iter().filter(|wc| (wc.wr_id, wc.status) == (wr_id, WcStatus::Success)).count()
+                == pairs.len()
+        };
+        succeeded(200) && succeeded(201)
+    });
+}
+
 /// Packets come by the network when the peer has given the ring up.
 #[test]
 fn packets_from_the_network_do_not_overtake_packets_in_the_ring() {

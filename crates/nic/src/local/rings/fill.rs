@@ -3,10 +3,12 @@
 use std::sync::atomic::Ordering;
 
 use terrace_shm::{RxPacket, RxRing};
-use terrace_transport::{AckPolicy, Qp, Sink, Time, Transmit};
+use terrace_transport::{AckPolicy, Qp, Sink, Time, Transmit, ack_timeout_ns};
 use terrace_wire::RxMeta;
 
-use super::{FULL_RETRY_NS, Filled, LostSink, PeerRx, PeerRxSet, PeerTx, RingSink, STALLED_NS};
+use super::{
+    FULL_RETRY_NS, Filled, LostSink, PeerRx, PeerRxSet, PeerTx, RingSink, STALLED_NS, STALLED_RETRY_NS,
+};
 use crate::clock::LazyTimestamp;
 use crate::device::Device;
 use crate::host::QpHost;
@@ -17,6 +19,12 @@ use crate::host::QpHost;
 pub(crate) fn deadline_clock<'a>(transport: &Qp, now: &'a LazyTimestamp<'_>) -> impl Fn() -> Time + use<'a> {
     let retransmits = transport.attr().retry_cnt > 0;
     move || if retransmits { now.coarse() } else { now.get() }
+}
+
+/// Whether a reliable queue pair waits for ACKs without a limit.
+fn waits_for_ever(transport: &Qp) -> bool {
+    let is_reliable = transport.config().qp_type.is_reliable();
+    is_reliable && ack_timeout_ns(transport.attr().timeout).is_none()
 }
 
 impl Device {
@@ -55,11 +63,15 @@ impl Device {
     }
 
     /// What becomes of packets that a full ring does not take: they are retried, or lost once its reader has stalled.
+    /// Those of a queue pair without an ACK timeout are never lost: nothing would send them again, or fail them.
     #[cold]
     fn handle_full_ring(&self, transport: &mut Qp, host: &QpHost<'_>, peer_tx: &PeerTx, now: Time) -> Filled {
         match peer_tx.note_full(now) {
             ..FULL_RETRY_NS => Filled::Full(None),
             FULL_RETRY_NS..STALLED_NS => Filled::Full(Some(now.after_ns(FULL_RETRY_NS))),
+            STALLED_NS.. if waits_for_ever(transport) => {
+                Filled::Full(Some(now.after_ns(STALLED_RETRY_NS)))
+            }
             STALLED_NS.. => self.discard(transport, host, now),
         }
     }

@@ -44,6 +44,8 @@ const FULL_RETRY_NS: u64 = 1_000_000;
 /// A ring that has been full for so long belongs to a stopped process. Packets that do not fit are lost, as in the full
 /// socket of such a process; over the network they would overtake the packets in the ring.
 const STALLED_NS: u64 = 1_000_000_000;
+/// From then on queue pairs whose packets may not be lost are retried at intervals of so long.
+const STALLED_RETRY_NS: u64 = 10_000_000;
 /// At most so much counts between two tries: a writer that did not run itself cannot tell whether its reader ran.
 const FULL_STEP_NS: u64 = 100_000_000;
 /// Packets that one fill of a queue pair loses at most.
