@@ -4,6 +4,7 @@
 //! `bench/peers/peer_verbs.c` does the same over the C ABI.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr;
@@ -114,11 +115,11 @@ struct RegionFile {
 }
 
 impl Backings for RegionFile {
-    fn find(&self, range: HostRange, _writable: bool) -> Option<BackedBy> {
+    fn find(&self, range: HostRange, _writable: bool) -> io::Result<Option<BackedBy>> {
         let is_inside =
             range.addr >= self.range.addr && range.addr + range.len <= self.range.addr + self.range.len;
-        let file = self.file.try_clone().ok().filter(|_| is_inside)?;
-        Some(BackedBy { file, offset: 0, range: self.range })
+        let backed = || Ok(BackedBy { file: self.file.try_clone()?, offset: 0, range: self.range });
+        is_inside.then(backed).transpose()
     }
 }
 

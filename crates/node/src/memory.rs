@@ -1,5 +1,6 @@
 //! The memory of a server's regions: pages in frames for Terrace's own modes, `baseline` for the modes for comparison.
 
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -188,10 +189,10 @@ fn without_links(path: &Path) -> PathBuf {
 struct Files(RwLock<Vec<terrace_baseline::BackingFile>>);
 
 impl Backings for Files {
-    fn find(&self, range: HostRange, _writable: bool) -> Option<BackedBy> {
+    fn find(&self, range: HostRange, _writable: bool) -> io::Result<Option<BackedBy>> {
         let files = self.0.read();
-        let file = files.iter().find(|file| file.map() == range)?;
-        Some(BackedBy { file: file.open_again().ok()?, offset: 0, range })
+        let file = files.iter().find(|file| file.map() == range);
+        file.map(|file| Ok(BackedBy { file: file.open_again()?, offset: 0, range })).transpose()
     }
 }
 

@@ -83,5 +83,5 @@ pub use rights::Rights;
 pub use ring::{Origin, RUN_BYTES_MAX, RingFile, RxPacket, RxRing, TxRing, Writer};
 pub use segment::{FileSystem, file_system};
 pub use shared_registry::{PublishedQueuePair, PublishedRegion, SharedRegistry};
-pub use source::{BackedBy, Direction, Mapped, Source};
+pub use source::{BackedBy, Direction, Mapped, Source, is_scarcity};
 pub use sync::PACKET_BYTES_MAX;

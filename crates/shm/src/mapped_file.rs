@@ -113,7 +113,7 @@ impl Counted {
     fn new() -> io::Result<Counted> {
         let counted = Counted;
         if MAPPED.fetch_add(1, Ordering::Relaxed) >= MAPPED_MAX {
-            return Err(io::Error::other("too many files of peers are mapped"));
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, "too many files of peers are mapped"));
         }
         Ok(counted)
     }
@@ -129,7 +129,7 @@ impl MappedFile {
     /// Maps a file, whose offsets are the range's addresses. Its length is number `number` among `lengths`.
     ///
     /// # Errors
-    /// `InvalidData` when the lengths are something else; when too many files are mapped; the system's.
+    /// `InvalidData` when the lengths are something else; `OutOfMemory` when too many files are mapped; the system's.
     pub fn new(backed: &BackedBy, lengths: OwnedFd, number: u32) -> io::Result<MappedFile> {
         let counted = Counted::new()?;
         let length_at = number as usize * size_of::<u64>();

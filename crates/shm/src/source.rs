@@ -64,6 +64,12 @@ impl Direction {
     }
 }
 
+/// Whether an error is of the moment: memory, mappings or descriptors are lacking, and the same may succeed later.
+pub fn is_scarcity(error: &io::Error) -> bool {
+    let is_limit = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::EAGAIN));
+    is_limit || error.kind() == io::ErrorKind::OutOfMemory
+}
+
 /// Some of the memory was not there. Packets find out which error that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Missing;

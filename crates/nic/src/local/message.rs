@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 /// The version of messages and segments together.
-pub(super) const LAYOUT: u32 = 16;
+pub(super) const LAYOUT: u32 = 17;
 /// Longest message in bytes.
 const MESSAGE_BYTES_MAX: usize = 512;
 /// Most descriptors with one message.
@@ -52,6 +52,8 @@ pub(super) enum RegionPath {
     Process,
     /// By packets only.
     Packets,
+    /// By packets, until it is asked again: the process cannot tell now, for it lacks descriptors or memory.
+    Unknown,
 }
 
 /// A received message with its descriptors.

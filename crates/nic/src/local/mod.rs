@@ -21,6 +21,7 @@ mod route;
 mod sockets;
 
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -41,7 +42,10 @@ pub(crate) use sockets::Sockets;
 pub trait Backings: Send + Sync {
     /// The file that holds the bytes of this range and, perhaps, more around it, open for writing if asked for; `None`
     /// if there is no such file. A pager's range is asked for as a whole.
-    fn find(&self, range: HostRange, writable: bool) -> Option<BackedBy>;
+    ///
+    /// # Errors
+    /// When descriptors or memory are lacking: the caller tries again later.
+    fn find(&self, range: HostRange, writable: bool) -> io::Result<Option<BackedBy>>;
 }
 
 /// Called with the address of a process on this host that has ended, or can no longer be reached directly.

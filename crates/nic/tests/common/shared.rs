@@ -1,6 +1,7 @@
 //! Memory that same-host peers can map: files in memory.
 #![allow(dead_code)] // Every test file uses its own part of this.
 
+use std::io;
 use std::sync::{Arc, RwLock};
 
 use terrace_baseline::BackingFile;
@@ -20,14 +21,12 @@ pub struct SharedRegion {
 }
 
 impl Backings for Files {
-    fn find(&self, range: HostRange, _: bool) -> Option<BackedBy> {
+    fn find(&self, range: HostRange, _: bool) -> io::Result<Option<BackedBy>> {
         let files = self.0.read().expect("whole");
-        files.iter().find_map(|file| {
-            let all = file.map();
-            let is_part = range.addr >= all.addr && range.addr + range.len <= all.addr + all.len;
-            let file = is_part.then(|| file.open_again().ok())??;
-            Some(BackedBy { file, offset: 0, range: all })
-        })
+        let has_range =
+            |all: HostRange| range.addr >= all.addr && range.addr + range.len <= all.addr + all.len;
+        let file = files.iter().find(|file| has_range(file.map()));
+        file.map(|file| Ok(BackedBy { file: file.open_again()?, offset: 0, range: file.map() })).transpose()
     }
 }
 

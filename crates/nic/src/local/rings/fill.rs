@@ -69,9 +69,7 @@ impl Device {
         match peer_tx.note_full(now) {
             ..FULL_RETRY_NS => Filled::Full(None),
             FULL_RETRY_NS..STALLED_NS => Filled::Full(Some(now.after_ns(FULL_RETRY_NS))),
-            STALLED_NS.. if waits_for_ever(transport) => {
-                Filled::Full(Some(now.after_ns(STALLED_RETRY_NS)))
-            }
+            STALLED_NS.. if waits_for_ever(transport) => Filled::Full(Some(now.after_ns(STALLED_RETRY_NS))),
             STALLED_NS.. => self.discard(transport, host, now),
         }
     }

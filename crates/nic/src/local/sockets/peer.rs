@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use terrace_hostmem::HostRange;
 use terrace_shm::{
     BackedBy, Cached, FrameTables, Framed, Frames, Mapped, MappedFile, PeerMemory, Source, TxRing, Version,
+    is_scarcity,
 };
 
 use super::Peer;
@@ -17,8 +18,8 @@ use crate::local::Command;
 use crate::local::message::{Message, Received, RegionPath};
 use crate::local::rings::{PeerTx, SameHostPeer};
 
-/// Half the time after which a region is asked for again whose files could not be received.
-const MISSING_FILES_DELAY: Duration = Duration::from_millis(500);
+/// Half the time after which a region is asked for again whose files could not be found, received or mapped.
+const SCARCITY_DELAY: Duration = Duration::from_millis(500);
 
 impl Peer {
     /// `None` for a protocol violation.
@@ -48,13 +49,10 @@ impl Peer {
                     None => {
                         tracing::debug!(
                             key,
-                            "no descriptor was left for a region's file: it is asked for again"
+                            "a region is asked for again: descriptors or memory are lacking"
                         );
-                        later.add(
-                            Command::Ask(self.address, key, version),
-                            Some(MISSING_FILES_DELAY),
-                            Instant::now(),
-                        );
+                        let ask = Command::Ask(self.address, key, version);
+                        later.add(ask, Some(SCARCITY_DELAY), Instant::now());
                     }
                 }
                 Some(())
@@ -67,13 +65,15 @@ impl Peer {
         }
     }
 
-    /// A region whose files cannot be used goes by packets. `None` if they are missing.
+    /// A region whose files cannot be used goes by packets. `None` if they cannot be used now: one of the processes lacks
+    /// descriptors, memory or mappings.
     fn source(&self, path: RegionPath, files: impl IntoIterator<Item = OwnedFd>) -> Option<Source> {
         let mut files = files.into_iter();
         let mut backed = |offset, addr, len| {
             files.next().map(|file| BackedBy { file, offset, range: HostRange { addr, len } })
         };
         let source = match path {
+            RegionPath::Unknown => return None,
             RegionPath::Packets => Ok(Source::Packets),
             RegionPath::Process => Ok(private_memory(self.pid)),
             RegionPath::Mapped { offset, addr, len } => {
@@ -95,10 +95,14 @@ impl Peer {
                 Cached::new(backed, is_swap_file, entries, counters, count).map(Source::Cached)
             }
         };
-        Some(source.unwrap_or_else(|error| {
-            tracing::debug!(%error, ?path, "a region is reached by packets only");
-            Source::Packets
-        }))
+        match source {
+            Err(error) if is_scarcity(&error) => None,
+            Err(error) => {
+                tracing::debug!(%error, ?path, "a region is reached by packets only");
+                Some(Source::Packets)
+            }
+            Ok(source) => Some(source),
+        }
     }
 }
 

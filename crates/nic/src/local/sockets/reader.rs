@@ -1,5 +1,6 @@
 //! A peer that accesses this process's memory: what it is told of regions.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -73,9 +74,17 @@ impl PeerSocket {
     fn answer(&mut self, device: &Device, key: u32, version: Version) -> Result<(), Errno> {
         let mut memory = device.memory.memory_of(key, version);
         let file = memory.as_ref().and_then(RegionMemory::shared_file);
-        let backed = match &file {
-            None => memory.as_ref().and_then(|memory| find_backing(device, memory)),
-            Some(_) => None,
+        let backed = match (&file, &memory) {
+            (None, Some(memory)) => find_backing(device, memory),
+            _ => Ok(None),
+        };
+        let answer = |path| Message::Answer { key, version: version.0, path };
+        let backed = match backed {
+            Ok(backed) => backed,
+            Err(error) => {
+                tracing::debug!(%error, key, "the file behind a region cannot be looked for now");
+                return message::send(&self.socket, &answer(RegionPath::Unknown), &[]);
+            }
         };
         let is_framed = memory.as_ref().is_some_and(RegionMemory::is_framed);
         if backed.is_some() || is_framed || file.is_some() {
@@ -88,7 +97,6 @@ impl PeerSocket {
             }
         }
         let tables = memory.as_ref().and_then(|memory| memory.pager.as_ref()?.translation().peer_tables());
-        let answer = |path| Message::Answer { key, version: version.0, path };
         if let (Some(SharedFile { file, range, lengths, number }), Some(_)) = (&file, &memory) {
             let path = RegionPath::File { number: *number, addr: range.addr, len: range.len };
             message::send(&self.socket, &answer(path), &[file.as_fd(), lengths.file()])?;
@@ -136,13 +144,13 @@ impl PeerSocket {
 }
 
 /// The file behind a region; of a paged region, behind its pager's whole range.
-fn find_backing(device: &Device, memory: &RegionMemory) -> Option<BackedBy> {
+fn find_backing(device: &Device, memory: &RegionMemory) -> io::Result<Option<BackedBy>> {
     let wanted = memory.range_of_pager();
-    let backings = device.local.backings.read().clone()?;
-    let backed = backings.find(wanted, memory.is_writable)?;
+    let Some(backings) = device.local.backings.read().clone() else { return Ok(None) };
+    let Some(backed) = backings.find(wanted, memory.is_writable)? else { return Ok(None) };
     let covers = backed.range.addr <= wanted.addr
         && backed.range.len >= wanted.len
         && wanted.addr - backed.range.addr <= backed.range.len - wanted.len;
     let fits = covers && (memory.pager.is_none() || backed.range == wanted);
-    fits.then_some(backed)
+    Ok(fits.then_some(backed))
 }
