@@ -12,6 +12,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, UCred, accept_with, bind, connect, listen,
     socket_with,
 };
+use terrace_fabric::Gid;
 use terrace_sync::Mutex;
 
 /// Connections that wait to be accepted.
@@ -33,11 +34,27 @@ fn open() -> Result<OwnedFd, Errno> {
 ///
 /// # Errors
 /// `ADDRINUSE` when another process does; otherwise the system's.
-pub(crate) fn listen_as(service: &str, address: SocketAddr) -> Result<OwnedFd, Errno> {
+fn listen_as(service: &str, address: SocketAddr) -> Result<OwnedFd, Errno> {
     let socket = open()?;
     bind(&socket, &name_of(service, address)?)?;
     listen(&socket, BACKLOG)?;
     Ok(socket)
+}
+
+/// Listens at each of these addresses for clients of this service, and returns the listeners with their GIDs' indexes. They
+/// are in the set of descriptors `waits`. An address at which that fails is left out, with a warning: names have no owner,
+/// so another user may have bound one.
+pub(crate) fn listen_at(service: &str, gids: &[Gid], port: u16, waits: &OwnedFd) -> Vec<(u8, OwnedFd)> {
+    let listen = |gid: &Gid| {
+        let place = SocketAddr::new(gid.addr.to_canonical(), port);
+        let listener =
+            listen_as(service, place).and_then(|listener| watch(waits, listener.as_fd()).map(|()| listener));
+        let warn = |error: &Errno| {
+            tracing::warn!(%error, "no socket terrace/{service}/{place}: other processes of this host do not find this one by it");
+        };
+        listener.inspect_err(warn).ok()
+    };
+    (0u8..).zip(gids).filter_map(|(gid_index, gid)| Some((gid_index, listen(gid)?))).collect()
 }
 
 /// Connects to the process that has that address and UDP port, without waiting.

@@ -35,13 +35,7 @@ const LISTEN_EVERYWHERE: u8 = 2;
 impl Inbound {
     fn open(device: &Device) -> Result<Inbound, Errno> {
         let waits = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let mut listeners = Vec::new();
-        for gid in device.gids() {
-            let place = SocketAddr::new(gid.addr.to_canonical(), device.port.udp_port());
-            let listener = unix_socket::listen_as(SERVICE, place)?;
-            watch(&waits, listener.as_fd())?;
-            listeners.push(listener);
-        }
+        let listeners = unix_socket::listen_at(SERVICE, device.gids(), device.port.udp_port(), &waits);
         Ok(Inbound { waits, listeners, spare: Spare::new(), senders: Mutex::default() })
     }
 
@@ -53,14 +47,14 @@ impl Inbound {
             return;
         }
         let mut senders = self.senders.lock();
-        for (gid_index, listener) in (0u8..).zip(&self.listeners) {
+        for (gid_index, listener) in &self.listeners {
             unix_socket::accept_waiting(listener, &self.spare, |socket| {
                 // A trusted process may say where packets came from.
                 if senders.len() < SENDERS_MAX
                     && is_trusted(&socket)
                     && watch(&self.waits, socket.as_fd()).is_ok()
                 {
-                    senders.push(Sender { socket, gid_index });
+                    senders.push(Sender { socket, gid_index: *gid_index });
                 }
             });
         }

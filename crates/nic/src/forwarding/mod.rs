@@ -118,8 +118,8 @@ fn connect(to: SocketAddr) -> Option<OwnedFd> {
 pub(crate) struct Inbound {
     /// Readable when a listener or a sender is.
     waits: OwnedFd,
-    /// One for each of the device's addresses.
-    listeners: Vec<OwnedFd>,
+    /// One for each of the device's addresses, with the index of its GID.
+    listeners: Vec<(u8, OwnedFd)>,
     spare: Spare,
     senders: Mutex<Vec<Sender>>,
 }

@@ -59,7 +59,8 @@ struct Peer {
 /// The sockets of the thread that connects to same-host peers, and the peers at their other ends.
 pub(crate) struct Sockets {
     waits: Arc<OwnedFd>,
-    listeners: Vec<OwnedFd>,
+    /// With the indexes of their GIDs.
+    listeners: Vec<(u8, OwnedFd)>,
     spare: Spare,
     readers: Vec<PeerSocket>,
     /// How many peers were ever accepted.

@@ -29,16 +29,10 @@ const READERS_MAX: usize = 256;
 
 /// Opens the sockets, and starts the thread.
 pub(in crate::local) fn start(device: &Arc<Device>) -> Result<Running, Error> {
-    let port = device.port.udp_port();
     let waits = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
     let doorbell = Arc::new(Doorbell::new()?);
     watch(&waits, doorbell.fd())?;
-    let mut listeners = Vec::new();
-    for gid in device.gids() {
-        let listener = unix_socket::listen_as(SERVICE, SocketAddr::new(gid.addr.to_canonical(), port))?;
-        watch(&waits, listener.as_fd())?;
-        listeners.push(listener);
-    }
+    let listeners = unix_socket::listen_at(SERVICE, device.gids(), device.port.udp_port(), &waits);
     let sockets = Sockets {
         waits: waits.clone(),
         listeners,
@@ -206,10 +200,11 @@ impl Sockets {
 
     fn accept(&mut self, index: usize) {
         let Sockets { waits, listeners, spare, readers, accepted_count, .. } = self;
-        unix_socket::accept_waiting(&listeners[index], spare, |socket| {
+        let (gid_index, listener) = &listeners[index];
+        unix_socket::accept_waiting(listener, spare, |socket| {
             let is_welcome = check_peer(&socket).is_some() && readers.len() < READERS_MAX;
             if is_welcome && watch(waits, socket.as_fd()).is_ok() {
-                let (gid_index, number) = (index as u8, *accepted_count);
+                let (gid_index, number) = (*gid_index, *accepted_count);
                 *accepted_count += 1;
                 let (may_map, unsent) = (HashMap::new(), Unsent::default());
                 readers.push(PeerSocket { socket, may_map, unsent, gid_index, number, readers: None });
