@@ -361,6 +361,13 @@ impl Host for QpHost<'_> {
         }
     }
 
+    fn return_shared_receive(&self, receive: RecvWr) -> Option<RecvWr> {
+        // A receive in memory stays with its queue pair: the next entry of the queue is behind it.
+        let Some(srq) = self.named_srq.as_ref().or(self.qp.srq()) else { return Some(receive) };
+        srq.put_back(receive);
+        None
+    }
+
     #[inline(always)]
     fn withholds_receive(&self, peer: &SocketAddr) -> bool {
         self.device().faults.as_ref().is_some_and(|faults| faults.withholds_receive(peer.ip()))

@@ -281,6 +281,12 @@ impl Srq {
         wr
     }
 
+    /// Takes a work request back that no message has used: it is the oldest again. The program counts it as posted, so
+    /// there is room.
+    pub(crate) fn put_back(&self, wr: RecvWr) {
+        self.queue.lock().waiting.push_front(wr);
+    }
+
     /// Whether the limit is armed and reached; disarms it.
     fn take_limit_event(&self, queue: &mut Queue) -> bool {
         let reached = queue.waiting.len() < queue.attr.limit as usize;

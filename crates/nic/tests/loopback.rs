@@ -183,6 +183,27 @@ fn shared_receives_serve_several_queue_pairs_and_raise_the_limit_event() {
     assert!(matches!(srq.destroy(), Err(Error::Busy(_))));
 }
 
+/// Anybody who knows the Q_Key can send one.
+#[test]
+fn a_datagram_that_is_too_long_takes_no_receive_from_other_queue_pairs() {
+    let (a, b) = (Node::udp(), Node::udp());
+    let srq = b.pd.create_srq(SrqInit { max_wr: 1, max_sge: 1, limit: 0, cookie: 5 }).expect("a queue");
+    let qa = a.qp(QpType::Ud);
+    let sharing = || QpInit { srq: Some(srq.clone()), ..b.init(QpType::Ud) };
+    let [first, second] = [(); 2].map(|()| b.pd.create_qp(sharing()).expect("a queue pair"));
+    [&qa, &first, &second].into_iter().for_each(|qp| ready_datagrams(qp, 0x22));
+    srq.post([b.recv(1, 0, 40 + 100)]).expect("posted");
+    let ah = a.pd.create_ah(&b.av()).expect("an address handle");
+    let wr = |qp: &QueuePair, len| SendWr {
+        target: Some(ah.target(qp.qpn(), 0x22)),
+        ..a.wr(2, SendOp::Send, 0, len)
+    };
+    qa.post_send([Ok(wr(&first, 101)), Ok(wr(&second, 100))]).expect("posted");
+    assert_eq!(a.completions(2).len(), 2);
+    let received = b.completion();
+    assert_eq!((received.status, received.qpn), (WcStatus::Success, second.qpn()));
+}
+
 #[test]
 fn windows_open_and_close_a_part_of_a_region() {
     let (a, b) = (Node::udp(), Node::udp());

@@ -32,7 +32,7 @@ impl Responder {
         let length = GRH_LEN + packet.payload.len();
         let capacity: u64 = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
         if length as u64 > capacity {
-            self.give_back(receive);
+            self.give_back(call, receive);
             call.counters.dropped += 1;
             return Verdict::Fine;
         }

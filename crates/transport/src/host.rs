@@ -201,6 +201,11 @@ pub trait Host {
     }
     /// The oldest receive of the shared receive queue, or of the receive queue that the host keeps.
     fn take_shared_receive(&self) -> Option<RecvWr>;
+    /// Takes back what [`Host::take_shared_receive`] has returned and no message has used: it is the oldest again. A host
+    /// that cannot take it back returns it, and the queue pair keeps it for its own next message.
+    fn return_shared_receive(&self, receive: RecvWr) -> Option<RecvWr> {
+        Some(receive)
+    }
     /// Whether a request of this peer that would consume a receive is refused as if no receive were posted (fault
     /// injection to observe the peer's RNR handling).
     fn withholds_receive(&self, _peer: &SocketAddr) -> bool {

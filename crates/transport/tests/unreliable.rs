@@ -32,6 +32,10 @@ fn address(side: u8) -> IpAddr {
 }
 
 fn queue_pair(qp_type: QpType, side: u8) -> Qp {
+    queue_pair_with(qp_type, side, false)
+}
+
+fn queue_pair_with(qp_type: QpType, side: u8, has_srq: bool) -> Qp {
     let mut qp = Qp::new(QpConfig {
         qpn: u32::from(side),
         qp_type,
@@ -43,7 +47,7 @@ fn queue_pair(qp_type: QpType, side: u8) -> Qp {
             max_inline_data: 0,
         },
         sq_sig_all: true,
-        has_srq: false,
+        has_srq,
         window_bytes: 1 << 16,
         rd_atomic_limit: 0,
         mtu_limit: MTU,
@@ -204,4 +208,28 @@ fn receives_behind_a_pending_write_complete_when_it_is_done() {
         assert!(matches!(event, Some(Event::RecvComplete(wc)) if wc.imm == number), "{number}: {event:?}");
     }
     assert!(sink.packets.is_empty());
+}
+
+/// Otherwise the queue pair would keep it from the others.
+#[test]
+fn a_receive_that_no_message_used_returns_to_the_shared_queue() {
+    // A datagram that is too long for the receive, and a message without its middle.
+    for (qp_type, len) in [(QpType::Ud, MTU), (QpType::Uc, 3 * MTU)] {
+        let (mut sender, mut receiver) = (queue_pair(qp_type, 1), queue_pair_with(qp_type, 2, true));
+        let (ours, theirs) = (memory(), memory());
+        let sges = smallvec![Sge { addr: 0, length: len, lkey: KEY }];
+        theirs.shared_receives.borrow_mut().push_back(RecvWr { wr_id: 7, sges: sges.clone() });
+        let wr = message(qp_type, 1, &mut Random::new(1));
+        let mut wr = SendWr { op: SendOp::Send, payload: Payload::Sges(sges), ..wr };
+        sender.post_send(|| Time(1), &mut wr, &ours, &mut ()).expect("there is room");
+        let mut sink = Collector::default();
+        sender.poll_transmit(|| Time(1), &ours, &mut sink, AckPolicy::Now);
+        let (meta, last) = (meta_between(address(1), address(2), 0), sink.packets.len() - 1);
+        for (_, bytes) in [&sink.packets[0], &sink.packets[last]] {
+            let packet = Packet::parse(bytes).expect("well-formed");
+            receiver.handle_packet(|| Time(2), &meta, &packet, None, &theirs);
+        }
+        assert_eq!(theirs.poll_event(), None, "{qp_type:?}");
+        assert_eq!(theirs.shared_receives.borrow().len(), 1, "{qp_type:?}");
+    }
 }

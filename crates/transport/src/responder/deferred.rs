@@ -105,7 +105,12 @@ impl Responder {
 
     /// While writes are pending, no refusal breaks the connection: its NAK would acknowledge them, and deferred
     /// completions could not be delivered any more. The peer sends the bad packet again, and is refused then.
-    pub(super) fn postpone(&mut self, info: &OpcodeInfo, refusal: Refusal) -> Refusal {
+    pub(super) fn postpone(
+        &mut self,
+        call: &Call<'_, impl Host>,
+        info: &OpcodeInfo,
+        refusal: Refusal,
+    ) -> Refusal {
         let for_now = matches!(refusal, Refusal::NotReady | Refusal::Rnr { .. });
         if for_now || !self.has_pending_changes() {
             return refusal;
@@ -114,7 +119,7 @@ impl Responder {
         if info.position.is_first()
             && let Some(Incoming::Send { receive, .. }) = self.incoming.take_if(is_new)
         {
-            self.give_back(receive);
+            self.give_back(call, receive);
         }
         CHANGE_PENDING
     }

@@ -163,7 +163,7 @@ impl Responder {
         match self.carry_out_for(call, packet, data) {
             Ok(()) => Verdict::Fine,
             Err(refusal) => {
-                let refusal = self.postpone(packet.bth.opcode.info(), refusal);
+                let refusal = self.postpone(call, packet.bth.opcode.info(), refusal);
                 self.refuse(call, refusal)
             }
         }
@@ -333,17 +333,18 @@ impl Responder {
         }
     }
 
-    /// Puts a receive whose message failed back at the front of the queue.
-    pub(crate) fn give_back(&mut self, receive: RecvWr) {
-        self.receives.push_front(receive);
+    /// Puts a receive whose message failed back at the front of its queue: a shared one serves other queue pairs, too.
+    pub(crate) fn give_back(&mut self, call: &Call<'_, impl Host>, receive: RecvWr) {
+        let own = if shares(call) { call.host.return_shared_receive(receive) } else { Some(receive) };
+        own.into_iter().for_each(|receive| self.receives.push_front(receive));
     }
 
     /// The oldest receive. With a shared queue, the queue pair's own queue holds at most one receive, given back by a
     /// message.
     pub(crate) fn next_receive(&mut self, call: &Call<'_, impl Host>) -> Result<RecvWr, Refusal> {
         let own = self.receives.pop_front();
-        let shares = call.config.has_srq || call.is(QpType::XrcRecv);
-        own.or_else(|| if shares { call.host.take_shared_receive() } else { None }).ok_or(Refusal::NotReady)
+        let shared = || if shares(call) { call.host.take_shared_receive() } else { None };
+        own.or_else(shared).ok_or(Refusal::NotReady)
     }
 
     fn receive_send(
@@ -438,7 +439,7 @@ impl Responder {
         if data.len() > 0
             && let Err(refusal) = self.write(call, rkey, va.wrapping_add(offset), data)
         {
-            receive.into_iter().for_each(|receive| self.give_back(receive));
+            receive.into_iter().for_each(|receive| self.give_back(call, receive));
             return Err(refusal);
         }
         self.incoming =
@@ -484,6 +485,11 @@ fn require(common: &Common, flag: u32) -> Result<(), Refusal> {
 
 /// Checks whether the host withholds receives. Only a reliable connection can report that to the peer.
 #[inline(always)]
+/// Whether its receives are in a queue that the host keeps.
+fn shares(common: &Common) -> bool {
+    common.config.has_srq || common.is(QpType::XrcRecv)
+}
+
 fn require_receive(call: &Call<'_, impl Host>) -> Result<(), Refusal> {
     match &call.attr.path {
         Some(path) if call.is_reliable() && call.host.withholds_receive(&path.remote) => {

@@ -5,7 +5,7 @@ use terrace_wire::{Operation, Packet};
 
 use super::refusal::{INVALID_REQUEST, Refusal};
 use super::{Incoming, Responder};
-use crate::common::{Call, Common, Verdict};
+use crate::common::{Call, Verdict};
 use crate::data::Data;
 use crate::host::Host;
 use crate::types::{QpEvent, WcStatus};
@@ -21,7 +21,7 @@ impl Responder {
         let in_sequence = packet.bth.psn == self.expected;
         self.expected = packet.bth.psn.plus(data.packets(call.mtu()));
         if info.position.is_first() {
-            self.abandon();
+            self.abandon(call);
         } else if !in_sequence {
             return self.skip(call);
         }
@@ -47,16 +47,16 @@ impl Responder {
     }
 
     /// Drops this packet and its message; the remaining packets lack their beginning and are dropped, too.
-    fn skip(&mut self, common: &mut Common) -> Verdict {
-        common.counters.dropped += 1;
-        self.abandon();
+    fn skip(&mut self, call: &mut Call<'_, impl Host>) -> Verdict {
+        call.counters.dropped += 1;
+        self.abandon(call);
         Verdict::Fine
     }
 
     /// Gives the receive of a broken message back to the queue.
-    fn abandon(&mut self) {
+    fn abandon(&mut self, call: &Call<'_, impl Host>) {
         if let Some(Incoming::Send { receive, .. }) = self.incoming.take() {
-            self.give_back(receive);
+            self.give_back(call, receive);
         }
     }
 }

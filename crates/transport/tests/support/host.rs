@@ -562,6 +562,14 @@ impl<const FAST: bool> Host for Memory<FAST> {
         self.shared_receives.borrow_mut().pop_front()
     }
 
+    fn return_shared_receive(&self, receive: RecvWr) -> Option<RecvWr> {
+        match self.srqs.borrow_mut().get_mut(&self.srqn.get()) {
+            Some(queue) => queue.push_front(receive),
+            None => self.shared_receives.borrow_mut().push_front(receive),
+        }
+        None
+    }
+
     fn pace(&self, now: Time, _len: usize) -> Option<Time> {
         self.pause_ns.get().map(|pause_ns| now.after_ns(pause_ns))
     }
