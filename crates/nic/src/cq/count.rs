@@ -12,12 +12,12 @@ impl Cq {
         let mut is_new = false;
         let number = *self.number.get_or_init(|| {
             is_new = true;
-            self.device.next_number() & NUMBER_MAX
+            let draw = || self.device.next_number() & NUMBER_MAX;
+            self.device.numbered_cqs.insert(draw, self.me.clone())
         });
         if is_new {
             // A pass that began before may still let completions bypass the queue.
             drop(self.device.rx.lock());
-            self.device.numbered_cqs.add(number, self.me.clone());
         }
         number
     }
