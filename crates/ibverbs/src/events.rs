@@ -16,9 +16,6 @@ use crate::object::{self, borrow};
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
 
-/// The only port.
-const PORT: c_int = 1;
-
 /// The object of an event. Every cookie is the object's C structure.
 fn element(event: &AsyncEvent) -> ibv_async_event__bindgen_ty_1 {
     let object = |cookie: u64| ibv_async_event__bindgen_ty_1 { qp: (cookie as *mut c_void).cast() };
@@ -31,9 +28,6 @@ fn element(event: &AsyncEvent) -> ibv_async_event__bindgen_ty_1 {
         | AsyncEvent::SqDrained(qp)
         | AsyncEvent::LastWqeReached(qp) => object(qp.cookie()),
         AsyncEvent::SrqLimitReached(srq) => object(srq.cookie()),
-        AsyncEvent::PortActive | AsyncEvent::PortError | AsyncEvent::DeviceFatal => {
-            ibv_async_event__bindgen_ty_1 { port_num: PORT }
-        }
     }
 }
 
@@ -57,7 +51,7 @@ pub unsafe extern "C" fn ibv_get_async_event(
     minus_one(get())
 }
 
-/// The NIC's event for an event that the program acknowledges; `None` for events of the port, for which no verb waits.
+/// The NIC's event for an event that the program acknowledges; `None` for events that the NIC does not raise.
 ///
 /// # Safety
 /// `event` came from `ibv_get_async_event`, and its object still exists.

@@ -34,12 +34,6 @@ pub enum AsyncEvent {
     LastWqeReached(Arc<QueuePair>),
     /// Fewer work requests are left than the limit that was armed.
     SrqLimitReached(Arc<Srq>),
-    /// The port works.
-    PortActive,
-    /// The port does not work.
-    PortError,
-    /// The device does not work any more.
-    DeviceFatal,
 }
 
 impl AsyncEvent {
@@ -52,9 +46,6 @@ impl AsyncEvent {
             AsyncEvent::QpAccessError(_) => 3,
             AsyncEvent::CommunicationEstablished(_) => 4,
             AsyncEvent::SqDrained(_) => 5,
-            AsyncEvent::DeviceFatal => 8,
-            AsyncEvent::PortActive => 9,
-            AsyncEvent::PortError => 10,
             AsyncEvent::SrqLimitReached(_) => 15,
             AsyncEvent::LastWqeReached(_) => 16,
         }
@@ -62,22 +53,19 @@ impl AsyncEvent {
 
     /// Acknowledges the event, which lets the object be destroyed. Once for every delivered event.
     pub fn ack(&self) {
-        if let Some(account) = self.account() {
-            account.acknowledge(1);
-        }
+        self.account().acknowledge(1);
     }
 
-    fn account(&self) -> Option<&EventAccount> {
+    fn account(&self) -> &EventAccount {
         match self {
-            AsyncEvent::CqError(cq) => Some(&cq.async_account),
+            AsyncEvent::CqError(cq) => &cq.async_account,
             AsyncEvent::QpFatal(qp)
             | AsyncEvent::QpRequestError(qp)
             | AsyncEvent::QpAccessError(qp)
             | AsyncEvent::CommunicationEstablished(qp)
             | AsyncEvent::SqDrained(qp)
-            | AsyncEvent::LastWqeReached(qp) => Some(&qp.async_account),
-            AsyncEvent::SrqLimitReached(srq) => Some(&srq.async_account),
-            AsyncEvent::PortActive | AsyncEvent::PortError | AsyncEvent::DeviceFatal => None,
+            | AsyncEvent::LastWqeReached(qp) => &qp.async_account,
+            AsyncEvent::SrqLimitReached(srq) => &srq.async_account,
         }
     }
 }
@@ -125,9 +113,7 @@ impl AsyncQueue {
             let mut waiting = self.waiting.lock();
             // No event: it was withdrawn between its token and this lock, or the device was closed.
             if let Some(event) = waiting.pop_front() {
-                if let Some(account) = event.account() {
-                    account.count_delivered();
-                }
+                event.account().count_delivered();
                 return Ok(event);
             }
         }
@@ -136,7 +122,7 @@ impl AsyncQueue {
     /// Discards the events of an object that is being destroyed, then waits until the delivered ones are acknowledged.
     pub fn withdraw(&self, account: &EventAccount) {
         self.waiting.lock().retain(|event| {
-            let ours = event.account().is_some_and(|other| std::ptr::eq(other, account));
+            let ours = std::ptr::eq(event.account(), account);
             if ours {
                 self.tokens.try_take();
             }
