@@ -10,13 +10,15 @@ mod groups;
 mod open;
 mod poll_set;
 mod probe;
+mod segmentation;
 mod socket;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
 use terrace_wire::RxMeta;
 
@@ -27,6 +29,7 @@ pub use error::OpenError;
 use groups::Groups;
 use poll_set::PollSet;
 pub use probe::Probe;
+use segmentation::Segmentation;
 pub use socket::{Buffers, SocketHook};
 use socket::{RECEIVE_BUFFER_BYTES, Received, Sent, UdpSocket};
 
@@ -62,8 +65,7 @@ pub struct UdpPort {
     burst: AtomicU32,
     /// Selects the active GIDs to poll.
     poll_set: PollSet,
-    /// False once a GSO send has failed.
-    gso: AtomicBool,
+    segmentation: Segmentation,
     /// Failed sends so far. Some of them are logged.
     logged_errors: AtomicU64,
     groups: Groups,
@@ -85,8 +87,9 @@ impl UdpPort {
 
     /// Sends the first run of the batch, or a part of it. Returns false if the network would block.
     fn transmit_first_run(&self, tx: &mut TxBatch) -> bool {
-        let whole_run = self.gso.load(Relaxed);
         let Some((run, bytes)) = tx.first() else { return true };
+        let destination = run.path.remote.ip();
+        let whole_run = self.segmentation.permits(destination);
         let Some(socket) = self.sockets.get(usize::from(run.path.source_gid_index)) else {
             add(&self.counters.tx.send_errors, run.count as u64);
             tx.advance(run.count);
@@ -100,7 +103,7 @@ impl UdpPort {
             (count, len) = (1, run.segment);
             sent = socket.send(&run, &mut bytes[..len], count);
             match sent {
-                Sent::All => self.disable_segmentation(),
+                Sent::All => self.segmentation.note_refusal(destination, Instant::now()),
                 _ => count = run.count,
             }
         }
@@ -115,13 +118,6 @@ impl UdpPort {
         }
         tx.advance(count);
         true
-    }
-
-    /// Sends packets one by one from now on.
-    fn disable_segmentation(&self) {
-        if self.gso.swap(false, Relaxed) {
-            tracing::info!("UDP segmentation offload failed; sending packets one by one");
-        }
     }
 
     fn count_sent(&self, packets: usize, bytes: usize) {
@@ -267,12 +263,24 @@ impl Port for UdpPort {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use terrace_wire::Path;
 
     use super::*;
 
     fn port(addr: &str) -> UdpPort {
         UdpPort::open(&UdpConfig { addr: addr.parse().ok(), ..UdpConfig::default() }).expect("a port")
+    }
+
+    fn path_to(port: &UdpPort) -> Path {
+        Path {
+            remote: port.sockets[0].local(),
+            source_gid_index: 0,
+            traffic_class: 0,
+            hop_limit: 0,
+            flow_label: 0,
+        }
     }
 
     fn received(port: &UdpPort, requested: usize) -> Vec<Vec<u8>> {
@@ -294,14 +302,8 @@ mod tests {
     fn without_segmentation_offload_packets_are_sent_one_by_one() {
         for addr in ["127.84.0.1", "::1"] {
             let [sender, receiver] = [(); 2].map(|()| port(addr));
-            sender.disable_segmentation();
-            let path = Path {
-                remote: receiver.sockets[0].local(),
-                source_gid_index: 0,
-                traffic_class: 0,
-                hop_limit: 0,
-                flow_label: 0,
-            };
+            let path = path_to(&receiver);
+            sender.segmentation.note_refusal(path.remote.ip(), Instant::now() + Duration::from_secs(60));
             let mut tx = TxBatch::new(1 << 20);
             let lens = [500, 500, 500, 500, 100, 500, 60];
             for (len, number) in lens.into_iter().zip(0u8..) {
@@ -317,15 +319,24 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_leaves_other_destinations_their_runs() {
+        let [sender, refusing, other] = ["127.84.2.1", "127.84.2.2", "127.84.2.3"].map(port);
+        sender
+            .segmentation
+            .note_refusal(path_to(&refusing).remote.ip(), Instant::now() + Duration::from_secs(60));
+        let mut tx = TxBatch::new(1 << 20);
+        for _ in 0..4 {
+            tx.push(&path_to(&other), 500).expect("buffer").fill(1);
+        }
+        assert!(sender.transmit(&mut tx));
+        assert_eq!(received(&other, 4).len(), 4);
+        assert_eq!(sender.counters.snapshot().tx_calls, 1);
+    }
+
+    #[test]
     fn bursts_double_while_full_and_reset_when_not() {
         let [sender, receiver] = ["127.84.1.1", "127.84.1.2"].map(port);
-        let path = Path {
-            remote: receiver.sockets[0].local(),
-            source_gid_index: 0,
-            traffic_class: 0,
-            hop_limit: 0,
-            flow_label: 0,
-        };
+        let path = path_to(&receiver);
         let mut tx = TxBatch::new(1 << 20);
         for number in 0..100 {
             // The lengths alternate, so that each packet is a separate datagram.

@@ -3,13 +3,14 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use terrace_wire::ROCE_PORT;
 
 use super::addresses::{self, is_link_local};
 use super::groups::Groups;
 use super::poll_set::PollSet;
+use super::segmentation::Segmentation;
 use super::socket::{RECEIVE_BUFFER_BYTES, UdpSocket};
 use super::{OpenError, UdpConfig, UdpPort};
 use crate::{Gid, PortCounters};
@@ -37,7 +38,7 @@ pub(super) fn open(config: &UdpConfig) -> Result<UdpPort, OpenError> {
         active: AtomicU32::new(1),
         burst: AtomicU32::new(1),
         poll_set: PollSet::default(),
-        gso: AtomicBool::new(true),
+        segmentation: Segmentation::default(),
         logged_errors: AtomicU64::new(0),
         groups: Groups::default(),
         config: config.clone(),
