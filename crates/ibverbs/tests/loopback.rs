@@ -292,3 +292,48 @@ fn a_forked_child_can_open_its_own_device() {
     assert!(parents.writes());
     parents.close();
 }
+
+/// Sets how many descriptors this process may have, and returns how many it might have before.
+fn set_descriptors_max(count: libc::rlim_t) -> libc::rlim_t {
+    // SAFETY: a structure of integers, which the calls fill and read.
+    unsafe {
+        let mut limit: libc::rlimit = zero();
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        let before = std::mem::replace(&mut limit.rlim_cur, count);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+        before
+    }
+}
+
+/// Whether this process has a thread that makes progress while the program does not.
+fn has_engine() -> bool {
+    let threads = std::fs::read_dir("/proc/self/task").expect("threads");
+    let names = threads.flatten().filter_map(|thread| std::fs::read(thread.path().join("comm")).ok());
+    names.into_iter().any(|name| name == b"terrace-engine\n")
+}
+
+/// Its engine starts with one of its later calls, when there are descriptors.
+#[test]
+fn a_forked_child_without_descriptors_gets_an_engine_later() {
+    let parents = Loopback::open();
+    // SAFETY: the child exits without running the harness's exit handlers.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            let polls = || ops(parents.context).poll_cq.unwrap()(parents.cq, 1, &mut zero());
+            let before = set_descriptors_max(0);
+            assert_eq!(polls(), 0);
+            set_descriptors_max(before);
+            let had_none = !has_engine();
+            let deadline = std::time::Instant::now() + Duration::from_secs(20);
+            while !has_engine() && std::time::Instant::now() < deadline {
+                assert_eq!(polls(), 0);
+            }
+            libc::_exit(if had_none && has_engine() { 0 } else { 1 });
+        }
+        let mut status = -1;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!(status, 0, "the child failed");
+    }
+    parents.close();
+}

@@ -10,6 +10,7 @@ use terrace_sync::ArcMutexGuard;
 use crate::colocated;
 use crate::device::Device;
 use crate::engine::Handle;
+use crate::error::Error;
 use crate::forwarding;
 use crate::local::{ForkLock, Sockets};
 use crate::progress_callback;
@@ -42,6 +43,9 @@ pub struct ForkPause {
 /// How long the forking thread sleeps between checks whether the engine is at rest.
 const REST: Duration = Duration::from_micros(20);
 
+/// How long a child without descriptors or threads for an engine goes on without one before it tries again.
+const RESTART_NS: u64 = 1_000_000_000;
+
 impl Device {
     /// Brings the device's threads to rest before `fork`. A process parks the threads of all of its devices before it
     /// locks one: the engine of one device forwards packets to another.
@@ -59,20 +63,27 @@ impl Device {
         ParkedThreads { device: self.clone(), sockets }
     }
 
-    /// Starts the engine of a forked child, at its first call that needs one. A child that cannot have one makes
-    /// progress by its own polls only.
+    /// Starts the engine of a forked child, at its first call that needs one. A child that cannot have one now makes
+    /// progress by its own polls only, and tries again at a later call.
     #[cold]
     pub(crate) fn restart_engine(self: &Arc<Self>) {
-        if !self.engine.missing.swap(false, Ordering::SeqCst) {
+        let (engine, now) = (&self.engine, self.clock.now());
+        if now.0 < engine.restart_at.load(Ordering::Relaxed) || !engine.missing.swap(false, Ordering::SeqCst)
+        {
             return;
         }
-        match Doorbell::new() {
-            Ok(doorbell) => self.engine.handle.lock().doorbell = Arc::new(doorbell),
-            Err(error) => return tracing::warn!(%error, "no engine in this forked process"),
+        if let Err(error) = self.start_own_engine() {
+            tracing::warn!(%error, "no engine in this forked process for now: it makes progress while it polls");
+            engine.restart_at.store(now.after_ns(RESTART_NS).0, Ordering::Relaxed);
+            engine.missing.store(true, Ordering::SeqCst);
         }
-        if let Err(error) = self.start_engine() {
-            tracing::warn!(%error, "no engine in this forked process");
-        }
+    }
+
+    /// Starts an engine with a doorbell of this process.
+    fn start_own_engine(self: &Arc<Self>) -> Result<(), Error> {
+        let doorbell = Arc::new(Doorbell::new()?);
+        self.engine.handle.lock().doorbell = doorbell;
+        self.start_engine()
     }
 }
 
@@ -120,6 +131,7 @@ impl ForkPause {
         // The handle is of a thread that this process does not have: it must be neither joined nor detached.
         std::mem::forget(self.handle.thread.take());
         engine.announced.wake_up();
+        engine.restart_at.store(0, Ordering::Relaxed);
         engine.missing.store(engine.wanted, Ordering::SeqCst);
         engine.pause.forget();
     }

@@ -24,7 +24,7 @@ mod start;
 mod stat_server;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use terrace_fabric::udp::BURST_MAX;
@@ -58,6 +58,8 @@ pub(crate) struct Engine {
     handle: Arc<Mutex<Handle>>,
     /// Whether the thread has yet to be started, because the process is a forked child.
     missing: AtomicBool,
+    /// When a child whose attempt to start it has failed tries again, by the device's clock; 0 before the first attempt.
+    restart_at: AtomicU64,
     stopping: AtomicBool,
     pause: Pause,
     announced: Announced,
@@ -80,6 +82,7 @@ impl Engine {
             stat_socket,
             handle: Arc::new(Mutex::new(Handle { doorbell: Arc::new(Doorbell::new()?), thread: None })),
             missing: AtomicBool::new(false),
+            restart_at: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             pause: Pause::default(),
             announced: Announced::new(),
@@ -128,7 +131,7 @@ impl Engine {
 
     /// Whether this process is a forked child that has not used the device.
     pub fn is_missing(&self) -> bool {
-        self.missing.load(Ordering::Relaxed)
+        self.missing.load(Ordering::Relaxed) && self.restart_at.load(Ordering::Relaxed) == 0
     }
 
     /// Notes how many datagrams a receive has brought. Called under the receive lock.
