@@ -38,6 +38,8 @@ impl Device {
         let mut colocated = COLOCATED.write();
         colocated.retain(|device| device.strong_count() > 0);
         colocated.push(Arc::downgrade(self));
+        drop(colocated);
+        self.announce_demultiplexer();
     }
 
     /// Whether it has joined.

@@ -142,6 +142,8 @@ pub struct Device {
     pub(crate) forwarding: Forwarding,
     /// Bit i: GID i, or one a multiple of 32 further, is activated.
     pub(crate) activated: AtomicU32,
+    /// The same, and the demultiplexer knows.
+    pub(crate) announced: AtomicU32,
     pub(crate) closed: AtomicBool,
 }
 
@@ -257,8 +259,9 @@ impl Device {
             self.port.activate(gid_index);
             self.engine.wake();
             let bit = 1 << (gid_index % u32::BITS as u8);
-            if self.activated.fetch_or(bit, Ordering::SeqCst) & bit == 0 {
-                self.ask_demultiplexer_to_listen();
+            self.activated.fetch_or(bit, Ordering::SeqCst);
+            if self.announced.load(Ordering::Relaxed) & bit == 0 && self.ask_demultiplexer_to_listen() {
+                self.announced.fetch_or(bit, Ordering::Relaxed);
             }
         }
     }

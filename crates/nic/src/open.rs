@@ -80,6 +80,7 @@ impl Device {
             is_colocated: AtomicBool::new(false),
             forwarding: Forwarding::default(),
             activated: AtomicU32::new(0),
+            announced: AtomicU32::new(0),
             closed: AtomicBool::new(false),
             clock: config.clock,
             port: config.port,

@@ -3,20 +3,23 @@
 
 mod common;
 
+use std::net::UdpSocket;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use common::*;
 use terrace_nic::*;
 use terrace_wire::{QPN_INSTANCE_SHIFT, ROCE_PORT};
 
+/// A node with the first free instance of an address.
+fn instance_of(address: [u8; 4]) -> Node {
+    let port = PortConfig { address: Some(address.into()), path: PathChoice::Udp, ..PortConfig::default() };
+    Node::with(port.device().expect("a port"), 1 << 20)
+}
+
 /// Only instance 0 forwards, so each test has an address of its own.
 fn instances_0_and_1_of(address: [u8; 4]) -> (Node, Node) {
-    let node = || {
-        let port =
-            PortConfig { address: Some(address.into()), path: PathChoice::Udp, ..PortConfig::default() };
-        Node::with(port.device().expect("a port"), 1 << 20)
-    };
-    let nodes = (node(), node());
+    let nodes = (instance_of(address), instance_of(address));
     assert_eq!((nodes.0.device.instance(), nodes.1.device.instance()), (0, 1));
     nodes
 }
@@ -102,6 +105,46 @@ fn a_management_datagram_for_another_instance_arrives_unchanged() {
     from.remote.set_port(80);
     assert!(matches!(forward(1, &from, b"x"), Err(Error::Invalid(_))));
     assert_eq!(demultiplexer.device.snapshot().passed_on, 2);
+}
+
+/// In a network namespace of its own: the addresses of the loopback interface are other tests', too.
+#[test]
+fn a_new_demultiplexer_listens_where_others_need_it() {
+    let possible = Command::new("unshare").args(["-rn", "ip", "link"]).output();
+    if !possible.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: no network namespace, or no `ip`, for this user");
+        return;
+    }
+    let script = "ip link set lo up && exec \"$0\" --exact inner_new_demultiplexer --ignored --nocapture";
+    let exe = std::env::current_exe().expect("this program");
+    let output = Command::new("unshare").args(["-rn", "sh", "-c", script]).arg(exe).output().expect("run");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&[output.stdout, output.stderr].concat()));
+}
+
+#[test]
+#[ignore = "runs in a namespace made by a_new_demultiplexer_listens_where_others_need_it"]
+fn inner_new_demultiplexer() {
+    const LOOPBACK: [u8; 4] = [127, 0, 0, 1];
+    let (first, home) = instances_0_and_1_of(LOOPBACK);
+    first.device.join_colocated();
+    home.device.join_colocated();
+    // A datagram may come to any address.
+    ready_datagrams(&home.qp(QpType::Ud), 0x11);
+    reads_at_second_address(&first);
+    drop(first);
+    let second = instance_of(LOOPBACK);
+    assert_eq!(second.device.instance(), 0);
+    second.device.join_colocated();
+    reads_at_second_address(&second);
+}
+
+/// Waits until the demultiplexer reads what comes to `::1`.
+fn reads_at_second_address(demultiplexer: &Node) {
+    let socket = UdpSocket::bind("[::1]:0").expect("a socket");
+    wait_until("a datagram is read", || {
+        socket.send_to(&[1; 40], ("::1", ROCE_PORT)).expect("sent");
+        demultiplexer.device.snapshot().port["bad_icrc"] > 0
+    });
 }
 
 /// Queue pairs that a thread creates and destroys.

@@ -31,6 +31,7 @@ const MESSAGES_AT_A_TIME: usize = 64;
 
 const A_PACKET: u8 = 1;
 const LISTEN_EVERYWHERE: u8 = 2;
+const FORWARDS_NOW: u8 = 3;
 
 impl Inbound {
     fn open(device: &Device) -> Result<Inbound, Errno> {
@@ -154,19 +155,34 @@ impl Device {
     }
 
     /// Asks the process that has instance 0 of this device's addresses to listen at all of its own: peers may use any of
-    /// them.
-    pub fn ask_demultiplexer_to_listen(&self) {
+    /// them. False if no process has taken the message.
+    pub fn ask_demultiplexer_to_listen(&self) -> bool {
         if self.port.instance() == 0 || !self.is_colocated() {
-            return;
+            return false;
         }
-        for (gid_index, gid) in (0u8..).zip(self.gids()) {
-            let source = SocketAddr::new(gid.addr, self.port.udp_port());
-            let meta = RxMeta { source, destination: gid.addr, gid_index, traffic_class: 0 };
-            self.send_to_instance(LISTEN_EVERYWHERE, 0, &meta, &[]);
+        let asked = (0u8..self.gids().len() as u8)
+            .map(|gid_index| self.send_command(LISTEN_EVERYWHERE, 0, gid_index));
+        asked.fold(false, |any, is_taken| any | is_taken)
+    }
+
+    /// Tells the processes with other instances that this one forwards from now on. They may have asked one before it to
+    /// listen at all addresses.
+    pub(crate) fn announce_demultiplexer(&self) {
+        if self.is_demultiplexer() {
+            (1..=u8::MAX).for_each(|instance| _ = self.send_command(FORWARDS_NOW, instance, 0));
         }
     }
 
-    fn send_to_instance(&self, kind: u8, instance: u8, meta: &RxMeta, bytes: &[u8]) {
+    /// Sends a message without a packet to the process with that instance of that GID's address. False if it is lost.
+    fn send_command(&self, kind: u8, instance: u8, gid_index: u8) -> bool {
+        let Some(gid) = self.gids().get(usize::from(gid_index)) else { return false };
+        let source = SocketAddr::new(gid.addr, self.port.udp_port());
+        let meta = RxMeta { source, destination: gid.addr, gid_index, traffic_class: 0 };
+        self.send_to_instance(kind, instance, &meta, &[])
+    }
+
+    /// False if no process takes the message.
+    fn send_to_instance(&self, kind: u8, instance: u8, meta: &RxMeta, bytes: &[u8]) -> bool {
         let source = match meta.source.ip() {
             IpAddr::V4(v4) => v4.to_ipv6_mapped(),
             IpAddr::V6(v6) => v6,
@@ -176,9 +192,11 @@ impl Device {
         prefix[2..4].copy_from_slice(&meta.source.port().to_be_bytes());
         prefix[4..].copy_from_slice(&source.octets());
         let to = SocketAddr::new(meta.destination.to_canonical(), ROCE_PORT + u16::from(instance));
-        if !self.forwarding.send(to, &prefix, bytes) {
+        let is_taken = self.forwarding.send(to, &prefix, bytes);
+        if !is_taken {
             tracing::trace!(%to, "no process takes forwarded packets");
         }
+        is_taken
     }
 
     /// Takes a message of a trusted process. No bytes do harm: a bad message at worst increments a counter.
@@ -187,6 +205,9 @@ impl Device {
         let [kind, traffic_class, port_high, port_low, address @ ..] = *prefix;
         match (kind, self.gids().get(usize::from(gid_index))) {
             (LISTEN_EVERYWHERE, _) if self.is_demultiplexer() => self.activate_all_gids(),
+            (FORWARDS_NOW, _) if self.activated.load(Ordering::SeqCst) != 0 => {
+                self.ask_demultiplexer_to_listen();
+            }
             (A_PACKET, Some(gid)) if self.port.instance() != 0 => {
                 let ip = IpAddr::V6(Ipv6Addr::from(address)).to_canonical();
                 let port = u16::from_be_bytes([port_high, port_low]);

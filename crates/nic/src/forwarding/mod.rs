@@ -18,7 +18,8 @@
 //! with its UDP socket.
 //!
 //! The process with instance 0 listens at its first address, and at others as far as it needs them itself. A process
-//! with another instance that uses such an address asks it to listen there, too.
+//! with another instance that uses such an address asks it to listen there, too: when it begins to, and when another
+//! process takes instance 0 over, which announces itself.
 
 mod messages;
 
