@@ -87,7 +87,8 @@ pub trait Pager: Send + Sync + Debug {
     fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError>;
 
     /// Keeps the pages of a range from leaving, from the time on when each is present, until [`Pager::unpin`] is called with
-    /// the same range as often as this. Absent pages are not brought. False if too many are pinned, or the pager pins none.
+    /// the same range as often as this. Absent pages are not brought; a later [`Pager::read`] brings them, and they are present when
+    /// that has an outcome. False if too many are pinned, or the pager pins none.
     fn pin(&self, _range: HostRange) -> bool {
         false
     }
