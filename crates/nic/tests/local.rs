@@ -478,6 +478,20 @@ fn nothing_is_written_any_more_once_the_region_or_the_queue_pair_has_ended() {
 }
 
 #[test]
+fn a_withdrawn_queue_pair_stays_so_when_another_peer_connects() {
+    let (a, b, qa, qb) = joined();
+    assert!(qb.withdraw());
+    let c = Node::local();
+    let (qc, _qb) = rc_pair(&c, &b);
+    let (va, rkey) = (b.memory.addr(), b.mr.rkey());
+    find_route(&c, &qc, va, rkey);
+    let before = direct(&qa);
+    qa.post_send([Ok(a.wr(1, SendOp::Read { va, rkey }, 0, 8))]).expect("posted");
+    assert_eq!(a.completion().status, WcStatus::Success);
+    assert_eq!(direct(&qa), before, "only packets reach it");
+}
+
+#[test]
 fn a_peer_that_has_gone_exhausts_the_retries_as_with_packets() {
     let (a, b) = (Node::local(), Node::local());
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));

@@ -161,12 +161,12 @@ impl Device {
         self.table.all().iter().any(is_remote)
     }
 
-    /// Publishes all queue pairs, when the first peer connects.
+    /// Publishes all queue pairs, when the first peer connects. Later each is published as it changes.
     pub(super) fn publish_all_queue_pairs(&self) {
         for qp in self.table.all() {
             let mut core = qp.lock();
             if !core.nic.dead {
-                self.publish_queue_pair(&qp, &mut core, true);
+                self.publish_queue_pair(&qp, &mut core, false);
             }
         }
     }

@@ -25,10 +25,13 @@ impl PeerSocket {
                 // Before the peer gets access to anything.
                 let pid = check_peer(&self.socket)?;
                 self.readers = Some(PeerReaders::admit(files.pop()?, pid).ok()?);
+                let is_first = !device.memory.is_published();
                 let published = device.memory.publish();
                 let registry =
                     published.inspect_err(|error| tracing::warn!(%error, "no shared registry")).ok()?;
-                device.publish_all_queue_pairs();
+                if is_first {
+                    device.publish_all_queue_pairs();
+                }
                 let consumer_page = rx_ring.consumer_page().try_clone_to_owned().ok()?;
                 device.add_peer_rx(self.number, rx_ring, self.gid_index);
                 let doorbell = device.engine.doorbell();
