@@ -16,7 +16,7 @@ use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_vm::userfault::{Userfaultfd, modes};
 use terrace_vm::{EvictionArea, Task};
 
-use crate::join;
+use crate::{end, join};
 
 /// What the thread works with.
 pub(crate) struct Evictor {
@@ -98,7 +98,7 @@ extern "C" fn run(evictor: *mut c_void) -> *mut c_void {
     evictor.area.set_ready();
     loop {
         if !evictor.wait() {
-            evictor.end_process();
+            end::end_process();
         }
         while let Some((task, count)) = evictor.area.pending() {
             match task {
@@ -164,18 +164,6 @@ impl Evictor {
                 0usize,
             )
         };
-    }
-
-    /// Without its pager, the process has lost its pages, and would find zeros in their place.
-    fn end_process(&self) -> ! {
-        // SAFETY: no preconditions; a signal that cannot be blocked.
-        unsafe {
-            let process = libc::syscall(libc::SYS_getpid);
-            libc::syscall(libc::SYS_kill, process, libc::SIGKILL);
-            loop {
-                libc::syscall(libc::SYS_sched_yield);
-            }
-        }
     }
 
     /// Moves pages away, and copies those that are wanted to the area.

@@ -4,12 +4,14 @@
 //! |---|---|
 //! | `join` | joining the pager when the program starts, and in children |
 //! | `evictor` | the thread that moves pages away when the pager asks for it |
+//! | `end` | the end of a process whose pager has ended
 //! | `interpose` | functions that give the program memory: what they give is registered for faults |
 //! | `next` | the functions of the next library of the same names |
 //!
 //! The pager is a process of its own (`terrace_pager`). Without the environment variable `TERRACE_PAGER` this library does
 //! nothing.
 
+mod end;
 mod evictor;
 mod interpose;
 mod join;

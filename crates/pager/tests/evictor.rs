@@ -5,10 +5,13 @@ mod common;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
-use std::process::Stdio;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{compile, preload};
+use rustix::fs::OFlags;
+use rustix::process::Signal;
 use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_vm::userfault::{Message, Userfaultfd};
 use terrace_vm::{EvictionArea, Task, handshake};
@@ -120,4 +123,52 @@ fn a_child_waits_for_its_pager_as_its_faults_do() {
         (&b"verified\n"[..], &b""[..]),
         "{output:?}"
     );
+}
+
+/// Starts a program, and ends its pager when the program waits for a page.
+fn end_pager_of_program(errors: Stdio) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut command = preload(compile("touch"), &path);
+    let mut program = command.arg("1").stdout(Stdio::null()).stderr(errors).spawn().unwrap();
+    let (socket, _) = listener.accept().unwrap();
+    let (_, descriptors) = handshake::receive_hello(&socket).unwrap();
+    let userfaultfd: Userfaultfd = descriptors.into_iter().nth(1).unwrap().into();
+    handshake::send_welcome(&socket, userfaultfd.as_fd()).unwrap();
+    let begin = Instant::now();
+    while userfaultfd.read().unwrap().is_none() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "no fault");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop((socket, userfaultfd));
+    while program.try_wait().unwrap().is_none() {
+        if begin.elapsed() > Duration::from_secs(60) {
+            program.kill().unwrap();
+            panic!("the program is stuck");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    program.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_program_whose_pager_has_ended_says_why_it_is_killed() {
+    let output = end_pager_of_program(Stdio::piped());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.signal(), Some(Signal::KILL.as_raw()), "{errors}");
+    let rest = errors.strip_prefix("terrace: process ").expect(&errors);
+    let rest = rest.trim_start_matches(|letter: char| letter.is_ascii_digit());
+    assert_eq!(rest, " is killed: its pager has ended, and its memory with it\n");
+}
+
+#[test]
+fn a_program_whose_standard_error_is_full_is_killed_with_its_pager() {
+    let (_reader, writer) = std::io::pipe().unwrap();
+    let blocking = rustix::fs::fcntl_getfl(&writer).unwrap();
+    rustix::fs::fcntl_setfl(&writer, blocking | OFlags::NONBLOCK).unwrap();
+    while rustix::io::write(&writer, &[0; 4096]).is_ok() {}
+    rustix::fs::fcntl_setfl(&writer, blocking).unwrap();
+    let output = end_pager_of_program(writer.into());
+    assert_eq!(output.status.signal(), Some(Signal::KILL.as_raw()));
 }
