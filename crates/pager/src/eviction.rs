@@ -24,14 +24,19 @@ const SEARCH_MAX: usize = 16 * BATCH_PAGES;
 impl Process {
     /// Whether the process can be asked to have pages leave.
     pub(crate) fn can_evict(&self) -> bool {
-        let is_due = self.evict_after.is_none_or(|after| Instant::now() >= after);
+        !self.is_search_due && self.next_eviction().is_some_and(|at| at <= Instant::now())
+    }
+
+    /// The time from which on the process can be asked to have pages leave. `None` if a message of the process comes before.
+    pub(crate) fn next_eviction(&self) -> Option<Instant> {
         let is_ready = self.link.as_ref().is_some_and(|link| link.area.is_ready());
-        is_ready
-            && !self.is_search_due
-            && self.request.is_none()
-            && !self.has_ended
-            && is_due
-            && self.frames > 0
+        let is_idle = is_ready && self.request.is_none() && !self.has_ended && self.frames > 0;
+        is_idle.then(|| self.evict_after.unwrap_or_else(Instant::now))
+    }
+
+    /// The time until which buffers are kept for the end of a request, if there is one.
+    pub(crate) fn promised_until(&self) -> Option<Instant> {
+        self.request.as_ref().and(self.promised_at).map(|at| at + PROMISE)
     }
 
     /// Asks the process to have pages leave.

@@ -294,8 +294,13 @@ impl Memory {
         self.release_buffer(completion.buffer);
     }
 
+    /// The time at which stores that failed are submitted again.
+    pub(crate) fn next_store(&self) -> Option<Instant> {
+        self.failed_at.map(|at| at + STORE_RETRY)
+    }
+
     fn retry_stores(&mut self) {
-        if self.failed_at.is_none_or(|at| at.elapsed() < STORE_RETRY) {
+        if self.next_store().is_none_or(|at| Instant::now() < at) {
             return;
         }
         for (slot, bytes) in std::mem::take(&mut self.failed_stores) {

@@ -19,6 +19,10 @@ use crate::status::{PagerStatus, ProcessPages, SharedStatus};
 
 /// Before the pager sleeps, it polls for this time: waking a thread on another processor takes longer than most faults.
 const SPIN: Duration = Duration::from_micros(60);
+/// The shortest sleep: for transfers and changes of mappings, whose end no descriptor announces.
+const SLEEP_MIN: Duration = Duration::from_millis(1);
+/// The pager polls for the end of loads, unless nothing has happened for this time: their node may be stopped.
+const LOAD_POLL_MAX: Duration = Duration::from_millis(10);
 /// Messages of one process that are read in one turn.
 const MESSAGES_MAX: usize = 64;
 /// Connections that say nothing end after this time. A process that is stopped, or lacks a frame, may need much of it.
@@ -272,22 +276,30 @@ impl Pager {
         }
     }
 
+    /// The time until something is due that no descriptor announces.
+    fn time_to_sleep(&self, now: Instant) -> Duration {
+        let (has_transfers, has_loads) = self.memory.transfers();
+        if has_loads && now - self.active_at < LOAD_POLL_MAX {
+            return Duration::ZERO;
+        }
+        let has_waiting =
+            self.processes.iter().any(|process| !process.waiting.is_empty() || !process.loaded.is_empty());
+        if has_transfers || has_waiting {
+            return SLEEP_MIN;
+        }
+        let evictions = self.processes.iter().filter_map(Process::next_eviction);
+        let evictions = evictions.filter(|_| self.memory.pages_to_evict() > 0);
+        let promises = self.processes.iter().filter_map(Process::promised_until);
+        let due = evictions.chain(promises).chain(self.memory.next_store()).min();
+        let sleep = due.map_or(self.check_interval, |due| due.saturating_duration_since(now));
+        // A descriptor that could not be read is not watched: it would be ready.
+        let has_read_error = self.processes.iter().any(|process| process.has_read_error);
+        sleep.max(SLEEP_MIN).min(if has_read_error { CHECK_INTERVAL } else { self.check_interval })
+    }
+
     /// Sleeps until a descriptor is ready or something is due.
     fn wait(&mut self) {
-        let (has_transfers, has_loads) = self.memory.transfers();
-        let has_waiting = self.processes.iter().any(|process| {
-            !process.waiting.is_empty() || !process.loaded.is_empty() || !process.shared.is_empty()
-        });
-        let has_read_error = self.processes.iter().any(|process| process.has_read_error);
-        let timeout = match () {
-            () if has_loads => Duration::ZERO,
-            () if has_transfers || has_waiting || self.memory.pages_to_evict() > 0 => {
-                Duration::from_millis(1)
-            }
-            // Its descriptor is not watched: it would be ready, and could not be read.
-            () if has_read_error => CHECK_INTERVAL,
-            () => self.check_interval,
-        };
+        let timeout = self.time_to_sleep(Instant::now());
         let mut watched: Vec<BorrowedFd<'_>> = Vec::new();
         if !self.lacks_descriptors {
             watched.push(self.settings.listener.as_fd());
@@ -448,4 +460,77 @@ fn raise_descriptor_limit() {
 /// Tells the user.
 fn report(line: &str) {
     eprintln!("terrace: {line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use terrace_hostmem::PAGE_BYTES;
+    use terrace_vm::FileStore;
+
+    use super::*;
+
+    fn pager(store: Box<dyn BackingStore>) -> Pager {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+        let (status, stop) = (Arc::default(), Arc::default());
+        let settings = Settings { local_bytes: 0, prefetches: false, status, listener, root: None, stop };
+        Pager::new(settings, store).unwrap()
+    }
+
+    /// A process with pages that are to leave, and the other end of its socket.
+    fn crowded(pager: &mut Pager) -> (Process, EvictionArea, UnixStream) {
+        let (socket, peer) = UnixStream::pair().unwrap();
+        let (area, file) = EvictionArea::create().unwrap();
+        let thread = EvictionArea::open(file).unwrap();
+        thread.set_ready();
+        let mut process = Process::without_userfaultfd(Some(Link { socket, area }));
+        pager.memory.count_frames(200);
+        (0..200).for_each(|index| process.enter(index * PAGE_BYTES, None, false, false));
+        (process, thread, peer)
+    }
+
+    #[test]
+    fn a_pager_sleeps_until_the_next_attempt_while_no_page_can_leave() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 64).unwrap();
+        let mut pager = pager(Box::new(store));
+        let (process, _thread, _peer) = crowded(&mut pager);
+        pager.processes.push(process);
+        pager.check_interval = CHECK_INTERVAL_MAX;
+        while pager.memory.allocate_slot().is_some() {}
+        assert_eq!(pager.time_to_sleep(Instant::now()), SLEEP_MIN, "an attempt is due");
+        for _ in 0..20 {
+            pager.processes[0].evict_after = None;
+            pager.evict();
+        }
+        let after = pager.processes[0].evict_after.unwrap();
+        assert!(pager.memory.pages_to_evict() > 0 && pager.processes[0].request.is_none());
+        assert_eq!(pager.time_to_sleep(after - Duration::from_millis(60)), Duration::from_millis(60));
+        assert_eq!(pager.time_to_sleep(after), SLEEP_MIN);
+    }
+
+    #[test]
+    fn a_pager_polls_for_loads_unless_their_node_is_silent() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 64).unwrap();
+        let mut pager = pager(Box::new(store));
+        let slot = pager.memory.allocate_slot().unwrap();
+        pager.memory.begin_load(1, 0, slot).unwrap();
+        assert_eq!(pager.time_to_sleep(pager.active_at), Duration::ZERO);
+        assert_eq!(pager.time_to_sleep(pager.active_at + LOAD_POLL_MAX), SLEEP_MIN);
+    }
+
+    #[test]
+    fn a_pager_sleeps_while_a_process_does_not_answer() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 256, 64).unwrap();
+        let mut pager = pager(Box::new(store));
+        let (process, _thread, _peer) = crowded(&mut pager);
+        pager.processes.push(process);
+        pager.check_interval = CHECK_INTERVAL_MAX;
+        pager.evict();
+        let now = pager.processes[0].promised_at.unwrap();
+        let promise = pager.time_to_sleep(now);
+        assert!(promise > SLEEP_MIN && promise < CHECK_INTERVAL_MAX, "{promise:?}");
+        assert_eq!(pager.time_to_sleep(now + promise), SLEEP_MIN);
+        pager.processes[0].withdraw_promise(&mut pager.memory);
+        assert_eq!(pager.time_to_sleep(now + promise), CHECK_INTERVAL_MAX);
+    }
 }
