@@ -165,6 +165,11 @@ class Packages(PackageTest):
         self.assertIn("User=terrace", settings)
         self.assertFalse([line for line in settings if re.match("DynamicUser=|RemoveIPC=", line)])
 
+    def test_the_unit_gives_a_server_time_to_write_its_pages(self):
+        """systemd's default of 90 s is less than half of a large budget takes, and a shutdown loses the rest."""
+        unit = (self.root / "usr/lib/systemd/system/terrace-serve@.service").read_text()
+        self.assertIn("\nTimeoutStopSec=1h\n", unit)
+
     @unittest.skipUnless(IS_ROOT, "dpkg installs as root only")
     def test_installation_and_removal_leave_no_files(self):
         with tempfile.TemporaryDirectory() as root:
