@@ -57,12 +57,15 @@ install: $(if $(wildcard build/bin/terrace),,build) ## Install what is built bel
 	install build/lib/terrace/* $(DESTDIR)$(PREFIX)/lib/terrace/
 	install -D --mode 644 --target-directory $(DESTDIR)$(PREFIX)/include $(HEADERS)/*.h
 	install -D --mode 644 --target-directory $(DESTDIR)$(PREFIX)/include/infiniband $(HEADERS)/infiniband/*.h
+	install -D --mode 644 packaging/terrace.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/terrace.pc
+	sed -i "s/@VERSION@/$$(build/bin/terrace --version | cut -d ' ' -f 2)/" $(DESTDIR)$(PREFIX)/lib/pkgconfig/terrace.pc
 
 uninstall: ## Remove the files of install below PREFIX
 	rm -f $(DESTDIR)$(PREFIX)/bin/terrace
 	rm -rf $(DESTDIR)$(PREFIX)/lib/terrace
+	rm -f $(DESTDIR)$(PREFIX)/lib/pkgconfig/terrace.pc
 	rm -f $(DESTDIR)$(PREFIX)/include/terrace.h $(DESTDIR)$(PREFIX)/include/terrace_export.h $(DESTDIR)$(PREFIX)/include/infiniband/terrace_*.h
-	rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/include/infiniband 2>/dev/null || true
+	rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/include/infiniband $(DESTDIR)$(PREFIX)/lib/pkgconfig 2>/dev/null || true
 
 packages: build ## Build a Debian package, a tarball, a Python wheel, an SBOM and SHA256SUMS in build/packages/ (SIGN=KEY signs with an SSH key)
 	@scripts/setup.sh packages

@@ -7,7 +7,7 @@
  *     export_client 192.0.2.7 get notes.txt
  *     export_client 192.0.2.7 list /
  *
- * Build:  cc -O2 -o export_client export_client.c -L/usr/local/lib/terrace -l:libibverbs.so.1 -Wl,-rpath,/usr/local/lib/terrace
+ * Build:  cc -O2 -o export_client export_client.c $(pkg-config --cflags --libs terrace)
  */
 #include <errno.h>
 #include <stdarg.h>

@@ -339,8 +339,8 @@ packages)
     install_python_tool maturin 1.16.0
     install_pytest
     install_python_modules
-    # For roots of other releases; without it, their tests are skipped.
-    install_if_possible debootstrap
+    # For roots of other releases, and for a C program; without them, their tests are skipped.
+    install_if_possible debootstrap pkg-config
     ;;
 demo) check_rust; install_packages $compiler $verbs perftest ;;
 # strace counts system calls; libnbd-bin, qemu-utils and fio use network block devices. Without them, tests are skipped.

@@ -5,6 +5,7 @@ with the same bytes.
 """
 
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -28,6 +29,7 @@ FILES = {
     "include/infiniband/terrace_exp.h": 0o644,
     "include/terrace.h": 0o644,
     "include/terrace_export.h": 0o644,
+    "lib/pkgconfig/terrace.pc": 0o644,
     "lib/terrace/libibverbs.so": 0o644,
     "lib/terrace/libibverbs.so.1": 0o644,
     "lib/terrace/libterrace-pager.so": 0o644,
@@ -117,6 +119,19 @@ class Packages(PackageTest):
                 printed = self.succeed(*NOBODY, prefix / "bin/terrace", "run", "--addr", "127.0.0.1", "--", "ibv_devinfo", cwd="/")
                 self.assertIn("terrace0", printed)
                 self.assertIn("PORT_ACTIVE", printed)
+
+    @unittest.skipUnless(shutil.which("pkg-config") and shutil.which("cc"), "needs pkg-config and a compiler")
+    def test_a_program_is_compiled_and_linked_by_pkg_config(self):
+        for prefix in (self.root / "usr", self.unpacked):
+            with self.subTest(prefix=prefix.name):
+                environment = {**os.environ, "PKG_CONFIG_PATH": str(prefix / "lib/pkgconfig")}
+                self.assertEqual(self.succeed("pkg-config", "--modversion", "terrace", env=environment), f"{build.version()}\n")
+                options = shlex.split(self.succeed("pkg-config", "--cflags", "--libs", "terrace", env=environment))
+                program = self.folder / "export_client"
+                self.succeed("cc", "-o", program, ROOT / "examples/export_client.c", *options)
+                # It loads the library where it is installed, without the command.
+                library = re.search(r"libibverbs\.so\.1 => (.*) \(", self.succeed("ldd", program))[1]
+                self.assertTrue(os.path.samefile(library, prefix / "lib/terrace/libibverbs.so.1"), library)
 
     def test_man_pages(self):
         for page in PAGES:

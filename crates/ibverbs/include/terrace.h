@@ -1,6 +1,9 @@
 /*
- * terrace.h: what Terrace offers beyond libibverbs. The functions are in its libibverbs.so.1, at version node TERRACE_1.0.
- * A program that is to run with other libraries, too, finds them by dlsym(RTLD_DEFAULT, ...).
+ * terrace.h: what Terrace offers beyond libibverbs. The functions are in its libibverbs.so.1, at version node TERRACE_1.0:
+ *
+ *     cc -o program program.c $(pkg-config --cflags --libs terrace)
+ *
+ * A program that is to run with other libraries, too, is linked with -libverbs and finds them by dlsym(RTLD_DEFAULT, ...).
  */
 #ifndef TERRACE_H
 #define TERRACE_H

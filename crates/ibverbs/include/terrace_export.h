@@ -2,7 +2,7 @@
  * terrace_export.h: a client of exported directories (docs/export.md). The functions are in Terrace's libibverbs.so.1, at version
  * node TERRACE_1.0:
  *
- *     cc -o program program.c -L/usr/local/lib/terrace -l:libibverbs.so.1 -Wl,-rpath,/usr/local/lib/terrace
+ *     cc -o program program.c $(pkg-config --cflags --libs terrace)
  *
  * Functions that return a pointer or a number return NULL or -1 for an error, and set errno to the reason: that of the system
  * call of the same name on the server, and
