@@ -336,6 +336,47 @@ class Changes(Private):
         self.assertEqual(os.listdir(self.swap), [])
 
 
+class SlowDisk(Private):
+    """A page that is read into memory takes half a second."""
+
+    def setUp(self):
+        slow = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "slow.toml"
+        slow.write_text('[[fault]]\nkind = "slow-storage"\noperation = "read"\ndelay_us_min = 500000\n')
+        self.plan = ("--fault-plan", slow)
+        super().setUp()
+
+    def start(self, address=None, *options, **keywords):
+        return super().start(address, *options, *(self.plan if options else ()), **keywords)
+
+    def expect_no_write_behind(self, *control):
+        """A peer WRITEs to a page that is not in memory. When a control operation has returned, the program's bytes stay."""
+        self.server("map", "plain", "anon", 4 * MIB)
+        self.server("fill", "plain", 0, 4 * MIB, 9)
+        region = self.server("submr", "r", "plain", 0, 4 * MIB, ALL)
+        self.server("pageout", "plain", 0, 4 * MIB)
+        memory = lambda: self.server.stat()["memory"]
+        self.eventually(lambda: memory()["resident_bytes"] < MIB, "pages leave")
+        self.client("fill", "m", 0, PAGE, 1)
+        self.client("post", "q", "write", 1, "m", 0, PAGE, region["addr"], region["rkey"])
+        self.eventually(lambda: memory()["io_in_flight"] > 0, "the page is read")
+        self.server(*control)
+        self.server("fill", "plain", 0, PAGE, 2)
+        self.eventually(lambda: memory()["io_in_flight"] == 0, "the page has been read")
+        self.expect_here("plain", 0, PAGE, 2)
+
+    def test_no_write_comes_behind_a_deregistration(self):
+        self.expect_no_write_behind("dereg", "r")
+
+    def test_no_write_comes_behind_a_change_of_the_region(self):
+        self.expect_no_write_behind("rereg", "r", "plain", MIB, MIB, ALL)
+
+    def test_no_write_comes_behind_the_end_of_its_queue_pair(self):
+        self.expect_no_write_behind("destroy", "q")
+
+    def test_no_write_comes_behind_the_error_state(self):
+        self.expect_no_write_behind("error", "q")
+
+
 class Budget(Limited):
     def setUp(self):
         self.options = ("--swap", self.enterContext(tempfile.TemporaryDirectory(dir="/var/tmp")))

@@ -32,7 +32,7 @@ pub enum RegionPolicy {
 /// of the pager held.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;
 
-/// An access that the pager performs asynchronously. Dropping this does not cancel the access.
+/// An access that the pager performs asynchronously, whether or not somebody has this: see [`Transfer::cancel`].
 pub trait Transfer: Send + Sync + Debug {
     /// How the access ended; `None` while it is under way.
     fn outcome(&self) -> Option<Result<(), AccessError>>;
@@ -43,6 +43,10 @@ pub trait Transfer: Send + Sync + Debug {
     /// # Errors
     /// The outcome's; `OutOfRange` beyond the requested range.
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError>;
+
+    /// Cancels a change of the program's memory: when this returns, what has not been carried out of it never is. What has been
+    /// stays. Changes of other memory, and of files, go on.
+    fn cancel(&self) {}
 }
 
 /// Pages a region: knows where the absent bytes are, and performs accesses to them.

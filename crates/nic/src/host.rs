@@ -126,6 +126,17 @@ impl<'a> QpHost<'a> {
             Err(error) => Err(remote_error(error)),
         }
     }
+
+    /// The same for a change of memory, which ends with the connection.
+    fn deferred_change(
+        &self,
+        transfer: Result<Arc<dyn Transfer>, AccessError>,
+    ) -> Result<Box<dyn Deferred>, RemoteError> {
+        if let Ok(transfer) = &transfer {
+            self.qp.changes.add(transfer);
+        }
+        self.deferred(transfer)
+    }
 }
 
 impl Host for QpHost<'_> {
@@ -261,7 +272,7 @@ impl Host for QpHost<'_> {
 
     fn put(&self, rkey: u32, va: u64, data: Data<'_>) -> Result<Box<dyn Deferred>, RemoteError> {
         let put = |bytes: &[u8]| {
-            self.deferred(self.device().memory.put(self.remote(rkey), rkey, va, bytes, &self.qp.waker))
+            self.deferred_change(self.device().memory.put(self.remote(rkey), rkey, va, bytes, &self.qp.waker))
         };
         match data {
             Data::Bytes(bytes) => put(bytes),
@@ -273,7 +284,7 @@ impl Host for QpHost<'_> {
     }
 
     fn put_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<Box<dyn Deferred>, RemoteError> {
-        self.deferred(self.device().memory.put_atomic(
+        self.deferred_change(self.device().memory.put_atomic(
             self.remote(rkey),
             rkey,
             va,

@@ -25,6 +25,8 @@ pub(crate) enum Kind {
         first: u64,
         end: u64,
     },
+    /// Accesses no memory: ends when others have.
+    Wait,
 }
 
 /// An access that may have to wait for pages.
@@ -43,6 +45,8 @@ pub(crate) struct Access {
     outcome: OnceLock<Result<(), AccessError>>,
     waker: Waker,
     progress: Mutex<Progress>,
+    /// Locked while a part of it is carried out in memory of the program.
+    is_cancelled: Mutex<bool>,
     /// The memory that it takes.
     _charge: Option<Charge>,
 }
@@ -89,6 +93,7 @@ impl Access {
             outcome: OnceLock::new(),
             waker: waker.clone(),
             progress: Mutex::new(Progress { parts_left: 1, result: Ok(()) }),
+            is_cancelled: Mutex::new(false),
             _charge: charge,
         })
     }
@@ -134,7 +139,7 @@ impl Access {
     pub(crate) fn end(&self, result: Result<(), AccessError>) -> Waker {
         let is_first = self.outcome.set(result).is_ok();
         debug_assert!(is_first, "an access ends once");
-        if !matches!(self.kind, Kind::Flush { .. }) {
+        if !matches!(self.kind, Kind::Flush { .. } | Kind::Wait) {
             self.counters.latency.add(self.begun.elapsed());
         }
         self.waker.clone()
@@ -159,6 +164,10 @@ impl Transfer for Access {
         let data = self.data.lock();
         out.copy_from_slice(data.get(start..end).ok_or(AccessError::OutOfRange)?);
         Ok(())
+    }
+
+    fn cancel(&self) {
+        *self.is_cancelled.lock() = true;
     }
 }
 
@@ -227,6 +236,15 @@ impl Part {
             Task::Atomic(op) => sys::atomic(addr, *op).map(|before| self.access.store_before(before)),
             Task::Barrier => Ok(()),
         }
+    }
+
+    /// As [`Part::carry_out`], in memory of the program: a frame that a cancelled write was to fill would have the bytes of another page.
+    ///
+    /// # Errors
+    /// As for [`Part::carry_out`]; `Fault`, too, if the access is cancelled.
+    pub(crate) fn carry_out_in_program(&self, page_addr: u64) -> Result<(), Fault> {
+        let is_cancelled = self.access.is_cancelled.lock();
+        if *is_cancelled { Err(Fault) } else { self.carry_out(page_addr) }
     }
 
     /// Whether the part changes its page.

@@ -208,7 +208,7 @@ impl ProgramPages {
     }
 
     fn carry_out(&self, page: u64, part: &Part) -> Result<(), AccessError> {
-        part.carry_out(self.range.addr + page * PAGE_BYTES).map_err(|Fault| AccessError::Fault)
+        part.carry_out_in_program(self.range.addr + page * PAGE_BYTES).map_err(|Fault| AccessError::Fault)
     }
 
     fn is_page_present(&self, page: u64) -> bool {
@@ -440,6 +440,24 @@ mod tests {
             pages.swap_in(one).unwrap();
             assert!(ended.join().unwrap(), "NP-RDMA's target copies then");
         });
+    }
+
+    #[test]
+    fn a_cancelled_change_is_not_carried_out() {
+        let (_memory, pages, _) = pages();
+        let one = page(&pages, 1);
+        pages.swap_out(one).unwrap();
+        let write = Pager::write(&*pages, one.addr, &[7; 8], &nobody()).unwrap();
+        let add = Pager::atomic(&*pages, one.addr, AtomicOp::FetchAdd { add: 1 }, &nobody()).unwrap();
+        let kept = Pager::atomic(&*pages, one.addr, AtomicOp::FetchAdd { add: 2 }, &nobody()).unwrap();
+        write.cancel();
+        add.cancel();
+        pages.swap_in(one).unwrap();
+        let outcomes = [write, add, kept].map(|change| change.outcome());
+        assert_eq!(outcomes, [Some(Err(AccessError::Fault)), Some(Err(AccessError::Fault)), Some(Ok(()))]);
+        let mut word = [0; 8];
+        Translation::read(&*pages, HostRange { len: 8, ..one }, &mut word).unwrap().unwrap();
+        assert_eq!(u64::from_ne_bytes(word), 2);
     }
 
     #[test]

@@ -53,17 +53,17 @@ impl Starved {
     }
 }
 
-/// Has a flush wait for the parts under way of the pages for which `is_one` is true: those that wait for fills, which are
-/// given with their pages, and those that wait for frames.
+/// Has an access, such as a flush, wait for the parts under way of the pages for which `is_one` is true: those that wait for
+/// fills, which are given with their pages, and those that wait for frames.
 pub(crate) fn add_barriers<'a>(
-    flush: &Arc<Access>,
+    access: &Arc<Access>,
     fills: impl Iterator<Item = (&'a PageKey, &'a mut Vec<Part>)>,
     starved: &mut Starved,
     is_one: impl Fn(&PageKey) -> bool,
 ) {
     let barrier = || {
-        flush.add_part();
-        Part { access: flush.clone(), offset: 0, task: Task::Barrier }
+        access.add_part();
+        Part { access: access.clone(), offset: 0, task: Task::Barrier }
     };
     fills.filter(|(key, _)| is_one(key)).for_each(|(_, waiting)| waiting.push(barrier()));
     for key in starved.keys(is_one) {

@@ -117,7 +117,7 @@ fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// A registered region's claim to its memory.
+/// A registered region's claim to its memory. Dropping it waits for accesses under way: the region's key is closed by then.
 pub struct Lease {
     /// Taken only by drop.
     held: Option<Held>,
@@ -171,10 +171,12 @@ impl Drop for Lease {
             // The lease is the parent's, whose threads do not exist in this process.
             return std::mem::forget(held);
         }
-        let mut table = table();
         match held {
-            Held::Paged(mapping) => table.release(&mapping),
-            Held::Ordinary(range) => table.remove_ordinary(range),
+            Held::Paged(mapping) => {
+                mapping.wait_for_accesses();
+                table().release(&mapping);
+            }
+            Held::Ordinary(range) => table().remove_ordinary(range),
         }
     }
 }
@@ -533,6 +535,15 @@ impl PagedMapping {
                 }
                 baseline.remove(region);
             }
+        }
+    }
+
+    /// Waits for the accesses that were begun before. Other regions of the mapping go on, and so does the mapping.
+    fn wait_for_accesses(&self) {
+        match &self.region {
+            Region::Cached(_, region) => region.wait_for_accesses(),
+            // The pagers of the modes for comparison carry accesses out before they return.
+            Region::Baseline(..) => {}
         }
     }
 

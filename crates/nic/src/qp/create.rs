@@ -7,6 +7,7 @@ use terrace_shm::PrefetchHint;
 use terrace_sync::BiasedMutex;
 use terrace_transport::{Qp, QpCap, QpConfig, QpType};
 
+use super::changes::PendingChanges;
 use super::{NicState, QpCore, QpInit, QueuePair, RxPath};
 use crate::device::Pd;
 use crate::error::Error;
@@ -115,6 +116,7 @@ impl QueuePair {
             magic: KeySet::default(),
             table_keys: KeySet::default(),
             keys: LastKeys::default(),
+            changes: PendingChanges::default(),
             prefetch_hint: PrefetchHint::default(),
             async_account: EventAccount::default(),
             work_queues: queues.map(|queues| Box::new(WorkQueues::new(queues, resume_of(me.clone())))),

@@ -50,14 +50,15 @@ impl QueuePair {
     }
 
     /// Destroys the queue pair: nothing is sent or received for it any more, its completions are discarded, its type 2
-    /// windows are unbound. Waits until delivered asynchronous events are acknowledged, but not for same-host peers:
-    /// see [`QueuePair::await_readers`].
+    /// windows are unbound, pagers change no memory for its peer. Waits until delivered asynchronous events are acknowledged, but
+    /// not for same-host peers: see [`QueuePair::await_readers`].
     pub fn destroy(self: &Arc<Self>) -> Result<(), Error> {
         self.users.end()?;
         let device = self.device();
         self.send_deferred_ack();
         device.table.remove(self.qpn());
         self.stop();
+        self.changes.cancel();
         if let Some(stage) = self.stage.get() {
             stage.state_changed(QpState::Reset);
             self.forget_stage_work();

@@ -2,10 +2,12 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `changes` | changes of absent memory that the peer has requested |
 //! | `create` | parameters and their checks; a new queue pair |
 //! | `posting` | work requests on their way to the send queue, or to a protocol before it |
 //! | `destroy` | the end of a queue pair |
 
+mod changes;
 mod create;
 mod destroy;
 pub(crate) mod posting;
@@ -31,6 +33,7 @@ use crate::srq::{Srq, Xrcd};
 use crate::tx_token::TxToken;
 use crate::use_count::UseCount;
 use crate::work_queue::{EntriesState, WorkQueues};
+use changes::PendingChanges;
 
 /// Parameters of a new queue pair.
 #[derive(Clone)]
@@ -103,6 +106,7 @@ pub struct QueuePair {
     /// Of tables that the peer may READ without the right to READ other regions.
     pub(crate) table_keys: KeySet,
     pub(crate) keys: LastKeys,
+    pub(crate) changes: PendingChanges,
     /// For accesses to a same-host peer.
     pub(crate) prefetch_hint: PrefetchHint,
     pub(crate) async_account: EventAccount,
@@ -237,8 +241,8 @@ impl QueuePair {
 
     /// Changes attributes and state. EINVAL where the state machine has no such change, attributes are missing or too
     /// many, or values are out of range; nothing has changed then. RESET discards the queue pair's completions.
-    /// Same-host peers may still be in the middle of accesses that were permitted before: see
-    /// [`QueuePair::await_readers`].
+    /// Behind RESET and ERR, pagers change no memory for the peer any more. Same-host peers may still be in the middle of accesses that
+    /// were permitted before: see [`QueuePair::await_readers`].
     pub fn modify(self: &Arc<Self>, attr: &QpAttr, mask: QpAttrMask) -> Result<(), Error> {
         let device = self.device();
         if mask.contains(QpAttrMask::STATE) && matches!(attr.state, QpState::Reset | QpState::Err) {
@@ -269,6 +273,9 @@ impl QueuePair {
         device.note_work_queues_modified(self, &mut core);
         let state = core.qp.state();
         device.after_change(self, core);
+        if matches!(state, QpState::Reset | QpState::Err) {
+            self.changes.cancel();
+        }
         if self.work_queues.is_some() {
             device.run_work_queues_now();
         }

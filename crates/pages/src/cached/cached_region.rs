@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use terrace_hostmem::fault::Fault;
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, prefetch};
@@ -20,6 +21,8 @@ use crate::sys;
 
 /// The most pages that an access counts for: a peer may announce an access of gigabytes.
 const COUNTED_MAX: usize = 256;
+/// The interval at which a thread that waits for accesses looks for reads that have ended.
+const WAITING_PERIOD: Duration = Duration::from_micros(200);
 
 /// A shared mapping of a file, of which some pages are present.
 ///
@@ -46,6 +49,22 @@ impl CachedRegion {
     /// Makes the region ordinary memory, whose pages all count as present. It has been removed from its budget.
     pub fn make_ordinary(&self) {
         self.region.is_ordinary.store(true, Ordering::SeqCst);
+    }
+
+    /// Waits until the accesses have ended that were begun before: a key that was closed before takes none any more, and what
+    /// it has begun does not change memory afterwards. Others go on.
+    pub fn wait_for_accesses(&self) {
+        let nobody: Waker = Arc::new(|| {});
+        let access = Access::new(Kind::Wait, 0, &self.region.counters, &nobody, None);
+        self.add_barriers(&access, 0..self.page_count());
+        let mut work = Work::default();
+        work.ended.end_access_part(&access, Ok(()));
+        self.engine.settle(work);
+        while access.outcome().is_none() {
+            if !self.engine.advance() {
+                std::thread::sleep(WAITING_PERIOD);
+            }
+        }
     }
 
     #[inline]
@@ -97,7 +116,7 @@ impl CachedRegion {
         Ok(access)
     }
 
-    /// Has a flush wait for the parts of its pages that are under way.
+    /// Has an access wait for the parts of these pages that are under way.
     fn add_barriers(&self, access: &Arc<Access>, pages: std::ops::Range<u64>) {
         for shard in self.engine.shards() {
             let mut shard = shard.lock();

@@ -285,5 +285,5 @@ impl Engine {
 /// [`Region::error_of`].
 fn carry_out(region: &Region, page: u64, part: &Part) -> Result<(), AccessError> {
     let page_addr = region.map.addr + page * PAGE_BYTES;
-    part.carry_out(page_addr).map_err(|Fault| region.error_of(page, part.is_write()))
+    part.carry_out_in_program(page_addr).map_err(|Fault| region.error_of(page, part.is_write()))
 }
