@@ -114,25 +114,10 @@ impl Open {
         FileKey { rkey: self.mr.rkey(), len: attributes.len, version: attributes.version }
     }
 
-    /// Revokes the key: no access by it runs any more when this returns. Waits for as long as the disk takes.
+    /// Revokes the key: no access by it runs any more when this returns.
     ///
     /// # Errors
-    /// `Busy` when a same-host peer does not end its access. The caller tries again later.
-    pub fn revoke(&self) -> Result<(), Error> {
-        match self.mr.dereg() {
-            Err(error @ Error::Busy(_)) => Err(error),
-            // Otherwise it has ended already.
-            _ => {
-                self.region.wait_idle();
-                Ok(())
-            }
-        }
-    }
-
-    /// The same, within this time.
-    ///
-    /// # Errors
-    /// `Busy` when a same-host peer does not end its access in time, or the disk does not. The caller tries again later.
+    /// `Busy` when a same-host peer does not end its access within this time, or the disk does not. The caller tries again later.
     pub fn revoke_within(&self, limit: Duration) -> Result<(), Error> {
         let deadline = Instant::now() + limit;
         match self.mr.dereg_within(limit) {
