@@ -9,7 +9,7 @@ use std::time::Duration;
 use terrace_export::ExportStats;
 use terrace_far_memory::{NODES_REPORT, NodeState, NodeStatus};
 use terrace_nbd::Totals;
-use terrace_nic::stat::{Counts, DeviceSnapshot, QpSnapshot, fetch, processes};
+use terrace_nic::stat::{Counts, DeviceSnapshot, QpSnapshot, fetch, fetch_all, processes};
 use terrace_node::ClientStats;
 use terrace_pager::PagerStatus;
 use terrace_pages::MemoryStats;
@@ -143,8 +143,7 @@ fn snapshots(pid: u32) -> Result<Vec<DeviceSnapshot>, StatError> {
 fn list(as_json: bool) -> Result<String, StatError> {
     let pids = processes().map_err(StatError::List)?;
     // A process may end between the listing and the query, which is not an error. One of another user gets a line, too.
-    let answers: Vec<(u32, io::Result<Vec<DeviceSnapshot>>)> =
-        pids.into_iter().map(|pid| (pid, fetch(pid))).collect();
+    let answers = fetch_all(&pids);
     if as_json {
         let devices: Vec<_> = answers.into_iter().filter_map(|(_, answer)| answer.ok()).flatten().collect();
         return Ok(json::list("devices", &devices));

@@ -3,15 +3,15 @@
 //! Every device listens on a socket in the abstract name space, `terrace/<pid>` or, for further devices of the same
 //! process, `terrace/<pid>/<n>`, and answers a connection with its snapshot as JSON.
 
-use std::collections::BTreeMap;
-use std::io::{self, Read};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+mod fetch;
 
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use fetch::{fetch, fetch_all, processes};
 use serde::{Deserialize, Serialize};
 use terrace_faults::Faults;
 use terrace_transport::QpCounters;
@@ -186,12 +186,6 @@ fn named<'a>(counts: impl IntoIterator<Item = (&'a str, u64)>) -> Counts {
 /// Most devices of one process that get a status socket.
 const SOCKETS_MAX: u32 = 256;
 
-/// How long [`fetch`] waits for a process that does not answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// The longest answer, in time and in bytes: any user can listen at such a name. A device with 60,000 queue pairs has 60 MiB.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
-const ANSWER_BYTES_MAX: usize = 256 << 20;
-
 fn socket_name(pid: u32, number: u32) -> String {
     if number == 0 { format!("terrace/{pid}") } else { format!("terrace/{pid}/{number}") }
 }
@@ -210,106 +204,4 @@ pub(crate) fn listen() -> io::Result<UnixListener> {
     let listener = result?;
     listener.set_nonblocking(true)?;
     Ok(listener)
-}
-
-/// Tries with a device that accepts the connection and sends nothing.
-const ASKED_MAX: u32 = 3;
-/// Tries with a device that is gone, although the kernel's list has its socket. Where devices are opened and closed all
-/// the time, successive devices may have the same number.
-const LOOKED_FOR_MAX: u32 = 32;
-
-/// Asks every device of a running process for its counters; a device that is closed meanwhile is skipped. An empty
-/// answer means that the process has no device.
-///
-/// # Errors
-/// When the process does not answer in time, or belongs to another user.
-pub fn fetch(pid: u32) -> io::Result<Vec<DeviceSnapshot>> {
-    let mut snapshots = Vec::new();
-    for number in open_sockets(pid)? {
-        snapshots.extend(fetch_one(pid, number)?);
-    }
-    Ok(snapshots)
-}
-
-/// `None` if the device is closed meanwhile.
-fn fetch_one(pid: u32, number: u32) -> io::Result<Option<DeviceSnapshot>> {
-    let (mut silent, mut missing) = (0, 0);
-    while silent < ASKED_MAX {
-        let answer = ask(pid, number);
-        match &answer {
-            Ok(text) if !text.is_empty() => return Ok(Some(serde_json::from_slice(text)?)),
-            // The device is there, and takes too long.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let why = format!("no answer within {} s: it may be stopped", ANSWER_TIMEOUT.as_secs());
-                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
-            }
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => return answer.map(|_| None),
-            // A device that did not answer may have been closed, and another may have its number by now.
-            _ if !open_sockets(pid)?.contains(&number) => return Ok(None),
-            Ok(_) => silent += 1,
-            Err(_) if missing == LOOKED_FOR_MAX => return answer.map(|_| None),
-            Err(_) => missing += 1,
-        }
-    }
-    let why = "the process answers only its own user and root";
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
-}
-
-/// A device's answer, empty if it sends none.
-fn ask(pid: u32, number: u32) -> io::Result<Vec<u8>> {
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // The timeout covers a process that accepts no connections, too: once its backlog is full, `connect` blocks.
-    set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
-    connect(&socket, &SocketAddrUnix::new_abstract_name(socket_name(pid, number).as_bytes())?)?;
-    let mut stream = UnixStream::from(socket);
-    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-    let (mut text, mut chunk) = (Vec::new(), vec![0; 64 << 10]);
-    let deadline = Instant::now() + ANSWER_TIME_MAX;
-    while text.len() <= ANSWER_BYTES_MAX && Instant::now() < deadline {
-        match stream.read(&mut chunk) {
-            Ok(0) => return Ok(text),
-            Ok(count) => text.extend_from_slice(&chunk[..count]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(io::Error::new(io::ErrorKind::InvalidData, "its answer does not end"))
-}
-
-/// Processes that have a device, in the order of their numbers.
-///
-/// # Errors
-/// When the kernel's list of sockets cannot be read.
-pub fn processes() -> io::Result<Vec<u32>> {
-    let mut pids: Vec<u32> = socket_suffixes("terrace/")?
-        .iter()
-        .filter_map(|suffix| suffix.split('/').next()?.parse().ok())
-        .collect();
-    pids.sort_unstable();
-    pids.dedup();
-    Ok(pids)
-}
-
-/// Numbers of the sockets that exist for a process.
-fn open_sockets(pid: u32) -> io::Result<Vec<u32>> {
-    let mut numbers: Vec<u32> = socket_suffixes(&socket_name(pid, 0))?
-        .iter()
-        .filter_map(|suffix| match suffix.strip_prefix('/') {
-            Some(number) => number.parse().ok(),
-            None => suffix.is_empty().then_some(0),
-        })
-        .collect();
-    numbers.retain(|number| *number < SOCKETS_MAX);
-    numbers.sort_unstable();
-    numbers.dedup();
-    Ok(numbers)
-}
-
-/// What follows `prefix` in the names of the abstract sockets that have it, from the kernel's list.
-fn socket_suffixes(prefix: &str) -> io::Result<Vec<String>> {
-    // Names of other programs are any bytes.
-    let list = String::from_utf8_lossy(&std::fs::read("/proc/net/unix")?).into_owned();
-    let prefix = format!("@{prefix}");
-    let names = list.lines().filter_map(|line| line.split_whitespace().last());
-    Ok(names.filter_map(|name| name.strip_prefix(&prefix)).map(str::to_owned).collect())
 }

@@ -31,3 +31,21 @@ fn names_of_any_bytes_and_answers_without_end() {
     );
     drop((sender.join().expect("the client has gone"), other));
 }
+
+#[test]
+fn processes_are_asked_at_a_time() {
+    let pids = [1, 2].map(|number| 3_500_000_000 + 2 * std::process::id() + number);
+    let sockets = pids.map(|pid| listen(format!("terrace/{pid}").as_bytes()));
+    // Neither answers before the other one is asked.
+    let answers = std::thread::spawn(move || {
+        let connections = sockets.each_ref().map(|socket| socket.accept().expect("a connection").0);
+        for (mut connection, pid) in connections.into_iter().zip(pids) {
+            let snapshot = stat::DeviceSnapshot { pid, ..stat::DeviceSnapshot::default() };
+            connection.write_all(&serde_json::to_vec(&snapshot).expect("JSON")).expect("written");
+        }
+    });
+    let [(first, one), (second, other)] = stat::fetch_all(&pids).try_into().expect("two answers");
+    assert_eq!([first, second], pids);
+    assert_eq!([one, other].map(|answer| answer.expect("in time")[0].pid), pids);
+    answers.join().expect("both were asked");
+}

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Instant;
 
-use terrace_nic::stat::{Counts, DeviceSnapshot, fetch, processes};
+use terrace_nic::stat::{Counts, DeviceSnapshot, fetch_all, processes};
 
 use crate::stat::program_name;
 
@@ -27,8 +27,9 @@ impl Sample {
     /// # Errors
     /// When the kernel's list of sockets cannot be read.
     pub fn take(pid: Option<u32>) -> io::Result<Sample> {
-        let pids = processes()?.into_iter().filter(|other| pid.is_none_or(|pid| pid == *other));
-        let mut answers: Vec<Process> = pids.map(ask).collect();
+        let mut pids = processes()?;
+        pids.retain(|other| pid.is_none_or(|pid| pid == *other));
+        let mut answers: Vec<Process> = fetch_all(&pids).into_iter().map(process).collect();
         // Without devices, the process has ended since it was listed.
         answers.retain(|process| !process.answer.as_ref().is_ok_and(Vec::is_empty));
         Ok(Sample { at: Instant::now(), processes: answers })
@@ -41,8 +42,8 @@ impl Sample {
     }
 }
 
-fn ask(pid: u32) -> Process {
-    Process { pid, program: program_name(pid), answer: fetch(pid).map_err(|error| error.to_string()) }
+fn process((pid, answer): (u32, io::Result<Vec<DeviceSnapshot>>)) -> Process {
+    Process { pid, program: program_name(pid), answer: answer.map_err(|error| error.to_string()) }
 }
 
 /// How much a count has grown in a second.
