@@ -9,8 +9,9 @@ use rustix::fs::Mode;
 use terrace_export::{Rules, RulesError, ServeError, Server, ServerConfig};
 use terrace_nic::{PathChoice, PortConfig};
 
+use crate::exit::is_usage_of_port;
 use crate::log::LogOption;
-use crate::{output, run, termination, values};
+use crate::{output, termination, values};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -90,7 +91,7 @@ impl ExportError {
     pub fn is_usage(&self) -> bool {
         match self {
             ExportError::Rules { .. } => true,
-            ExportError::Serve(ServeError::Port(error)) => run::is_usage_of_port(error),
+            ExportError::Serve(ServeError::Port(error)) => is_usage_of_port(error),
             ExportError::Serve(_) => false,
         }
     }

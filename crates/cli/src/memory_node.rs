@@ -10,8 +10,9 @@ use terrace_nic::{PathChoice, PortConfig};
 use terrace_node::{Metrics, ServeError};
 use terrace_pages::{PagesError, check_memory, size};
 
+use crate::exit::is_usage_of_port;
 use crate::log::LogOption;
-use crate::{json, output, pool, run, termination, values};
+use crate::{json, output, pool, termination, values};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -91,7 +92,7 @@ impl MemoryNodeError {
     /// Whether the command line is wrong.
     pub fn is_usage(&self) -> bool {
         match self {
-            MemoryNodeError::Node(NodeError::Port(error)) => run::is_usage_of_port(error),
+            MemoryNodeError::Node(NodeError::Port(error)) => is_usage_of_port(error),
             MemoryNodeError::Node(NodeError::Size | NodeError::NoSlab(..)) => true,
             _ => false,
         }

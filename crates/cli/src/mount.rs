@@ -14,8 +14,9 @@ use terrace_export::{Client, ClientConfig, ExportError, FileId, FileKind};
 use terrace_mount::{MountConfig, mount as mount_export};
 use terrace_nic::{PathChoice, PortConfig};
 
+use crate::exit::is_usage_of_port;
 use crate::log::LogOption;
-use crate::{output, run, termination, values};
+use crate::{output, termination, values};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -154,7 +155,7 @@ impl MountError {
     /// Whether the command line is wrong.
     pub fn is_usage(&self) -> bool {
         let is_usage =
-            |error: &ExportError| matches!(error, ExportError::Port(error) if run::is_usage_of_port(error));
+            |error: &ExportError| matches!(error, ExportError::Port(error) if is_usage_of_port(error));
         matches!(self, MountError::Export(errors) if errors.iter().any(is_usage))
     }
 }

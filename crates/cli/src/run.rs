@@ -1,6 +1,6 @@
 //! `terrace run`: checks the options, then executes the program with the NIC preloaded.
 
-use crate::exit::USAGE;
+use crate::exit::{self, USAGE};
 use crate::far_memory::{FarMemory, FarMemoryError};
 use crate::log::LogLevel;
 use crate::output::complain;
@@ -264,7 +264,7 @@ impl RunError {
             RunError::ModeWithCommodity => true,
             RunError::RemoteMemorySyntax(_) | RunError::Without(..) => true,
             RunError::LocalSyntax(_) | RunError::LocalTooSmall(_) | RunError::RemoteWithDram => true,
-            RunError::Port(error) => is_usage(error),
+            RunError::Port(error) => exit::is_usage_of_udp(error),
             _ => false,
         }
     }
@@ -283,16 +283,6 @@ impl RunError {
             _ => 125,
         }
     }
-}
-
-/// Whether address or path MTU are wrong on every machine.
-pub fn is_usage(error: &OpenError) -> bool {
-    matches!(error, OpenError::NotUnicast { .. } | OpenError::BadMtu { .. })
-}
-
-/// The same, for ports that a command opens itself.
-pub fn is_usage_of_port(error: &terrace_nic::OpenError) -> bool {
-    matches!(error, terrace_nic::OpenError::Udp(error) if is_usage(error))
 }
 
 /// Replaces this process with the program. Returns only on failure.

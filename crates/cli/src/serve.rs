@@ -10,9 +10,9 @@ use terrace_nic::{PathChoice, PortConfig};
 use terrace_node::{Metrics, RegionConfig, ServeError, ServeMode, Server, ServerConfig};
 use terrace_pages::size;
 
-use crate::exit::usage_or_1;
+use crate::exit::{is_usage_of_port, usage_or_1};
 use crate::log::LogOption;
-use crate::{output, run, termination, values};
+use crate::{output, termination, values};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -112,7 +112,7 @@ impl FromStr for Region {
 pub fn exit_code(error: &ServeError) -> u8 {
     usage_or_1(match error {
         ServeError::Name(_) => true,
-        ServeError::Port(error) => run::is_usage_of_port(error),
+        ServeError::Port(error) => is_usage_of_port(error),
         _ => false,
     })
 }

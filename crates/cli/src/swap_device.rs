@@ -15,9 +15,10 @@ use terrace_nic::{PathChoice, PortConfig};
 use terrace_node::{Metrics, ServeError};
 use terrace_pages::size;
 
+use crate::exit::is_usage_of_port;
 use crate::far_memory::resolve;
 use crate::log::LogOption;
-use crate::{node_states, output, run, swap_pages, termination, values};
+use crate::{node_states, output, swap_pages, termination, values};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -120,7 +121,7 @@ impl SwapDeviceError {
     /// Whether the command line is wrong.
     pub fn is_usage(&self) -> bool {
         match self {
-            SwapDeviceError::Connect(ConnectError::Port(error)) => run::is_usage_of_port(error),
+            SwapDeviceError::Connect(ConnectError::Port(error)) => is_usage_of_port(error),
             SwapDeviceError::Connect(ConnectError::SameNode(_)) => true,
             other => matches!(other, SwapDeviceError::Size | SwapDeviceError::Mirror { .. }),
         }
