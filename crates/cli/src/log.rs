@@ -35,7 +35,7 @@ impl LogLevel {
 }
 
 /// The option of commands that log themselves.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct LogOption {
     /// Log level; the log goes to standard error
     #[arg(

@@ -5,6 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
@@ -37,9 +38,11 @@ again, and then fails with \"Input/output error\".";
 
 /// The port of exports.
 const PORT: u16 = 7447;
+/// Signals are looked for that often.
+const SIGNALS_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Options of `terrace mount`.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(after_long_help = AFTER_HELP)]
 pub struct Options {
     /// The export's host, and the directory below the exported one
@@ -171,8 +174,7 @@ pub fn mount(options: &Options) -> Result<(), MountError> {
     let signals = SignalFd::with_flags(&termination, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
         .map_err(io::Error::from)?;
     options.log.install();
-    let client = connect(options)?;
-    let root = directory(&client, &options.source.directory)?;
+    let Some((client, root)) = connect_unless_ended(options, &signals)? else { return Ok(()) };
     let config = MountConfig {
         root,
         mount_point: options.mount_point.clone(),
@@ -185,11 +187,39 @@ pub fn mount(options: &Options) -> Result<(), MountError> {
     let mounted = mount_export(client, &config).map_err(refused)?;
     announce(&config);
     while !mounted.is_unmounted() && !matches!(signals.read_signal(), Ok(Some(_))) {
-        thread::sleep(Duration::from_millis(50));
+        thread::sleep(SIGNALS_INTERVAL);
     }
     mounted
         .unmount()
         .map_err(|reason| MountError::Unmount { mount_point: options.mount_point.clone(), reason })
+}
+
+/// The client, and the directory that is mounted. `None` after a signal: nothing is mounted then. Connecting goes on on its thread.
+fn connect_unless_ended(
+    options: &Options,
+    signals: &SignalFd,
+) -> Result<Option<(Client, FileId)>, MountError> {
+    let (sender, receiver) = mpsc::channel();
+    let options = options.clone();
+    let connect = move || {
+        let connected = connect(&options)
+            .and_then(|client| directory(&client, &options.source.directory).map(|root| (client, root)));
+        // After a signal nobody receives it.
+        let _ = sender.send(connected);
+    };
+    thread::Builder::new().name("terrace-connect".into()).spawn(connect)?;
+    loop {
+        match receiver.recv_timeout(SIGNALS_INTERVAL) {
+            Ok(connected) => return connected.map(Some),
+            Err(RecvTimeoutError::Timeout) if matches!(signals.read_signal(), Ok(Some(_))) => {
+                return Ok(None);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(io::Error::other("the thread that connects has ended").into());
+            }
+        }
+    }
 }
 
 /// Connects to the first address of the host at which an export answers.
