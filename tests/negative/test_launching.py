@@ -143,5 +143,17 @@ class DeviceName(Launching):
         self.assertIn("terrace: TERRACE_DEVICE_NAME is `a/b`, which is not a device name", outcome.stderr)
 
 
+class Paths(Launching):
+    """Files whose names are no text."""
+
+    def test_captures_and_fault_plans(self):
+        capture, plan = (self.directory / os.fsdecode(name) for name in (b"\xff.pcap", b"\xff.toml"))
+        plan.write_text("loss = 0.5\n")
+        outcome = self.terrace("ibv_devinfo", options=("--pcap", capture, "--fault-plan", plan))
+        self.assertEqual(outcome.returncode, 0, outcome.stderr)
+        self.assertTrue(capture.exists())
+        self.assertIn("has injected: nothing", outcome.stderr)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -114,8 +114,8 @@ impl PortConfig {
             address: parsed("TERRACE_ADDR", "an IP address")?,
             mtu: parsed("TERRACE_MTU", "a number of bytes")?,
             slot: None,
-            fault_plan: variable("TERRACE_FAULT_PLAN").map(PathBuf::from),
-            pcap: variable("TERRACE_PCAP").map(PathBuf::from),
+            fault_plan: path("TERRACE_FAULT_PLAN"),
+            pcap: path("TERRACE_PCAP"),
             path: parsed("TERRACE_PATH", "auto, udp or local")?.unwrap_or_default(),
             model: parsed("TERRACE_NIC", "terrace or commodity")?.unwrap_or_default(),
         })
@@ -201,8 +201,9 @@ fn path_of_instance(path: &Path, instance: u8) -> PathBuf {
     }
 }
 
-fn variable(name: &'static str) -> Option<String> {
-    env::var(name).ok().filter(|value| !value.is_empty())
+/// A path may have any bytes.
+fn path(name: &'static str) -> Option<PathBuf> {
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// The value of a variable, `None` if it is unset or empty.
@@ -210,10 +211,10 @@ pub fn parsed<T: std::str::FromStr>(
     name: &'static str,
     expected: &'static str,
 ) -> Result<Option<T>, OpenError> {
-    let Some(value) = variable(name) else { return Ok(None) };
-    match value.parse() {
-        Ok(parsed) => Ok(Some(parsed)),
-        Err(_) => Err(OpenError::Variable { variable: name, value, expected }),
+    let Some(value) = env::var_os(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+    match value.to_str().and_then(|value| value.parse().ok()) {
+        Some(parsed) => Ok(Some(parsed)),
+        None => Err(OpenError::Variable { variable: name, value: value.to_string_lossy().into(), expected }),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The settings in the environment: `TERRACE_DRAM` and the other variables.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use terrace_pages::size;
@@ -34,14 +35,13 @@ impl Settings {
     /// # Errors
     /// One line for the user.
     pub fn from_env() -> Result<Option<Settings>, String> {
-        Settings::from_variables(|name| {
-            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
-        })
+        Settings::from_variables(|name| std::env::var_os(name))
     }
 
-    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Settings>, String> {
+    fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Result<Option<Settings>, String> {
         // Shell scripts set an empty variable for an option that was not given.
-        let given = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let given = |name: &str| set(name).map(|value| value.to_string_lossy().into_owned());
         let Some(dram) = given("TERRACE_DRAM") else { return Ok(None) };
         let dram_bytes = size::parse(&dram).map_err(|error| format!("TERRACE_DRAM: {error}"))?;
         let mode = match given("TERRACE_MODE").as_deref() {
@@ -54,8 +54,8 @@ impl Settings {
         if mode != Mode::Wait && given("TERRACE_NIC").as_deref() == Some("commodity") {
             return Err("TERRACE_MODE: TERRACE_NIC=commodity goes with wait only".into());
         }
-        // The modes for comparison page files only.
-        let swap = given("TERRACE_SWAP").filter(|directory| mode == Mode::Wait && directory != "none");
+        // The modes for comparison page files only. A path may have any bytes.
+        let swap = set("TERRACE_SWAP").filter(|directory| mode == Mode::Wait && directory != "none");
         Ok(Some(Settings {
             dram_bytes,
             mode,
@@ -67,11 +67,13 @@ impl Settings {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
     use super::*;
 
     fn settings(variables: &[(&str, &str)]) -> Result<Option<Settings>, String> {
         Settings::from_variables(|name| {
-            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value))
         })
     }
 
@@ -92,6 +94,17 @@ mod tests {
             [("TERRACE_DRAM", "536870912"), ("TERRACE_MODE", "pin"), ("TERRACE_CHURN", "1"), variables[1]];
         let wanted = Settings { mode: Mode::Pin, churn: true, ..wanted };
         assert_eq!(settings(&variables), Ok(Some(wanted)));
+    }
+
+    #[test]
+    fn a_directory_may_have_any_name() {
+        let directory = OsString::from_vec(b"/swap/\xff".to_vec());
+        let settings = Settings::from_variables(|name| match name {
+            "TERRACE_DRAM" => Some("1M".into()),
+            "TERRACE_SWAP" => Some(directory.clone()),
+            _ => None,
+        });
+        assert_eq!(settings.unwrap().unwrap().swap, Some(PathBuf::from(directory)));
     }
 
     #[test]
