@@ -112,6 +112,16 @@ class Mounts(unittest.TestCase):
             self.assertEqual(done.returncode, 1)
             self.assertIn("not a directory", done.stderr)
 
+    def test_without_the_device_the_command_says_so(self):
+        with place.mounted() as at:
+            path = at.path.parent / "second"
+            path.mkdir()
+            hidden = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev && exec "$@"', "sh")
+            command = [*hidden, place.TERRACE, "mount", at.mount.command[2], path, "--addr", next(place.ADDRESSES)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("there is no /dev/fuse: modprobe fuse", done.stderr)
+
     def test_umount_ends_the_command(self):
         with place.mounted() as at:
             subprocess.run(["umount", at.path], check=True)
@@ -128,14 +138,15 @@ class Mounts(unittest.TestCase):
 
     def test_an_ordinary_user_mounts_and_owns_the_files(self):
         with place.temporary() as base:
-            directory, path = base / "exported", base / "mounted"
-            for made in (directory, path):
+            exported, path = base / "exported", base / "mounted"
+            directory = exported / "a,b"  # fusermount3 splits its options at commas
+            for made in (exported, directory, path):
                 made.mkdir()
                 os.chown(made, NOBODY, NOBODY)
             server, client = next(place.ADDRESSES), next(place.ADDRESSES)
-            export = place.Export(directory, server)
+            export = place.Export(exported, server)
             program = shutil.copy(place.TERRACE, base / "terrace")  # the checkout may be below a directory of root's
-            command = [program, "mount", f"{server}:/", path, "--addr", client]
+            command = [program, "mount", f"{server}:/a,b", path, "--addr", client]
             mount = place.Mount(command, path, user=NOBODY, group=NOBODY, extra_groups=[], env={"PATH": os.environ["PATH"]})
             try:
                 export.start()

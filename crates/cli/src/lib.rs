@@ -16,6 +16,7 @@ mod export;
 mod exports;
 mod far_memory;
 mod far_pages;
+mod fuse;
 mod json;
 mod library;
 mod log;

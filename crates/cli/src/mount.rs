@@ -16,6 +16,7 @@ use terrace_mount::{MountConfig, mount as mount_export};
 use terrace_nic::{PathChoice, PortConfig};
 
 use crate::exit::is_usage_of_port;
+use crate::fuse::{self, Obstacle};
 use crate::log::LogOption;
 use crate::{output, termination, values};
 
@@ -141,6 +142,14 @@ pub enum MountError {
         /// Their reason.
         reason: io::Error,
     },
+    /// Mounting needs what is not here.
+    #[error("cannot mount at {}: {obstacle}", .mount_point.display())]
+    Obstacle {
+        /// As given.
+        mount_point: PathBuf,
+        /// What is not here.
+        obstacle: Obstacle,
+    },
     /// The kernel's or fusermount3's, or the server's if bytes are lost.
     #[error("unmounting {}: {reason}", .mount_point.display())]
     Unmount {
@@ -183,7 +192,11 @@ pub fn mount(options: &Options) -> Result<(), MountError> {
         serves_others: options.allow_other,
         is_read_only: options.read_only || client.is_read_only(),
     };
-    let refused = |reason| MountError::Fuse { mount_point: options.mount_point.clone(), reason };
+    let mount_point = options.mount_point.clone();
+    let refused = |reason| match fuse::obstacle() {
+        Some(obstacle) => MountError::Obstacle { mount_point, obstacle },
+        None => MountError::Fuse { mount_point, reason },
+    };
     let mounted = mount_export(client, &config).map_err(refused)?;
     announce(&config);
     while !mounted.is_unmounted() && !matches!(signals.read_signal(), Ok(Some(_))) {

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// The user without rights.
 const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-const NAMES: [&str; 16] = [
+const NAMES: [&str; 18] = [
     "libibverbs",
     "librdmacm",
     "address",
@@ -25,8 +25,10 @@ const NAMES: [&str; 16] = [
     "huge pages",
     "io_uring",
     "userfaultfd",
+    "remote memory",
     "process_vm_readv",
     "membarrier",
+    "fuse",
 ];
 
 /// An installation that every user can execute, removed when this is dropped.
@@ -152,6 +154,7 @@ fn root_has_what_the_kernel_has() {
     if number("/proc/sys/kernel/io_uring_disabled") == Some(0) {
         assert_eq!(state(&checks, "io_uring"), "ok");
     }
+    assert_eq!(state(&checks, "fuse"), if Path::new("/dev/fuse").exists() { "ok" } else { "missing" });
 }
 
 #[test]
@@ -168,6 +171,10 @@ fn another_user_has_what_needs_no_privilege() {
     let may_handle_all = number("/proc/sys/vm/unprivileged_userfaultfd") == Some(1)
         || works(&[&NOBODY[..], &["test", "-w", "/dev/userfaultfd", "-a"]].concat());
     assert_eq!(state(&checks, "userfaultfd"), if may_handle_all { "ok" } else { "limited" });
+    assert_eq!(state(&checks, "remote memory"), "missing", "fork events need CAP_SYS_PTRACE");
+    let may_mount = works(&[&NOBODY[..], &["test", "-w", "/dev/fuse", "-a"]].concat())
+        && works(&[&NOBODY[..], &["sh", "-c", "command -v fusermount3 >&2 && exec \"$0\""]].concat());
+    assert_eq!(state(&checks, "fuse"), if may_mount { "ok" } else { "missing" });
     if number("/proc/sys/kernel/io_uring_disabled") == Some(2) {
         assert!(text(&checks, "io_uring", "advice").contains("io_uring_disabled is 2"));
     }

@@ -79,8 +79,9 @@ pub fn mount<R: Remote>(remote: R, config: &MountConfig) -> io::Result<Mounted<R
 
 fn fuse_config(config: &MountConfig) -> Config {
     let mut options = vec![
-        MountOption::FSName(config.source.clone()),
-        MountOption::Subtype("terrace".into()),
+        MountOption::FSName(fs_name(&config.source, rustix::process::geteuid().is_root())),
+        // Of its own option, fuser tells the kernel nothing where root mounts: the type would be `fuse`.
+        MountOption::CUSTOM("subtype=terrace".into()),
         MountOption::NoSuid,
         MountOption::NoDev,
     ];
@@ -96,6 +97,14 @@ fn fuse_config(config: &MountConfig) -> Config {
     fuse.n_threads = Some(THREADS);
     fuse.clone_fd = true;
     fuse
+}
+
+/// `fusermount3`, by which users other than root mount, splits its options at commas.
+fn fs_name(source: &str, is_root: bool) -> String {
+    match is_root {
+        true => source.to_owned(),
+        false => source.replace('\\', "\\\\").replace(',', "\\,"),
+    }
 }
 
 /// Detaches a mount whose process was killed, so that the mount point can be used again.

@@ -1,4 +1,4 @@
-//! What the kernel permits: io_uring, page faults in user space, copies between processes, `membarrier`.
+//! What the kernel permits: io_uring, page faults in user space, copies between processes, `membarrier`, FUSE.
 
 use std::fs;
 use std::io::{self, IoSliceMut};
@@ -11,9 +11,12 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 use rustix::thread::{MembarrierCommand, membarrier_query};
 use terrace_vm::Refusal;
+use terrace_vm::handshake::FEATURES;
+use terrace_vm::userfault::Userfaultfd;
 
 use super::check::Check;
 use super::limits::read_number;
+use crate::fuse::{self, Obstacle};
 
 const PROC: &str = "/proc/self";
 /// What to do where processes do not find out about themselves.
@@ -27,8 +30,10 @@ pub fn checks() -> Vec<Check> {
     vec![
         io_uring(IoUring::new(4).map(drop), read_number(URING_SYSCTL), has_filter),
         userfaultfd(terrace_vm::check_guard(), read_number(FAULTS_SYSCTL)),
+        remote_memory(Userfaultfd::open(FEATURES).map(drop)),
         copies(copy_by_child().err(), read_number(PTRACE_SYSCTL), has_filter),
         membarrier(membarrier_query().contains_command(MembarrierCommand::RegisterPrivateExpedited)),
+        fuse(fuse::obstacle()),
     ]
 }
 
@@ -73,6 +78,22 @@ fn userfaultfd(trial: Result<(), Refusal>, sysctl: Option<u64>) -> Check {
                       CAP_SYS_PTRACE; in a container, let the seccomp profile pass userfaultfd"
                     .to_owned(),
             },
+        ),
+    }
+}
+
+/// `terrace run --remote-memory` follows the forks of a program, and moves its pages.
+fn remote_memory(trial: io::Result<()>) -> Check {
+    const NAME: &str = "remote memory";
+    match trial {
+        Ok(()) => Check::ok(NAME, "`terrace run --remote-memory` can page the memory of programs"),
+        Err(error) => Check::missing(
+            NAME,
+            format!(
+                "`terrace run --remote-memory` does not work: fork events and page moves of userfaultfd: {error}"
+            ),
+            "run as root or grant CAP_SYS_PTRACE, on Linux 6.8 or newer; in a container, let the seccomp profile pass \
+             userfaultfd",
         ),
     }
 }
@@ -154,6 +175,16 @@ fn membarrier(has_expedited: bool) -> Check {
         "not here: locks cost an atomic instruction each, and small operations some 20 ns more",
         "let the container's seccomp profile pass membarrier; the kernel needs 4.14 or newer",
     )
+}
+
+fn fuse(obstacle: Option<Obstacle>) -> Check {
+    const NAME: &str = "fuse";
+    match obstacle {
+        None => Check::ok(NAME, "works: `terrace mount` can mount exported directories"),
+        Some(Obstacle { meaning, advice }) => {
+            Check::missing(NAME, format!("{meaning}: `terrace mount` does not work"), advice)
+        }
+    }
 }
 
 #[cfg(test)]

@@ -39,13 +39,14 @@ fn open_files(limit: Option<u64>) -> Check {
     }
 }
 
-/// Memory is never locked, except by modes that are there for comparison. So no limit is too low.
+/// Registered memory is never locked, except by modes that are there for comparison. So no limit is too low for programs.
 fn locked_memory(limit: Option<u64>) -> Check {
     let limit = limit.map_or("no limit".to_owned(), |bytes| format!("{} KiB", bytes >> 10));
     Check::ok(
         "locked memory",
         format!(
-            "{limit}; not needed, as registered memory is not locked (only modes for comparison lock it)"
+            "{limit}; not needed, as registered memory is not locked (modes for comparison lock it, and \
+             `terrace swap-device` locks its own)"
         ),
     )
 }
