@@ -18,9 +18,10 @@ Examples:
   terrace export /srv/data --listen 192.0.2.7:7447 --rules /etc/terrace/export.toml
   terrace export .                 # for clients on this host
 
-Clients (Terrace's Rust library, crate terrace-export) look files up and open them by messages, and
-READ, WRITE and APPEND their data one-sidedly. Nothing outside the directory can be reached: `..`,
-absolute paths, symbolic links that lead out and other file systems mounted in it are refused.
+Clients are `terrace mount`, C programs (terrace_export.h), Python (terrace.fsspec), and Terrace's Rust
+library (crate terrace-export). They look files up and open them by messages, and READ, WRITE and APPEND
+their data one-sidedly. Nothing outside the directory can be reached: `..`, absolute paths, symbolic links
+that lead out and other file systems mounted in it are refused.
 
 A client on this host is the user of its process, as the kernel says. Clients of other hosts are
 refused without --rules. If this command runs as root, each client's files are accessed as that

@@ -28,7 +28,9 @@ frees the pages of clients that have gone.
 All schemes but `odrp` are baselines to compare it with, those of the ODRP paper. Clients follow the
 scheme of their node.
 
-Pages do not outlive the node, and those of a client do not outlive the client.";
+Pages do not outlive the node, and those of a client do not outlive the client. There is no
+authentication: a host that can connect may take pages, up to --budget. It cannot read those of other
+clients. The node can read all.";
 
 /// Options of `terrace memory-node`.
 #[derive(Args)]

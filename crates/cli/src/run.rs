@@ -39,6 +39,7 @@ Examples:
   tshark -r run.pcap -d udp.port==4791-5046,infiniband
   terrace run --fault-plan lossy.toml -- ./my_client
   terrace run --dram 512M -- ./my_server         # regions larger than memory; see below
+  terrace run --remote-memory 192.0.2.1:7471 --local 1G -- ./program     # memory on another host; see below
 
 Regions larger than memory: with --dram, memory that the program registers is paged. Terrace keeps the
 hottest pages of all regions in the kernel's page cache, within that budget, and has the others leave. An
@@ -52,6 +53,12 @@ and pages that came and left.
   not have it, as after ibv_fork_init(3) with other devices. --swap none leaves such memory alone.
 Other regions use no memory of the budget. For comparison, --mode odp behaves as hardware with on-demand
 paging, and --mode pin locks the whole regions in memory; both concern files only, and need --nic terrace.
+
+Memory on other hosts: with --remote-memory, the anonymous memory of the program and of all that it starts
+stays within --local, and the rest is on memory nodes (`terrace memory-node`). The program need not use
+RDMA. It needs root or CAP_SYS_PTRACE, and Linux 6.8. If a node is lost, its pages are, too, and touching one
+is SIGBUS, unless --mirror 2 keeps each page on two nodes. `terrace stat` lists the pager, whose counters
+`terrace stat PID` shows.
 
 With --nic commodity, at both ends, the NIC knows nothing of absent pages, as hardware does: READs of them
 return a signature page, and WRITEs to them vanish. The NP-RDMA protocol finds that out, and repeats such

@@ -28,7 +28,10 @@ power failure. The next server of the same files takes that memory over, and `te
 writes it to the files without one. An orderly end writes all pages to the files, and frees the
 memory unless --keep-frames is given.
 
-Clients use Terrace's Rust library (crate terrace-node), and open regions by name.
+Clients are Terrace's Rust library (crate terrace-node) and its Python module: they open regions by
+name. There is no authentication: a host that can send to the UDP port may read and write all regions.
+Choose an address that only the clients' hosts reach (--listen; the default is the first interface's),
+or have a firewall pass UDP 4791 and the ports after it from them alone.
 
 The mode is the method of access to pages that are not in memory. `term` is recommended; `wait` is
 its equivalent for clients that do not implement Terrace. The others are for comparison: pin, odp,

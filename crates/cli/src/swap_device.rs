@@ -26,13 +26,17 @@ Examples:
   terrace swap-device --memory-node 192.0.2.7:7474,192.0.2.8:7474 --mirror 2 --size 8G --socket swap
 
   On this kernel:
-    nbd-client -unix /run/terrace/swap /dev/nbd0 && mkswap /dev/nbd0 && swapon /dev/nbd0
-  For a guest of QEMU:
-    -drive driver=nbd,server.type=unix,server.path=swap,if=virtio,format=raw
+    nbd-client -unix /run/terrace/swap /dev/nbd0 -swap && mkswap /dev/nbd0 && swapon --discard /dev/nbd0
+  For a guest of QEMU, where it is /dev/vda (mkswap /dev/vda && swapon --discard /dev/vda):
+    -blockdev driver=nbd,node-name=swap,server.type=unix,server.path=/run/terrace/swap,discard=unmap
+    -device virtio-blk-pci,drive=swap
 
 Serves the pages of memory nodes (`terrace memory-node`) as a network block device at a unix socket,
 which only this user can connect to. A page takes memory of a node from its first write until it is
 discarded (TRIM, WRITE_ZEROES). What was never written reads as zeros.
+
+The socket's directory has to exist. `swapon --discard` and `discard=unmap` give the pages back that
+the kernel does not need any more; without them a page stays taken.
 
 The pages end with this process: run swapoff, or end the guest, before it. SIGTERM and SIGINT let
 requests in flight end, which takes at most ten seconds. SIGUSR1 prints what the device has done.
@@ -60,7 +64,7 @@ pub struct Options {
     /// Size of the device (such as 512M or 8G)
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     size: u64,
-    /// Path of the unix socket
+    /// Path of the unix socket, in a directory that exists
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
     /// Serve metrics for Prometheus at this address and port

@@ -49,7 +49,7 @@ const MODES: [(&str, &str); 9] = [
     ("rpc-direct", "RPC; the server bypasses the page cache"),
     ("rpc-tiering", "RPC; cached pages through the page cache, others bypassing it"),
     ("rpc-tiering-promote", "RPC to pages in memory"),
-    ("term", "One-sided; clients fetch absent pages by RPC"),
+    ("term", "One-sided; clients detect absent pages, and READ them on queue pairs of their own"),
     ("wait", "One-sided; the NIC fetches absent pages"),
 ];
 
