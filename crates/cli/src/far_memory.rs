@@ -33,8 +33,10 @@ pub enum FarMemory {
 #[derive(Debug, thiserror::Error)]
 pub enum FarMemoryError {
     /// The text is neither.
-    #[error("{0:?} is not a list of memory nodes that have addresses, such as 192.0.2.1:7471,192.0.2.2:7471")]
-    Syntax(String),
+    #[error(
+        "{0:?} is not a list of memory nodes that have addresses, such as 192.0.2.1:7471,192.0.2.2:7471: {1}"
+    )]
+    Syntax(String, String),
     /// More copies than nodes.
     #[error("--mirror {mirror} needs as many memory nodes, and there are {nodes}")]
     Mirror {
@@ -64,7 +66,7 @@ impl FromStr for FarMemory {
             return Ok(FarMemory::Directory(directory.into()));
         }
         let nodes: Result<Vec<_>, _> = text.split(',').map(resolve).collect();
-        nodes.map(FarMemory::Nodes).map_err(|_| FarMemoryError::Syntax(text.to_owned()))
+        nodes.map(FarMemory::Nodes).map_err(|reason| FarMemoryError::Syntax(text.to_owned(), reason))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Finds the program to run as a shell does, so that a mistake gives one line of error before the program starts.
 
 use std::ffi::OsStr;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -14,6 +15,9 @@ pub enum ProgramError {
     /// A file of that name exists, but cannot be executed.
     #[error("{0}: not executable")]
     NotExecutable(String),
+    /// The path cannot be followed: this user may not enter a directory of it, for example.
+    #[error("{0}: {1}")]
+    Unreachable(String, #[source] io::Error),
 }
 
 /// The path of `program`: itself if it contains a slash, else the first executable of that name in `PATH`.
@@ -28,6 +32,7 @@ fn find_in(program: &OsStr, path: &OsStr) -> Result<PathBuf, ProgramError> {
         return match classify(Path::new(program)) {
             Candidate::Executable => Ok(program.into()),
             Candidate::NotExecutable => Err(ProgramError::NotExecutable(name)),
+            Candidate::Unreachable(error) => Err(ProgramError::Unreachable(name, error)),
             Candidate::Absent => Err(ProgramError::NotFound(name, "")),
         };
     }
@@ -49,6 +54,7 @@ fn find_in(program: &OsStr, path: &OsStr) -> Result<PathBuf, ProgramError> {
 enum Candidate {
     Executable,
     NotExecutable,
+    Unreachable(io::Error),
     Absent,
 }
 
@@ -58,7 +64,10 @@ fn classify(path: &Path) -> Candidate {
             Candidate::Executable
         }
         Ok(_) => Candidate::NotExecutable,
-        Err(_) => Candidate::Absent,
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Candidate::Absent,
+            _ => Candidate::Unreachable(error),
+        },
     }
 }
 
@@ -191,6 +200,9 @@ mod tests {
             Err(ProgramError::NotExecutable(_))
         ));
         assert!(matches!(find_in(OsStr::new("/etc"), path), Err(ProgramError::NotExecutable(_))));
+        // A path that is longer than paths may be.
+        let long = "/x".repeat(4096);
+        assert!(matches!(find_in(OsStr::new(&long), path), Err(ProgramError::Unreachable(..))));
         assert!(matches!(find_in(OsStr::new(""), path), Err(ProgramError::NotFound(..))));
     }
 

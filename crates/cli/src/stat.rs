@@ -184,9 +184,24 @@ fn process_rows(pid: u32, answer: &io::Result<Vec<DeviceSnapshot>>) -> Vec<Vec<S
     }
 }
 
+/// The name of a process's program; of `terrace`, the command too.
 pub fn program_name(pid: u32) -> String {
-    std::fs::read_to_string(format!("/proc/{pid}/comm"))
-        .map_or_else(|_| "?".into(), |name| name.trim_end().into())
+    let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}"));
+    match read("comm") {
+        Err(_) => "?".into(),
+        Ok(name) => with_command(name.trim_end(), &read("cmdline").unwrap_or_default()),
+    }
+}
+
+/// `terrace serve`, `terrace pager`: a command without options stands behind the program's name.
+fn with_command(name: &str, command_line: &str) -> String {
+    let is_command = |word: &&str| {
+        !word.is_empty() && word.chars().all(|letter| letter.is_ascii_lowercase() || letter == '-')
+    };
+    match command_line.split('\0').nth(1).filter(is_command) {
+        Some(command) if name == "terrace" => format!("terrace {command}"),
+        _ => name.into(),
+    }
 }
 
 fn count(counts: &Counts, name: &str) -> u64 {
@@ -375,6 +390,17 @@ mod tests {
         let now = counts(&[("tx_packets", 300)]);
         assert!(!section("port", &now, None, 2).contains("/s"));
         assert!(section("port", &now, Some(&counts(&[("tx_packets", 100)])), 2).contains(" 100/s"));
+    }
+
+    #[test]
+    fn servers_have_the_name_of_their_command() {
+        assert_eq!(
+            with_command("terrace", "/usr/bin/terrace\0memory-node\0--memory\08G\0"),
+            "terrace memory-node"
+        );
+        assert_eq!(with_command("terrace", "terrace\0"), "terrace");
+        assert_eq!(with_command("terrace", "terrace\0\x1b[2J\0"), "terrace");
+        assert_eq!(with_command("ib_write_bw", "ib_write_bw\0server\0"), "ib_write_bw");
     }
 
     #[test]

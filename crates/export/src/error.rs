@@ -31,7 +31,7 @@ pub enum ExportError {
         reason: std::io::Error,
     },
     /// The server refuses the connection.
-    #[error("the export refuses this client: {}", std::io::Error::from_raw_os_error(*.0))]
+    #[error("the export refuses this client: {}", refusal(*.0))]
     Refused(i32),
     /// The server's answer does not match the request.
     #[error("the server's answer does not match the request: is it of another version?")]
@@ -64,6 +64,18 @@ pub enum ExportError {
     /// An argument is longer than the protocol permits.
     #[error("{0}")]
     Invalid(&'static str),
+}
+
+/// The server's reason, and what to do there.
+fn refusal(errno: i32) -> String {
+    let reason = std::io::Error::from_raw_os_error(errno);
+    match reason.kind() {
+        std::io::ErrorKind::PermissionDenied => format!(
+            "{reason}: the server's rules (`terrace export --rules`) have to permit its host or user, and a server that is not \
+             root serves its own user only"
+        ),
+        _ => reason.to_string(),
+    }
 }
 
 impl ExportError {

@@ -257,7 +257,7 @@ impl Pager {
     fn exceed_limit(&mut self) {
         if self.exceeded_at.replace(self.memory.evictions).is_none() {
             report(
-                "the local memory of --local is exceeded: no page can leave (locked, pinned or shared memory, or full memory nodes)",
+                "the local memory of --local is exceeded: no page can leave (locked, pinned or shared memory, or memory nodes that are full or do not answer)",
             );
         }
         self.memory.exceed_limit();

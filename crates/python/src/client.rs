@@ -22,8 +22,8 @@ const DEPTH_MAX: u32 = 1 << 15;
 /// Connects to a memory node, a `terrace serve`, by its address or host name. Of a name's addresses, the first one is used at
 /// which a node answers.
 ///
-/// `instance` is the node's instance index, as `terrace stat` lists it: 0 for the first process that uses Terrace at its
-/// address. `local` is this end's address. At most `depth` requests are in flight; further ones wait. `path` is the path to
+/// `instance` is the node's instance index: 0 for the first process that uses Terrace at its address, else the UDP port that
+/// `terrace serve` prints, minus 4791. `local` is this end's address. At most `depth` requests are in flight; further ones wait. `path` is the path to
 /// a server on the same host: "auto", "udp" or "local".
 #[pyfunction]
 #[pyo3(signature = (server, *, instance=0, local=None, depth=256, path="auto"))]
