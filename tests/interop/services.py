@@ -109,7 +109,9 @@ def _returns_failures(case):
 
 
 def migration(pin_all):
-    """A running machine migrates to another QEMU with identical memory."""
+    """A running machine migrates to another QEMU with identical memory.
+
+    On a busy machine QEMU 7.2 without KVM loses the last stores now and then, by TCP, too: 1 of 162 migrations, six at a time."""
 
     @_returns_failures
     def case(log_dir):
