@@ -483,13 +483,13 @@ fn require(common: &Common, flag: u32) -> Result<(), Refusal> {
     if common.attr.access & flag == flag { Ok(()) } else { Err(INVALID_REQUEST) }
 }
 
-/// Checks whether the host withholds receives. Only a reliable connection can report that to the peer.
-#[inline(always)]
 /// Whether its receives are in a queue that the host keeps.
 fn shares(common: &Common) -> bool {
     common.config.has_srq || common.is(QpType::XrcRecv)
 }
 
+/// Checks whether the host withholds receives. Only a reliable connection can report that to the peer.
+#[inline(always)]
 fn require_receive(call: &Call<'_, impl Host>) -> Result<(), Refusal> {
     match &call.attr.path {
         Some(path) if call.is_reliable() && call.host.withholds_receive(&path.remote) => {
