@@ -3,7 +3,6 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use terrace_hostmem::{PAGE_BYTES, fault};
 use terrace_memory::AccessError;
@@ -82,11 +81,9 @@ impl CachedFiles {
         for shard in engine.shards() {
             engine.fail_starved(shard, |slot| slot == region.slot, AccessError::Fault);
         }
-        while region.is_used() || engine.shards().iter().any(|shard| shard.lock().is_in_use(region.slot)) {
-            if !engine.advance() {
-                std::thread::sleep(Duration::from_micros(200));
-            }
-        }
+        engine.advance_while(|| {
+            region.is_used() || engine.shards().iter().any(|shard| shard.lock().is_in_use(region.slot))
+        });
         if region.losses.are_there()
             && let Err(error) = engine.write_again(region)
         {

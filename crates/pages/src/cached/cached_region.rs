@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use terrace_hostmem::fault::Fault;
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, prefetch};
@@ -21,8 +20,6 @@ use crate::sys;
 
 /// The most pages that an access counts for: a peer may announce an access of gigabytes.
 const COUNTED_MAX: usize = 256;
-/// The interval at which a thread that waits for accesses looks for reads that have ended.
-const WAITING_PERIOD: Duration = Duration::from_micros(200);
 
 /// A shared mapping of a file, of which some pages are present.
 ///
@@ -60,11 +57,7 @@ impl CachedRegion {
         let mut work = Work::default();
         work.ended.end_access_part(&access, Ok(()));
         self.engine.settle(work);
-        while access.outcome().is_none() {
-            if !self.engine.advance() {
-                std::thread::sleep(WAITING_PERIOD);
-            }
-        }
+        self.engine.advance_while(|| access.outcome().is_none());
     }
 
     #[inline]

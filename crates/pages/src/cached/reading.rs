@@ -1,5 +1,7 @@
 //! Reads that bring pages into the page cache, from the miss to the end of the fill.
 
+use std::time::Duration;
+
 use rustix::io::Errno;
 use terrace_hostmem::PAGE_BYTES;
 use terrace_memory::AccessError;
@@ -9,6 +11,9 @@ use super::region::Region;
 use super::shard::Shard;
 use crate::stats::add;
 use crate::store::{FrameRun, ReadCompletion, ReadRequest};
+
+/// The interval at which a thread that waits looks for reads that have ended.
+const WAITING_PERIOD: Duration = Duration::from_micros(200);
 
 impl Engine {
     /// Queues the read of a page.
@@ -38,6 +43,15 @@ impl Engine {
                 self.settle(work);
             },
         )
+    }
+
+    /// Handles reads that have ended, as long as what a thread waits for is under way.
+    pub(super) fn advance_while(&self, is_under_way: impl Fn() -> bool) {
+        while is_under_way() {
+            if !self.advance() {
+                std::thread::sleep(WAITING_PERIOD);
+            }
+        }
     }
 
     /// Handles a read that has ended: all of it, a part of it, or none.
