@@ -1,5 +1,6 @@
 //! Opens a port from the user's configuration.
 
+use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -201,9 +202,13 @@ fn path_of_instance(path: &Path, instance: u8) -> PathBuf {
     }
 }
 
+fn variable(name: &'static str) -> Option<OsString> {
+    env::var_os(name).filter(|value| !value.is_empty())
+}
+
 /// A path may have any bytes.
 fn path(name: &'static str) -> Option<PathBuf> {
-    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+    variable(name).map(PathBuf::from)
 }
 
 /// The value of a variable, `None` if it is unset or empty.
@@ -211,7 +216,7 @@ pub fn parsed<T: std::str::FromStr>(
     name: &'static str,
     expected: &'static str,
 ) -> Result<Option<T>, OpenError> {
-    let Some(value) = env::var_os(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+    let Some(value) = variable(name) else { return Ok(None) };
     match value.to_str().and_then(|value| value.parse().ok()) {
         Some(parsed) => Ok(Some(parsed)),
         None => Err(OpenError::Variable { variable: name, value: value.to_string_lossy().into(), expected }),
