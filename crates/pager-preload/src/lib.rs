@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `join` | joining the pager when the program starts, and in children |
 //! | `evictor` | the thread that moves pages away when the pager asks for it |
-//! | `end` | the end of a process whose pager has ended
+//! | `end` | the end of a process whose pager has ended |
 //! | `interpose` | functions that give the program memory: what they give is registered for faults |
 //! | `next` | the functions of the next library of the same names |
 //!

@@ -477,8 +477,9 @@ mod tests {
         Pager::new(settings, store).unwrap()
     }
 
-    /// A process with pages that are to leave, and the other end of its socket.
-    fn crowded(pager: &mut Pager) -> (Process, EvictionArea, UnixStream) {
+    /// A pager with so many slots and a process whose pages are to leave, and the other ends of the process's link.
+    fn crowded(slots: u64) -> (Pager, EvictionArea, UnixStream) {
+        let mut pager = pager(Box::new(FileStore::new(tempfile::tempfile().unwrap(), slots, 64).unwrap()));
         let (socket, peer) = UnixStream::pair().unwrap();
         let (area, file) = EvictionArea::create().unwrap();
         let thread = EvictionArea::open(file).unwrap();
@@ -486,16 +487,14 @@ mod tests {
         let mut process = Process::without_userfaultfd(Some(Link { socket, area }));
         pager.memory.count_frames(200);
         (0..200).for_each(|index| process.enter(index * PAGE_BYTES, None, false, false));
-        (process, thread, peer)
+        pager.processes.push(process);
+        pager.check_interval = CHECK_INTERVAL_MAX;
+        (pager, thread, peer)
     }
 
     #[test]
     fn a_pager_sleeps_until_the_next_attempt_while_no_page_can_leave() {
-        let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 64).unwrap();
-        let mut pager = pager(Box::new(store));
-        let (process, _thread, _peer) = crowded(&mut pager);
-        pager.processes.push(process);
-        pager.check_interval = CHECK_INTERVAL_MAX;
+        let (mut pager, _thread, _peer) = crowded(64);
         while pager.memory.allocate_slot().is_some() {}
         assert_eq!(pager.time_to_sleep(Instant::now()), SLEEP_MIN, "an attempt is due");
         for _ in 0..20 {
@@ -520,11 +519,7 @@ mod tests {
 
     #[test]
     fn a_pager_sleeps_while_a_process_does_not_answer() {
-        let store = FileStore::new(tempfile::tempfile().unwrap(), 256, 64).unwrap();
-        let mut pager = pager(Box::new(store));
-        let (process, _thread, _peer) = crowded(&mut pager);
-        pager.processes.push(process);
-        pager.check_interval = CHECK_INTERVAL_MAX;
+        let (mut pager, _thread, _peer) = crowded(256);
         pager.evict();
         let now = pager.processes[0].promised_at.unwrap();
         let promise = pager.time_to_sleep(now);
