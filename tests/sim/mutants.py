@@ -51,7 +51,7 @@ MUTANTS = [
     ("immediate-data-is-lost", RESPONDER + "mod.rs",
      "(packet.ext.imm.unwrap_or(0), WcFlags::WITH_IMM)", "(0, WcFlags::WITH_IMM)"),
     ("receives-of-failed-writes-are-lost", RESPONDER + "mod.rs",
-     "            receive.into_iter().for_each(|receive| self.give_back(receive));\n", ""),
+     "            receive.into_iter().for_each(|receive| self.give_back(call, receive));\n", ""),
     ("solicited-is-forgotten", RESPONDER + "mod.rs", "        solicited: packet.bth.solicited,", "        solicited: false,"),
     ("too-few-responder-resources", RESPONDER + "one_sided.rs",
      "usize::from(common.attr.max_dest_rd_atomic.max(1))", "1"),
