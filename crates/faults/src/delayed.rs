@@ -25,6 +25,8 @@ pub struct Delayed<R> {
     failed: Vec<(R, i32)>,
     /// Readable when the next held request is due.
     timer: OwnedFd,
+    /// When the timer is due.
+    timer_due: Option<Instant>,
     /// Readable when the device or the timer is.
     either: OwnedFd,
 }
@@ -67,11 +69,12 @@ impl<R> Delayed<R> {
         for source in [device, timer.as_fd()] {
             epoll::add(&either, source, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
-        Ok(Delayed { faults, held: BinaryHeap::new(), held_so_far: 0, failed: Vec::new(), timer, either })
+        Ok(Delayed { faults, held: BinaryHeap::new(), held_so_far: 0, failed: Vec::new(), timer, timer_due: None, either })
     }
 
     /// Takes all of `requests`, asks the plan for the fate of each, and replaces them by those that are due for the device.
-    /// Sets the timer for the next one that is due.
+    /// Sets the timer when another one is due next: a device that is polled calls this many times while it holds requests, and
+    /// a virtual machine leaves its processor at each setting.
     pub fn release(&mut self, requests: &mut Vec<R>, operation_of: impl Fn(&R) -> StorageOperation) {
         if requests.is_empty() && self.held.is_empty() {
             return;
@@ -93,14 +96,19 @@ impl<R> Delayed<R> {
         self.set_timer(now);
     }
 
-    fn set_timer(&self, now: Instant) {
+    fn set_timer(&mut self, now: Instant) {
+        let next = self.held.peek().map(|Reverse(held)| held.due);
+        if next == self.timer_due {
+            return;
+        }
         // Zero would disarm the timer. Setting it also clears its readable state.
-        let next = self.held.peek().map(|Reverse(held)| held.due.saturating_duration_since(now));
-        let wait = next.map_or(Duration::ZERO, |wait| wait.max(Duration::from_nanos(1)));
+        let wait = next.map(|due| due.saturating_duration_since(now));
+        let wait = wait.map_or(Duration::ZERO, |wait| wait.max(Duration::from_nanos(1)));
         let value = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
         let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
-        if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once) {
-            tracing::warn!("fault injection timer: {error}");
+        match timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once) {
+            Ok(_) => self.timer_due = next,
+            Err(error) => tracing::warn!("fault injection timer: {error}"),
         }
     }
 
@@ -147,6 +155,9 @@ mod tests {
             delayed.release(&mut requests, |_| StorageOperation::Read);
         }
         assert_eq!(requests, [7]);
+        let mut events = [rustix::event::PollFd::new(&delayed.either, rustix::event::PollFlags::IN)];
+        let ready = rustix::event::poll(&mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        assert_eq!(ready, Ok(0), "nothing else is due");
     }
 
     #[test]
