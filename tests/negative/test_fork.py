@@ -1,6 +1,7 @@
 """Fork, signals and the dynamic linker's lock against the interposed functions of the C library: no child and no handler hangs.
 
-The program, fork_load.c, prints the stack of a child that hangs. `make fork` runs its 2,000 forks, this test fewer.
+The program fork_load.c prints the stack of a child that hangs. fork_allocate.c looks at memory whose addresses were those of
+registered memory. `make fork` runs 2,000 forks and 4,000 allocations, this test fewer.
 """
 
 import os
@@ -16,8 +17,10 @@ INTERPOSED = ROOT / "crates" / "ibverbs" / "interposed.txt"
 
 class Fork(NegativeTest):
     def check(self, mode, argument, *options, timeout_s=120):
-        command = [str(PROGRAMS / "fork_load"), mode, str(argument)]
-        command = procs.under_terrace(command, *options, addr=fresh_address())
+        self.run_program("fork_load", mode, str(argument), options=options, timeout_s=timeout_s)
+
+    def run_program(self, name, *arguments, options, timeout_s):
+        command = procs.under_terrace([str(PROGRAMS / name), *arguments], *options, addr=fresh_address())
         outcome = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
         self.assertEqual(outcome.returncode, 0, outcome.stdout + outcome.stderr)
 
@@ -43,6 +46,12 @@ class Fork(NegativeTest):
 
     def test_a_child_of_vfork_resets_its_own_signals(self):
         self.check("vfork", 1)
+
+    def test_blocks_at_the_addresses_of_registered_ones(self):
+        for allocator in ("malloc", "mmap"):
+            with self.subTest(allocator):
+                arguments = (str(2 * FORKS), allocator)
+                self.run_program("fork_allocate", *arguments, options=("--dram", "8M"), timeout_s=60 + FORKS)
 
     def test_a_first_call_while_the_dynamic_linker_waits_for_it(self):
         self.check("constructor", LIBRARY)

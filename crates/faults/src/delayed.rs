@@ -69,7 +69,15 @@ impl<R> Delayed<R> {
         for source in [device, timer.as_fd()] {
             epoll::add(&either, source, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
-        Ok(Delayed { faults, held: BinaryHeap::new(), held_so_far: 0, failed: Vec::new(), timer, timer_due: None, either })
+        Ok(Delayed {
+            faults,
+            held: BinaryHeap::new(),
+            held_so_far: 0,
+            failed: Vec::new(),
+            timer,
+            timer_due: None,
+            either,
+        })
     }
 
     /// Takes all of `requests`, asks the plan for the fate of each, and replaces them by those that are due for the device.

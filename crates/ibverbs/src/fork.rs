@@ -20,6 +20,8 @@
 //! read: once per process (`once.rs`, `ONCE`) | the lock is held |
 //! | a paged mapping is added or removed (`paged/table.rs`, `TABLE`) | the lock is held; the child forgets the
 //! pager with all of its locks and threads |
+//! | memory that has moved to a swap file is unmapped or changed, by the C library's allocator, too (`vm/src/changes.rs`) |
+//! the fork waits for changes under way, ten seconds at most, and the child forgets them |
 //! | a file becomes a region (`files.rs`, `FILES`) | the lock is held; the child forgets the files, their windows and
 //! threads, and its keys of such regions name nothing |
 //! | the shared NIC is opened or closed (`nic.rs`, `SHARED`) | the lock is held; the child forgets the NIC |
@@ -79,7 +81,7 @@ use crate::log::write_line;
 use crate::once::once;
 use crate::paged::{self, ForkHold};
 use crate::rdma_cm::service;
-use crate::shim::{real, tree};
+use crate::shim::{mappings, real, tree};
 use crate::{device_list, nic, xrcd};
 
 /// `IBV_FORK_ENABLED`: children do not inherit registered memory.
@@ -111,6 +113,7 @@ static ON_LOAD: extern "C" fn() = on_load;
 
 extern "C" fn on_load() {
     real::find_all();
+    mappings::find_allocator();
     device_list::initialize();
     // An allocator that is not the C library's installs fork hooks when it is first used. Its hooks have to be
     // installed before this library's hooks, which allocate. `black_box` keeps the compiler from removing the

@@ -16,6 +16,7 @@
 //! | `swap_space`, `swap_file` | the directory of swap files; a file without a name |
 //! | `swapped` | a range of memory that is a mapping of a swap file, and its way back |
 //! | [`discard`](discard()) | what the program gives up of it |
+//! | `changes` | the program's changes of mappings, and when this crate permits none |
 //! | `known_files` | the swap files, as the kernel lists their mappings |
 //! | `moving` | private memory moves into a file, while other threads of the process use it |
 //! | `guard` | threads that touch a range wait: `userfaultfd` |
@@ -32,6 +33,7 @@
 #![warn(missing_docs)]
 
 mod backing_store;
+mod changes;
 mod discard;
 mod eviction_area;
 mod guard;
@@ -50,6 +52,7 @@ mod sys;
 pub mod userfault;
 
 pub use backing_store::{BackingStore, Completion, FileStore, PageBytes, Transfer, TransferError};
+pub use changes::{Change, forget_changes_in_child};
 pub use discard::{discard, has_swapped};
 pub use eviction_area::{BATCH_PAGES, EvictionArea, Task};
 pub use refusal::{Refusal, SwapError};

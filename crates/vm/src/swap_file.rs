@@ -70,7 +70,7 @@ impl SwapFile {
     }
 
     /// Whether a mapping is a shared one of this file.
-    pub(crate) fn is_behind(&self, mapping: &Mapping) -> bool {
+    pub(crate) fn is_behind(&self, mapping: &Mapping<&[u8]>) -> bool {
         mapping.is_shared() && mapping.is_of_same_file(&self.listed)
     }
 

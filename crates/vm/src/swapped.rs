@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use terrace_hostmem::HostRange;
 
+use crate::changes;
 use crate::maps::{self, FileId};
 use crate::swap_file::SwapFile;
 use crate::sys::{self, Sharing};
@@ -77,11 +78,13 @@ impl Swapped {
     /// threads at all times, it has the same bytes. What is not stored to from then on stays in the file, which is closed
     /// when memory is moved for the second time after the program has unmapped all of it.
     ///
-    /// A mapping that another thread unmaps in the very instant, and maps other memory in its place, would be replaced:
-    /// no system call asks for both. So each is looked up again just before.
+    /// Changes of mappings ([`Change`](crate::Change)) wait meanwhile. One that is not announced, as those within the C library,
+    /// may unmap a mapping between the look at the list and the system call: what is mapped in its place by then is lost.
+    ///
+    /// The caller blocks all signals.
     ///
     /// # Errors
-    /// The system's. The memory then stays a mapping that children do not inherit, or in part.
+    /// The system's; `TIMEDOUT` if a change does not end. The memory then stays a mapping that children do not inherit, or in part.
     pub fn end(self) -> io::Result<()> {
         let ended = self.map_private();
         ENDED
@@ -92,21 +95,23 @@ impl Swapped {
     }
 
     fn map_private(&self) -> io::Result<()> {
-        for mapping in maps::list(maps::EVERYTHING)?.iter().filter(|mapping| self.file.is_behind(mapping)) {
-            if maps::at(mapping.range().addr)?.as_ref() != Some(mapping) {
-                continue;
+        let _exclusion = changes::exclude()?;
+        let mut outcome = Ok(());
+        maps::each_overlap(maps::EVERYTHING, |mapping| {
+            if self.file.is_behind(&mapping) {
+                // SAFETY: a mapping of the same part of the same file, which has all that was stored until now.
+                outcome = unsafe {
+                    sys::map_file(
+                        mapping.range(),
+                        self.file.as_fd(),
+                        mapping.offset(),
+                        mapping.rights(),
+                        Sharing::Private,
+                    )
+                };
             }
-            // SAFETY: a mapping of the same part of the same file, which has all that was stored until now.
-            unsafe {
-                sys::map_file(
-                    mapping.range(),
-                    self.file.as_fd(),
-                    mapping.offset(),
-                    mapping.rights(),
-                    Sharing::Private,
-                )
-            }?;
-        }
-        Ok(())
+            outcome.is_ok()
+        })?;
+        outcome
     }
 }

@@ -20,6 +20,27 @@ fn check(result: libc::c_long) -> io::Result<u64> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result as u64) }
 }
 
+/// For a mapping wherever the kernel has room.
+const ANYWHERE: u64 = 0;
+
+/// `mmap(2)`. Its arguments have types: of a literal, only 32 bits of a register or of the stack would be defined.
+///
+/// # Safety
+/// As for the system call: what is mapped at these addresses is replaced with `MAP_FIXED`.
+unsafe fn map(
+    addr: u64,
+    len: u64,
+    rights: libc::c_int,
+    flags: libc::c_int,
+    file: Option<BorrowedFd<'_>>,
+    offset: u64,
+) -> io::Result<u64> {
+    let (rights, flags) = (libc::c_long::from(rights), libc::c_long::from(flags));
+    let descriptor = libc::c_long::from(file.map_or(-1, |file| file.as_raw_fd()));
+    // SAFETY: the caller's.
+    check(unsafe { libc::syscall(libc::SYS_mmap, addr, len, rights, flags, descriptor, offset) })
+}
+
 /// Puts a mapping of a part of a file, with these rights, in the place of what is mapped at a range. Atomic: another
 /// thread finds the one or the other.
 ///
@@ -37,18 +58,7 @@ pub(crate) unsafe fn map_file(
         Sharing::Private => libc::MAP_PRIVATE | libc::MAP_NORESERVE,
     };
     // SAFETY: the caller's.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_mmap,
-            range.addr,
-            range.len,
-            rights,
-            kind | libc::MAP_FIXED,
-            file.as_raw_fd(),
-            offset,
-        )
-    };
-    check(result).map(|_| ())
+    unsafe { map(range.addr, range.len, rights, kind | libc::MAP_FIXED, Some(file), offset) }.map(|_| ())
 }
 
 /// Maps memory without a file, which reads as zeros, in the place of what is mapped at a range.
@@ -58,26 +68,20 @@ pub(crate) unsafe fn map_file(
 pub(crate) unsafe fn map_zeros(range: HostRange, rights: libc::c_int) -> io::Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // SAFETY: the caller's.
-    check(unsafe { libc::syscall(libc::SYS_mmap, range.addr, range.len, rights, flags, -1, 0) }).map(|_| ())
+    unsafe { map(range.addr, range.len, rights, flags, None, 0) }.map(|_| ())
 }
 
 /// Maps the first bytes of a file, shared, wherever the kernel has room.
 pub(crate) fn map_shared(file: BorrowedFd<'_>, len: u64) -> io::Result<u64> {
     let rights = libc::PROT_READ | libc::PROT_WRITE;
-    // The whole register counts: a literal would have 32 bits.
-    let (anywhere, start) = (0u64, 0u64);
     // SAFETY: a new mapping.
-    check(unsafe {
-        libc::syscall(libc::SYS_mmap, anywhere, len, rights, libc::MAP_SHARED, file.as_raw_fd(), start)
-    })
+    unsafe { map(ANYWHERE, len, rights, libc::MAP_SHARED, Some(file), 0) }
 }
 
 /// How the kernel lists a mapping of a file.
 pub(crate) fn list_mapping_of(file: BorrowedFd<'_>) -> io::Result<Mapping> {
-    let (descriptor, kind) = (file.as_raw_fd(), libc::MAP_SHARED);
-    // SAFETY: a new mapping, wherever the kernel has room, that nobody can access.
-    let addr =
-        check(unsafe { libc::syscall(libc::SYS_mmap, 0, PAGE_BYTES, libc::PROT_NONE, kind, descriptor, 0) })?;
+    // SAFETY: a new mapping that nobody can access.
+    let addr = unsafe { map(ANYWHERE, PAGE_BYTES, libc::PROT_NONE, libc::MAP_SHARED, Some(file), 0) }?;
     let found = maps::at(addr);
     // SAFETY: the mapping from above.
     unsafe { unmap(HostRange { addr, len: PAGE_BYTES }) };
@@ -94,8 +98,8 @@ impl Scratch {
     pub(crate) fn new(len: u64) -> io::Result<Scratch> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
         let rights = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping, wherever the kernel has room.
-        let addr = check(unsafe { libc::syscall(libc::SYS_mmap, 0, len, rights, flags, -1, 0) })?;
+        // SAFETY: a new mapping.
+        let addr = unsafe { map(ANYWHERE, len, rights, flags, None, 0) }?;
         Ok(Scratch(HostRange { addr, len }))
     }
 
@@ -115,8 +119,8 @@ impl Drop for Scratch {
 /// Reserves addresses.
 pub(crate) fn reserve(len: u64) -> io::Result<u64> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping, wherever the kernel has room.
-    check(unsafe { libc::syscall(libc::SYS_mmap, 0, len, libc::PROT_NONE, flags, -1, 0) })
+    // SAFETY: a new mapping.
+    unsafe { map(ANYWHERE, len, libc::PROT_NONE, flags, None, 0) }
 }
 
 /// Moves the pages of a range to other addresses, over what is mapped there. With `is_kept`, the range stays mapped, and
@@ -127,7 +131,7 @@ pub(crate) fn reserve(len: u64) -> io::Result<u64> {
 /// pages at their old ones wait until they are back, or find the same bytes there.
 pub(crate) unsafe fn move_pages(range: HostRange, to: u64, is_kept: bool) -> io::Result<()> {
     let kept = if is_kept { libc::MREMAP_DONTUNMAP } else { 0 };
-    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | kept;
+    let flags = libc::c_long::from(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | kept);
     // SAFETY: the caller's.
     check(unsafe { libc::syscall(libc::SYS_mremap, range.addr, range.len, range.len, flags, to) }).map(|_| ())
 }

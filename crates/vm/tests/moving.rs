@@ -11,7 +11,9 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use terrace_hostmem::{HostRange, PAGE_BYTES};
-use terrace_vm::{BACKED_MIN_BYTES, Refusal, SwapError, SwapSpace, Swapped, discard, has_swapped, maps};
+use terrace_vm::{
+    BACKED_MIN_BYTES, Change, Refusal, SwapError, SwapSpace, Swapped, discard, has_swapped, maps,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -169,6 +171,46 @@ fn children_do_not_share_the_memory() {
         memory.word(5).load(Ordering::Relaxed) as i32
     });
     assert_eq!((libc::WEXITSTATUS(status), memory.word(5).load(Ordering::Relaxed)), (9, 1));
+}
+
+/// Another thread maps other memory in the place of page after page, as a program does that has deregistered them.
+#[test]
+fn what_is_mapped_while_memory_becomes_private_again_stays() {
+    let directory = directory();
+    for round in 0..20 {
+        let memory = Memory::new(4 * MIB);
+        let pages = memory.pages();
+        (0..pages).for_each(|page| memory.word(page).store(page + 1, Ordering::Relaxed));
+        let swapped = back(&memory, directory.path());
+        let mapped = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for page in 0..pages / 2 {
+                    let _change = Change::begin();
+                    map_anew(HostRange { addr: memory.0.addr + page * PAGE_BYTES, len: PAGE_BYTES });
+                    memory.word(page).store(u64::MAX, Ordering::Relaxed);
+                    mapped.store(page, Ordering::Relaxed);
+                }
+            });
+            while mapped.load(Ordering::Relaxed) < round * 20 {}
+            swapped.end().expect("mapped");
+        });
+        for page in 0..pages {
+            let wanted = if page < pages / 2 { u64::MAX } else { page + 1 };
+            assert_eq!(memory.word(page).load(Ordering::Relaxed), wanted, "page {page}, round {round}");
+        }
+        assert!(!has_swapped(memory.0), "all of it is private, round {round}");
+    }
+}
+
+/// Maps memory without a file in the place of what is mapped at a range.
+fn map_anew(range: HostRange) {
+    let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: memory of this process, whose bytes nobody needs.
+    let result = unsafe {
+        libc::mmap(range.addr as *mut _, range.len as usize, rights, flags | libc::MAP_FIXED, -1, 0)
+    };
+    assert_ne!(result, libc::MAP_FAILED);
 }
 
 #[test]

@@ -71,6 +71,7 @@ static void close_if_open(int fd)
 #define CALL(type, ...) ((type)function)(__VA_ARGS__)
 #define CALLER(name) static void name(any_function function, const struct place *at)
 #define UNUSED (void)at
+#define BLOCK (1 << 20) /* has a mapping of its own */
 
 typedef int (*open_t)(const char *, int, ...);
 typedef int (*openat_t)(int, const char *, int, ...);
@@ -252,6 +253,21 @@ CALLER(call_mremap)
     void *moved = CALL(void *(*)(void *, size_t, size_t, int, ...), raw_page(), PAGE, 2 * PAGE, MREMAP_MAYMOVE);
     syscall(SYS_munmap, moved, 2 * PAGE);
 }
+CALLER(call_free)
+{
+    UNUSED;
+    CALL(void (*)(void *), malloc(BLOCK));
+}
+CALLER(call_realloc)
+{
+    UNUSED;
+    free(CALL(void *(*)(void *, size_t), malloc(BLOCK), 2 * BLOCK));
+}
+CALLER(call_reallocarray)
+{
+    UNUSED;
+    free(CALL(void *(*)(void *, size_t, size_t), malloc(BLOCK), 2, BLOCK));
+}
 static void ignore(int number)
 {
     (void)number;
@@ -313,6 +329,7 @@ static const struct entry {
     {"faccessat", call_faccessat, true},
     {"fopen", call_fopen, false},
     {"fopen64", call_fopen, false},
+    {"free", call_free, false},
     {"fstat", call_fstat, true},
     {"fstat64", call_fstat, true},
     {"fstatat", call_fstatat, true},
@@ -337,6 +354,8 @@ static const struct entry {
     {"pthread_sigmask", call_mask, true},
     {"readlink", call_readlink, true},
     {"readlinkat", call_readlinkat, true},
+    {"realloc", call_realloc, false},
+    {"reallocarray", call_reallocarray, false},
     {"realpath", call_realpath, false},
     {"scandir", call_scandir, false},
     {"scandir64", call_scandir, false},

@@ -406,8 +406,8 @@ impl Table {
         match add_swapped(files, &swapped) {
             Ok((run, region)) => Ok(Ok(self.add_mapping(run, region, Some(swapped)))),
             Err(refusal) => {
-                let ended =
-                    swapped.end().map_err(|source| Refusal::System { attempt: "map the swap file", source });
+                let ended = without_signals(|| swapped.end());
+                let ended = ended.map_err(|source| Refusal::System { attempt: "map the swap file", source });
                 Ok(Err(ended.err().unwrap_or(refusal)))
             }
         }
@@ -565,7 +565,7 @@ impl PagedMapping {
         }
         self.listed.remove();
         if let Some(swapped) = self.swapped.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            if let Err(error) = swapped.end() {
+            if let Err(error) = without_signals(|| swapped.end()) {
                 tracing::warn!(
                     %error, addr = format_args!("{:#x}", self.run.range.addr),
                     "memory that was registered stays a mapping of its swap file, which forked children do not inherit"
@@ -627,5 +627,6 @@ impl ForkHold {
         }
         std::mem::forget(std::mem::take(&mut *self.table));
         ranges::clear();
+        terrace_vm::forget_changes_in_child();
     }
 }

@@ -2,15 +2,19 @@
 //! notified before the program changes one.
 //!
 //! These functions execute the system calls themselves instead of looking up the C library's functions: allocators call
-//! them before a lookup is possible.
+//! them before a lookup is possible. The C library's own allocator maps and unmaps large blocks by system calls that nothing
+//! interposes, so its functions that unmap them are interposed, too.
 
 use std::ffi::{c_int, c_long, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{off_t, off64_t, size_t};
 use terrace_hostmem::{HostRange, PAGE_BYTES};
+use terrace_vm::Change;
 
 use crate::errno::{ENOMEM, Errno, minus_one};
 use crate::paged;
+use crate::shim::real::{call_real, functions};
 
 fn range(addr: *const c_void, len: size_t) -> HostRange {
     HostRange { addr: addr as u64, len: len as u64 }
@@ -23,6 +27,7 @@ fn range(addr: *const c_void, len: size_t) -> HostRange {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(addr: *mut c_void, len: size_t) -> c_int {
     paged::before_change(range(addr, len));
+    let _change = Change::begin();
     // SAFETY: the caller's.
     unsafe { libc::syscall(libc::SYS_munmap, addr, len) as c_int }
 }
@@ -34,6 +39,7 @@ pub unsafe extern "C" fn munmap(addr: *mut c_void, len: size_t) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: size_t, protection: c_int) -> c_int {
     paged::before_change(range(addr, len));
+    let _change = Change::begin();
     // SAFETY: the caller's.
     unsafe { libc::syscall(libc::SYS_mprotect, addr, len, c_long::from(protection)) as c_int }
 }
@@ -47,6 +53,7 @@ pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: size_t, protection: c_
 pub unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, advice: c_int) -> c_int {
     match advice {
         libc::MADV_DONTNEED | libc::MADV_FREE => {
+            let _change = Change::begin();
             // SAFETY: the caller's.
             let discarded = unsafe { terrace_vm::discard(range(addr, len), advice) };
             minus_one(discarded.map_err(|error| error.raw_os_error().map_or(ENOMEM, Errno)))
@@ -74,6 +81,7 @@ pub unsafe extern "C" fn mremap(
     if flags & libc::MREMAP_FIXED != 0 {
         paged::before_change(range(new, new_len));
     }
+    let _change = Change::begin();
     // SAFETY: the caller's.
     let result = unsafe { libc::syscall(libc::SYS_mremap, old, old_len, new_len, c_long::from(flags), new) };
     let kept = old_len.next_multiple_of(PAGE_BYTES as usize);
@@ -101,9 +109,11 @@ pub unsafe extern "C" fn mmap64(
     fd: c_int,
     offset: off64_t,
 ) -> *mut c_void {
-    if flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE == 0 {
+    let is_over_others = flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE == 0;
+    if is_over_others {
         paged::before_change(range(addr, len));
     }
+    let _change = is_over_others.then(Change::begin);
     let (protection, flags, fd) = (c_long::from(protection), c_long::from(flags), c_long::from(fd));
     // SAFETY: the caller's.
     unsafe { libc::syscall(libc::SYS_mmap, addr, len, protection, flags, fd, offset) as *mut c_void }
@@ -124,4 +134,88 @@ pub unsafe extern "C" fn mmap(
 ) -> *mut c_void {
     // SAFETY: the caller's.
     unsafe { mmap64(addr, len, protection, flags, fd, offset) }
+}
+
+/// Whether the next `free` is that of the C library, and not of an allocator with blocks of another layout.
+static IS_OF_C_LIBRARY: AtomicBool = AtomicBool::new(false);
+
+/// Finds out which allocator the program has, when the library is loaded.
+pub fn find_allocator() {
+    let next = functions::free.address();
+    IS_OF_C_LIBRARY.store(!next.is_null() && next == functions::__libc_free.address(), Ordering::Relaxed);
+}
+
+/// Begins the change that the end of a block is, if it has a mapping of its own. The C library takes no lock while it unmaps
+/// one, or moves one to another place.
+///
+/// # Safety
+/// It is null, or a block of the next allocator.
+unsafe fn begin_end_of(block: *const c_void) -> Option<Change> {
+    /// `IS_MMAPPED` of the C library's malloc, in the size in front of a block.
+    const IS_MAPPED: usize = 2;
+    if block.is_null() || !IS_OF_C_LIBRARY.load(Ordering::Relaxed) {
+        return None;
+    }
+    // SAFETY: the size in front of a block of the C library.
+    let size = unsafe { block.cast::<usize>().sub(1).read() };
+    if size & IS_MAPPED != 0 { Change::begin() } else { None }
+}
+
+/// `free(3)`.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free(block: *mut c_void) {
+    // SAFETY: the caller's.
+    let _change = unsafe { begin_end_of(block) };
+    call_real!(free: fn(*mut c_void) -> (), block)
+}
+
+/// `realloc(3)`.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn realloc(block: *mut c_void, len: size_t) -> *mut c_void {
+    // SAFETY: the caller's.
+    let _change = unsafe { begin_end_of(block) };
+    call_real!(realloc: fn(*mut c_void, size_t) -> *mut c_void, block, len)
+}
+
+/// `reallocarray(3)`.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn reallocarray(block: *mut c_void, count: size_t, len: size_t) -> *mut c_void {
+    // SAFETY: the caller's.
+    let _change = unsafe { begin_end_of(block) };
+    call_real!(reallocarray: fn(*mut c_void, size_t, size_t) -> *mut c_void, block, count, len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The program's `free` is the one above, here, too.
+    #[test]
+    fn the_end_of_a_large_block_is_a_change_while_there_is_a_swap_file() {
+        const LEN: usize = 4 << 20;
+        // SAFETY: takes a length.
+        let (small, large) = unsafe { (libc::malloc(100), libc::malloc(LEN)) };
+        // SAFETY: null, and blocks of the C library.
+        let begun = |block: *mut c_void| unsafe { begin_end_of(block) }.is_some();
+        assert!(!begun(large), "no memory has moved");
+        let space = terrace_vm::SwapSpace::open("/var/tmp".as_ref()).expect("a disk");
+        let swapped = space.back(range(large, LEN), |_| false).expect("moved");
+        assert!(begun(large) && !begun(small) && !begun(std::ptr::null_mut()));
+        swapped.end().expect("private");
+        // SAFETY: blocks that nobody uses any more.
+        unsafe {
+            let large = libc::realloc(large, 2 * LEN);
+            libc::free(large);
+            libc::free(small);
+        }
+    }
 }

@@ -63,10 +63,10 @@ macro_rules! functions {
 }
 
 functions! {
-    __fxstat __fxstat64 __fxstatat __fxstatat64 __lxstat __lxstat64 __open64_2 __open_2 __openat64_2 __openat_2
+    __fxstat __fxstat64 __fxstatat __fxstatat64 __libc_free __lxstat __lxstat64 __open64_2 __open_2 __openat64_2 __openat_2
     __readlink_chk __readlinkat_chk __realpath_chk __sysv_signal __xstat __xstat64 access connect eaccess euidaccess faccessat
-    fopen fopen64 fstat fstat64 fstatat fstatat64 getxattr lgetxattr listxattr llistxattr lstat lstat64 open open64 openat
-    openat64 opendir pthread_sigmask readlink readlinkat realpath scandir scandir64 send sendmsg sendto sigaction signal sigprocmask socket stat stat64
+    fopen fopen64 free fstat fstat64 fstatat fstatat64 getxattr lgetxattr listxattr llistxattr lstat lstat64 open open64 openat
+    openat64 opendir pthread_sigmask readlink readlinkat realloc reallocarray realpath scandir scandir64 send sendmsg sendto sigaction signal sigprocmask socket stat stat64
     statx
 }
 
@@ -80,7 +80,7 @@ pub fn find_all() {
 
 /// The result of a missing function, besides ENOSYS.
 pub trait Failure {
-    /// -1 or null.
+    /// -1, null or nothing.
     fn failure() -> Self;
 }
 
@@ -94,6 +94,10 @@ impl Failure for isize {
     fn failure() -> isize {
         -1
     }
+}
+
+impl Failure for () {
+    fn failure() {}
 }
 
 impl<T> Failure for *mut T {

@@ -1,0 +1,104 @@
+//! The program's changes of mappings, and the instants in which this crate puts a mapping in the place of one that it has
+//! found in the kernel's list. No system call does both, and other memory may be there by then: the one excludes the other.
+//!
+//! Beginning a change neither allocates nor takes a lock, because allocators change mappings with their locks held.
+
+use std::io;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::thread::sched_yield;
+
+use crate::known_files;
+
+/// Changes that are under way.
+static UNDER_WAY: AtomicU64 = AtomicU64::new(0);
+
+/// The process that permits no change; 0 for none. A child that was forked at that time has another identifier.
+static EXCLUDED_BY: AtomicI32 = AtomicI32::new(0);
+
+/// How long [`exclude`] waits. A change takes as long as the kernel takes to unmap pages, some seconds for a terabyte.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// A change of the process's mappings, until this is dropped.
+#[derive(Debug)]
+pub struct Change(());
+
+impl Change {
+    /// Begins a change: `munmap(2)`, `mremap(2)`, `mprotect(2)`, `mmap(2)` over other mappings, or [`discard`](crate::discard()).
+    /// Waits while ranges of swap files become private. `None` where the process has no swap file. The caller does not fork
+    /// before the change ends.
+    #[inline]
+    pub fn begin() -> Option<Change> {
+        known_files::is_any().then(Change::count)
+    }
+
+    #[cold]
+    fn count() -> Change {
+        loop {
+            UNDER_WAY.fetch_add(1, Ordering::SeqCst);
+            let change = Change(());
+            if !is_excluded() {
+                return change;
+            }
+            drop(change);
+            while is_excluded() {
+                sched_yield();
+            }
+        }
+    }
+}
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        UNDER_WAY.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn is_excluded() -> bool {
+    let by = EXCLUDED_BY.load(Ordering::SeqCst);
+    by != 0 && by == process()
+}
+
+fn process() -> i32 {
+    // SAFETY: takes nothing. Made directly: some C libraries remember it across `clone`.
+    unsafe { libc::syscall(libc::SYS_getpid) as i32 }
+}
+
+/// Held while changes are excluded.
+static EXCLUDING: Mutex<()> = Mutex::new(());
+
+/// Permits no change until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Exclusion(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
+
+/// Waits for the changes under way, and has new ones wait. The caller neither allocates nor takes a lock until it drops the
+/// exclusion, and blocks all signals: a handler's change would wait for ever.
+///
+/// # Errors
+/// `TIMEDOUT` after ten seconds: a thread has ended in the middle of a change.
+pub(crate) fn exclude() -> io::Result<Exclusion> {
+    let exclusion = Exclusion(EXCLUDING.lock().unwrap_or_else(PoisonError::into_inner));
+    EXCLUDED_BY.store(process(), Ordering::SeqCst);
+    let begin = Instant::now();
+    while UNDER_WAY.load(Ordering::SeqCst) != 0 {
+        if begin.elapsed() > WAIT_MAX {
+            return Err(Errno::TIMEDOUT.into());
+        }
+        sched_yield();
+    }
+    Ok(exclusion)
+}
+
+impl Drop for Exclusion {
+    fn drop(&mut self) {
+        EXCLUDED_BY.store(0, Ordering::SeqCst);
+    }
+}
+
+/// Forgets the changes of other threads, in a forked child, which does not have them.
+pub fn forget_changes_in_child() {
+    UNDER_WAY.store(0, Ordering::SeqCst);
+}
