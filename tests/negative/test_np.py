@@ -252,6 +252,37 @@ class SlowStorage(unittest.TestCase):
         self.assertEqual(self.client.status("q", 20), RETRY_EXC_ERR)
 
 
+class SlowNetwork(unittest.TestCase):
+    """A round trip takes half a second, and the client has one READ in flight at a time."""
+
+    READ_COUNT = 24
+
+    def test_what_is_held_for_a_request_stays_held_while_earlier_ones_take_longer_than_the_limit(self):
+        directory = self.enterContext(tempfile.TemporaryDirectory(dir="/var/tmp"))
+        plan = pathlib.Path(directory) / "slow.toml"
+        plan.write_text("delay_us_min = 500000\ndelay_us_max = 500000\n")
+        udp = ("--path", "udp", "--nic", "commodity")
+        server = Endpoint("127.0.3.13", *udp, "--dram", DRAM, "--swap", directory, "--fault-plan", plan)
+        client = Endpoint("127.0.3.14", *udp)
+        for end in (server, client):
+            self.addCleanup(end.stop)
+            end("open")
+        remote = server.mr("region", "anon", REGION)
+        server.mr("in", "anon", PAGE)
+        client.mr("buffer", "anon", MIB)
+        client("fill", "buffer", 0, PAGE, SEED)
+        connect(client, "q", server, "q", timeout=18, rd_atomic=1)
+        server("recv", "q", 1, "in", 0, 64)
+        for number in range(self.READ_COUNT):
+            client("post", "q", "read", number, "buffer", (number + 1) * PAGE, 8, remote["addr"] + MIB, remote["rkey"])
+        # The server holds its page from here on. It goes behind the READs, in 12 s.
+        client("post", "q", "write_imm", self.READ_COUNT, "buffer", 0, PAGE, remote["addr"], remote["rkey"], "imm=5")
+        completions = client.poll("q", self.READ_COUNT + 1, 30)
+        self.assertEqual(completions, [(number, SUCCESS) for number in range(self.READ_COUNT + 1)], server.error_output())
+        self.assertEqual(server.poll("q", 1, 10), [(1, SUCCESS)])
+        self.assertEqual(server("check", "region", 0, PAGE, SEED, "from=0")["differ"], 0)
+
+
 class StoppedAtTheStart(unittest.TestCase):
     """The server is stopped before the client's first request, for longer than the client waits for an answer to its datagrams."""
 

@@ -11,6 +11,7 @@
 //! | the setup of the control queue pair | `advance_link` in `setup` |
 //! | what the initiator asks for | `act` in `outgoing` |
 //! | whether a silent peer's device runs | `take_proof` in `setup` |
+//! | whether the peer's requests go on | `note_peer_progress` |
 //! | what the target asks for | `act_for_peer` |
 //! | keys that the peer asks to forget | `confirm_forgotten` in `messages` |
 //! | a peer that has not answered for long | `probe` in `setup` |
@@ -40,6 +41,8 @@ pub(crate) struct State {
     pub control: Option<ControlQp>,
     pub keys: Keys,
     pub holds: Holds,
+    /// The PSN that the queue pair expected when it was last looked at. It changes with each request of the peer.
+    expected_psn: u32,
     /// READs of what the peer has lent, by the ids of its requests.
     pub fetching: HashMap<u64, Move>,
     pub regions: Regions,
@@ -69,6 +72,7 @@ impl State {
             control: None,
             keys: Keys::default(),
             holds: Holds::default(),
+            expected_psn: 0,
             fetching: HashMap::new(),
             regions: Regions::default(),
             forgetting: Vec::new(),
@@ -116,6 +120,7 @@ impl State {
         self.advance_link(session, qp, now);
         self.act(session, qp, now);
         self.take_proof(session, qp, now);
+        self.note_peer_progress(qp, now);
         self.act_for_peer(session, qp, now);
         self.confirm_forgotten();
         self.probe(now);
@@ -164,6 +169,16 @@ impl State {
         let forgets = self.regions.forgets.deadline();
         let deadlines = [initiator, self.target.deadline(), self.link.deadline(), self.probe_at, forgets];
         session.set_deadline(deadlines.into_iter().flatten().min());
+    }
+
+    /// Notes whether the peer's requests go on, if it has memory held for some of them.
+    fn note_peer_progress(&mut self, qp: &Arc<QueuePair>, now: Time) {
+        if self.target.is_holding() {
+            let expected_psn = qp.query().rq_psn;
+            if std::mem::replace(&mut self.expected_psn, expected_psn) != expected_psn {
+                self.target.note_progress(now);
+            }
+        }
     }
 
     /// Executes the target's actions.

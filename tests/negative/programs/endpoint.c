@@ -557,7 +557,7 @@ static void command_connect(void)
         .ah_attr = {.is_global = 1,
                     .port_num = ENV_PORT,
                     .grh = {.dgid = gid_of(word(2)), .sgid_index = (uint8_t)option("gid", 0), .hop_limit = 64}},
-        .max_rd_atomic = 16,
+        .max_rd_atomic = (uint8_t)option("rd_atomic", 16),
         .max_dest_rd_atomic = 16,
         .min_rnr_timer = 1,
         .port_num = ENV_PORT,

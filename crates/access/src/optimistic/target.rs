@@ -70,10 +70,11 @@ pub struct TargetConfig {
     pub call_count_max: u32,
     /// The most bytes of one transfer. A peer that asks for more is disconnected.
     pub move_bytes_max: u32,
-    /// How long a peer may have a range held, or a transfer with its memory may take, in nanoseconds. A peer that does not
-    /// release the range, or does not let a transfer end, is disconnected: the pages could not leave memory, and if they
-    /// did, its WRITE would vanish. A peer has the range of a WRITE with immediate held while earlier messages of its
-    /// queue pair, and then the immediate, wait for receives: so this limits how long receives may be missing.
+    /// How long a peer may have a range held while its queue pair makes no progress ([`Target::note_progress`]), or a
+    /// transfer with its memory may take, in nanoseconds. A peer that does not release the range, or does not let a transfer
+    /// end, is disconnected: the pages could not leave memory, and if they did, its WRITE would vanish. A peer has the
+    /// range of a WRITE with immediate held while earlier messages of its queue pair, and then the immediate, wait for
+    /// receives: so this limits how long receives may be missing.
     pub hold_ns_max: u64,
 }
 
@@ -127,7 +128,7 @@ enum Job {
     Atomic(Atomic),
     /// Not ready yet.
     Hold,
-    /// Held since the time.
+    /// Held; the peer's queue pair has made no progress since the time.
     Held(Time),
 }
 
@@ -313,6 +314,21 @@ impl Target {
                 self.answer(id, body);
             }
         }
+    }
+
+    /// Takes that the peer's requests on its queue pair go on: those for the ranges that it has held come behind earlier ones,
+    /// which may take long.
+    pub fn note_progress(&mut self, now: Time) {
+        for job in self.jobs.values_mut() {
+            if let Job::Held(since) = job {
+                *since = now;
+            }
+        }
+    }
+
+    /// Whether a peer has a range held.
+    pub fn is_holding(&self) -> bool {
+        self.jobs.values().any(|job| matches!(job, Job::Held(_)))
     }
 
     /// Ends what a peer had held. A peer that gives up a request before it is ready gets no answer.

@@ -216,6 +216,19 @@ fn a_peer_that_holds_a_range_for_too_long_is_disconnected() {
 }
 
 #[test]
+fn a_peer_may_hold_a_range_for_as_long_as_its_requests_go_on() {
+    let mut harness = Harness::new(Ok(Held::Now));
+    harness.take(1, hold());
+    harness.check_answer(1, done(Status::Ok));
+    for now in [900, 1800, 2700].map(Time) {
+        assert_eq!(harness.target.poll_action(now), None);
+        harness.target.note_progress(now);
+    }
+    assert_eq!(harness.target.poll_action(Time(3699)), None);
+    assert_eq!(harness.target.poll_action(Time(3700)), Some(TargetAction::Break));
+}
+
+#[test]
 fn a_peer_that_sends_too_much_is_disconnected() {
     let mut harness = Harness::new(Ok(Held::Later));
     for id in 0..4 {
