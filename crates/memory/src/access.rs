@@ -72,7 +72,7 @@ pub enum Side {
     Remote,
 }
 
-/// What a peer's READ gets where a region's memory is absent.
+/// What a peer's READ gets where a region's memory is absent, and what its WRITEs and atomics find there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Absence {
     /// The data, once the region's pager has brought it.
@@ -80,6 +80,9 @@ pub enum Absence {
     Wait,
     /// The region's signature page, at once: the peer knows it and requests the data in another way.
     Magic,
+    /// `NotReady`, also in regions that neither wait nor refuse ([`RegionPolicy::Commodity`](crate::RegionPolicy::Commodity)):
+    /// the accessor has had the memory brought, and other memory is in its place now.
+    Refuse,
 }
 
 /// The origin of an access: the queue pair, its protection domain, and the side that it acts for.
@@ -91,7 +94,7 @@ pub struct Accessor {
     pub qpn: u32,
     /// Local or remote.
     pub side: Side,
-    /// What a remote accessor gets for absent memory. Local accesses fault the memory in.
+    /// What a remote accessor finds in place of absent memory. Local accesses fault the memory in.
     pub absence: Absence,
 }
 

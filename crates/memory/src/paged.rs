@@ -55,7 +55,7 @@ pub(crate) fn write(
         return local_copies(pager.translation())?.write_now(host, data);
     }
     let part = HostRange { addr: host, len: data.len() as u64 };
-    pager.translation().write(host, data).unwrap_or_else(|| match pattern_for_all(entry) {
+    pager.translation().write(host, data).unwrap_or_else(|| match pattern_for_all(entry, who) {
         Some(_) => write_present(pager.translation(), host, data),
         None => Err(refuse(entry, pager, part)),
     })
@@ -67,11 +67,17 @@ fn local_copies(translation: &dyn Translation) -> Result<&dyn LocalCopies, Acces
 }
 
 /// Performs an atomic operation on memory that is present, and counts it.
-pub(crate) fn atomic(entry: &Entry, pager: &dyn Pager, host: u64, op: AtomicOp) -> Result<u64, AccessError> {
+pub(crate) fn atomic(
+    entry: &Entry,
+    pager: &dyn Pager,
+    who: Accessor,
+    host: u64,
+    op: AtomicOp,
+) -> Result<u64, AccessError> {
     let part = HostRange { addr: host, len: 8 };
     let result = pager.translation().atomic(host, op);
     pager.translation().count(part, result.is_some());
-    result.unwrap_or_else(|| match pattern_for_all(entry) {
+    result.unwrap_or_else(|| match pattern_for_all(entry, who) {
         Some(pattern) if !pager.translation().is_present(part) => {
             let mut before = [0; 8];
             fill(&mut before, pattern, host - pager.translation().range().addr);
@@ -85,12 +91,13 @@ pub(crate) fn atomic(entry: &Entry, pager: &dyn Pager, host: u64, op: AtomicOp) 
 /// The signature page, if this peer gets it for absent bytes instead of waiting for them.
 fn pattern_for(entry: &Entry, who: Accessor) -> Option<&Pattern> {
     let wanted = who.absence == Absence::Magic && entry.policy == RegionPolicy::Wait && !entry.is_by_offset;
-    pattern_for_all(entry).or_else(|| entry.pattern.as_ref().filter(|_| wanted))
+    pattern_for_all(entry, who).or_else(|| entry.pattern.as_ref().filter(|_| wanted))
 }
 
-/// The signature page, if every peer gets it for absent bytes. Offsets in a file have no pages that could be absent.
-fn pattern_for_all(entry: &Entry) -> Option<&Pattern> {
-    entry.pattern.as_ref().filter(|_| entry.policy == RegionPolicy::Commodity && !entry.is_by_offset)
+/// The signature page, if peers get it for absent bytes, and this one does not refuse it. Offsets in a file have no pages that could be absent.
+fn pattern_for_all(entry: &Entry, who: Accessor) -> Option<&Pattern> {
+    let is_mapped = entry.policy == RegionPolicy::Commodity && who.absence != Absence::Refuse;
+    entry.pattern.as_ref().filter(|_| is_mapped && !entry.is_by_offset)
 }
 
 /// Copies unit by unit, with the signature page in place of absent ones.
@@ -239,7 +246,7 @@ impl Registry {
         let is_hit = pager.translation().is_present(part);
         let is_answered = match need {
             AccessNeed::Read => pattern_for(&entry, who).is_some(),
-            _ => pattern_for_all(&entry).is_some(),
+            _ => pattern_for_all(&entry, who).is_some(),
         };
         if !is_hit && is_answered {
             // The peer requests again, by other means, what was absent, and is counted then.

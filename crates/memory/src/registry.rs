@@ -492,7 +492,7 @@ impl Registry {
         let entry = self.slot(key)?.pin();
         let host = locate_atomic(&entry, key, who, va, op)?;
         if let Some(pager) = entry.pager_for(who) {
-            return paged::atomic(&entry, &**pager, host, op);
+            return paged::atomic(&entry, &**pager, who, host, op);
         }
         // SAFETY: the program registered these bytes for the device to change, the pin keeps them registered, and the
         // address is aligned.

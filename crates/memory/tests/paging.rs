@@ -174,6 +174,13 @@ fn a_commodity_region_neither_waits_nor_refuses() {
     let signature = u64::from_ne_bytes(*pattern.first_chunk().unwrap());
     assert_eq!(paged.add(0), Ok(signature));
     assert_eq!(paged.add(FRINGE), Ok(0x0909_0909_0909_0909));
+    // An accessor that has had the memory brought finds other memory in its place.
+    let (refuse, not_ready) = (peer().with_absence(Absence::Refuse), Err(AccessError::NotReady));
+    let add = AtomicOp::FetchAdd { add: 1 };
+    assert_eq!(paged.read(refuse, FRINGE - 8, 16).map(drop), not_ready);
+    assert_eq!(paged.registry.write(refuse, paged.key, va + FRINGE as u64 - 8, &[7; 16]), not_ready);
+    assert_eq!(paged.registry.atomic(refuse, paged.key, va, add).map(drop), not_ready);
+    assert_eq!(paged.registry.atomic(refuse, paged.key, va + FRINGE as u64, add), Ok(0x0909_0909_0909_090a));
     assert_eq!(paged.pager.counts(), (0, 0), "the pager is not asked");
     assert!(paged.pager.admit(0));
     let before: Vec<u8> = (FRINGE - 8..FRINGE).map(byte).collect();

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use terrace_hostmem::{AtomicOp, HostRange};
-use terrace_memory::{AccessError, AccessNeed, Accessor, Pager};
+use terrace_memory::{Absence, AccessError, AccessNeed, Accessor, Pager};
 use terrace_transport::{QpState, Sge};
 
 use crate::device::Device;
@@ -54,8 +54,9 @@ fn flag(need: AccessNeed) -> u32 {
 }
 
 impl QueuePair {
+    /// For memory that is held: when its region has changed meanwhile, absent memory may be in its place.
     fn peer(&self) -> Accessor {
-        Accessor::remote(self.pd().handle(), self.qpn())
+        Accessor::remote(self.pd().handle(), self.qpn()).with_absence(Absence::Refuse)
     }
 
     /// The pager of the memory that the peer names by this key. `None` if all of it is in memory.
@@ -114,7 +115,7 @@ impl QueuePair {
     /// Reads for the peer.
     ///
     /// # Errors
-    /// Those of the key; `Fault` if the memory is gone.
+    /// Those of the key; `Fault` if the memory is gone; `NotReady` if it is absent.
     pub fn read_for_peer(&self, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), AccessError> {
         self.device().memory.read(self.peer(), rkey, va, out)
     }
