@@ -91,8 +91,13 @@ impl DeferredAccess {
                 let mut data = vec![0; range.len as usize];
                 file.read_waiting(range, &mut data).map(|()| data)
             }
-            Task::Write(data) => file.write_waiting(range.addr, &data).map(|()| Vec::new()),
-            Task::Atomic(op) => file.atomic_waiting(range.addr, op).map(|before| before.to_ne_bytes().into()),
+            Task::Write(data) => {
+                file.write_waiting(range.addr, &data, &transfer.cancellation).map(|()| Vec::new())
+            }
+            Task::Atomic(op) => {
+                let before = file.atomic_waiting(range.addr, op, &transfer.cancellation);
+                before.map(|before| before.to_ne_bytes().into())
+            }
             Task::Flush => file.sync().map(|()| Vec::new()),
             Task::Commit(offset) => file.sync().map(|()| offset.to_ne_bytes().into()),
         };
@@ -108,33 +113,55 @@ impl DeferredAccess {
     }
 }
 
+/// Whether a change is cancelled.
+#[derive(Debug, Default)]
+pub struct Cancellation {
+    /// Locked while the bytes are changed.
+    is_cancelled: Mutex<bool>,
+}
+
+impl Cancellation {
+    /// Changes bytes by `act`, unless the change is cancelled. Returns none then.
+    pub fn unless_cancelled<R>(&self, act: impl FnOnce() -> R) -> Option<R> {
+        let is_cancelled = self.is_cancelled.lock();
+        (!*is_cancelled).then(act)
+    }
+}
+
 /// The result of an access, once it has ended.
 #[derive(Debug, Default)]
-pub struct FileTransfer(Mutex<Option<Result<Vec<u8>, AccessError>>>);
+pub struct FileTransfer {
+    result: Mutex<Option<Result<Vec<u8>, AccessError>>>,
+    cancellation: Cancellation,
+}
 
 impl FileTransfer {
     /// A transfer that has ended already.
     pub fn ended(data: Vec<u8>) -> FileTransfer {
-        FileTransfer(Mutex::new(Some(Ok(data))))
+        FileTransfer { result: Mutex::new(Some(Ok(data))), ..FileTransfer::default() }
     }
 
     fn finish(&self, result: Result<Vec<u8>, AccessError>) {
-        *self.0.lock() = Some(result);
+        *self.result.lock() = Some(result);
     }
 }
 
 impl Transfer for FileTransfer {
     fn outcome(&self) -> Option<Result<(), AccessError>> {
-        let result = self.0.lock();
+        let result = self.result.lock();
         result.as_ref().map(|result| result.as_ref().map(drop).map_err(|error| *error))
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
-        let result = self.0.lock();
+        let result = self.result.lock();
         let data = result.as_ref().ok_or(AccessError::NotReady)?.as_ref().map_err(|error| *error)?;
         let start = usize::try_from(offset).map_err(|_| AccessError::OutOfRange)?;
         let part = data.get(start..).and_then(|data| data.get(..out.len()));
         out.copy_from_slice(part.ok_or(AccessError::OutOfRange)?);
         Ok(())
+    }
+
+    fn cancel(&self) {
+        *self.cancellation.is_cancelled.lock() = true;
     }
 }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
 use terrace_memory::{AccessError, LocalCopies, Pager, PeerTables, SharedFile, Transfer, Translation, Waker};
 
-use crate::job::{DeferredAccess, FileTransfer, InFlight, Task};
+use crate::job::{Cancellation, DeferredAccess, FileTransfer, InFlight, Task};
 use crate::open_file::{Direction, FILE_BYTES_MAX, OpenFile};
 use crate::workers::Job;
 
@@ -202,7 +202,9 @@ impl LocalCopies for FileRegion {
     }
 
     fn write_now(&self, addr: u64, data: &[u8]) -> Result<(), AccessError> {
-        self.file.write(addr, data).unwrap_or_else(|| self.file.write_waiting(addr, data))
+        self.file
+            .write(addr, data)
+            .unwrap_or_else(|| self.file.write_waiting(addr, data, &Cancellation::default()))
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use common::{DIRECTORIES, TestFile, append, atomic, finish, open, read, read_locally, region, write};
 use terrace_files::{FileExtent, Files, FilesConfig, LayoutError, OpenError};
 use terrace_hostmem::{AtomicOp, HostRange};
-use terrace_memory::{AccessError, Pager, Translation};
+use terrace_memory::{AccessError, Pager, Translation, Waker};
 
 fn files() -> Files {
     Files::new(&FilesConfig::default())
@@ -374,6 +374,31 @@ fn deferred_accesses_that_overlap_keep_their_order() {
         assert_eq!(read(&region, round * 4096 + 9, 2), Ok(vec![99, 19]));
     }
     region.wait_idle();
+}
+
+#[test]
+fn a_cancelled_change_is_not_carried_out() {
+    let files = Files::new(&FilesConfig { windows_max: 10, workers_max: 1, ..FilesConfig::default() });
+    let file = TestFile::new("/var/tmp", 1 << 20);
+    let region = region(&files, &file.file);
+    let (go_on, until_then) = std::sync::mpsc::channel();
+    let until_then = std::sync::Mutex::new(until_then);
+    // The only worker waits at the end of its first access.
+    let occupied: Waker = Arc::new(move || until_then.lock().expect("one thread").recv().expect("a message"));
+    let first = Pager::write(&*region, 0, &[1; 8], &occupied).expect("room");
+    let (waker, _woken) = common::waker();
+    let write = Pager::write(&*region, 4096, &[2; 8], &waker).expect("room");
+    let add = Pager::atomic(&*region, 8192, AtomicOp::FetchAdd { add: 3 }, &waker).expect("room");
+    let kept = Pager::atomic(&*region, 8192, AtomicOp::FetchAdd { add: 4 }, &waker).expect("room");
+    write.cancel();
+    add.cancel();
+    go_on.send(()).expect("a worker");
+    region.wait_idle();
+    let outcomes = [first, write, add, kept].map(|change| change.outcome());
+    let cancelled = Some(Err(AccessError::Fault));
+    assert_eq!(outcomes, [Some(Ok(())), cancelled, cancelled, Some(Ok(()))]);
+    assert_eq!(read(&region, 4096, 8), Ok(vec![0; 8]));
+    assert_eq!(read(&region, 8192, 8), Ok(4_u64.to_ne_bytes().to_vec()));
 }
 
 #[test]

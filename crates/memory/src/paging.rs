@@ -44,8 +44,8 @@ pub trait Transfer: Send + Sync + Debug {
     /// The outcome's; `OutOfRange` beyond the requested range.
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError>;
 
-    /// Cancels a change of the program's memory: when this returns, what has not been carried out of it never is. What has been
-    /// stays. Changes of other memory, and of files, go on.
+    /// Cancels a change of the program's memory, or of a file: when this returns, what has not been carried out of it never is.
+    /// What has been stays. Changes of other memory, and appended records, go on.
     fn cancel(&self) {}
 }
 

@@ -6,6 +6,7 @@ use terrace_hostmem::{AtomicOp, HostRange, fault};
 use terrace_memory::AccessError;
 
 use super::{Kind, OpenFile};
+use crate::job::Cancellation;
 use crate::sys::{Handle, Mapping, coarse_ms};
 
 /// Bytes of an aligned part that a deferred write has read at a time.
@@ -32,16 +33,23 @@ impl OpenFile {
     /// Writes to a range, and waits for the disk.
     ///
     /// # Errors
-    /// `OutOfRange` beyond the end; `Permission` if the file is not open for writing; `NoSpace`; `Device`.
-    pub fn write_waiting(self: &Arc<OpenFile>, addr: u64, data: &[u8]) -> Result<(), AccessError> {
+    /// `OutOfRange` beyond the end; `Permission` if the file is not open for writing; `NoSpace`; `Device`; `Fault` if it is
+    /// cancelled.
+    pub fn write_waiting(
+        self: &Arc<OpenFile>,
+        addr: u64,
+        data: &[u8],
+        cancellation: &Cancellation,
+    ) -> Result<(), AccessError> {
         let part = HostRange { addr, len: data.len() as u64 };
         // SAFETY: the mapping lives while `act` runs, and no Rust reference to it exists.
-        let written = self.change_waiting(part, |addr| unsafe { fault::copy_to(addr, data) });
+        let written = self.change_waiting(part, cancellation, |addr| unsafe { fault::copy_to(addr, data) });
         match written {
             // A file system without shared mappings. If somebody makes the file shorter at this moment, the write makes
             // it longer again, as any program's write would.
             Err(Unmapped::NotMappable(handle)) => {
-                handle.write_all(addr, data).map_err(|(_, error)| self.error_of(&error))
+                let written = cancellation.unless_cancelled(|| handle.write_all(addr, data));
+                written.ok_or(AccessError::Fault)?.map_err(|(_, error)| self.error_of(&error))
             }
             Err(Unmapped::Failed(error)) => Err(error),
             Ok(()) => Ok(()),
@@ -52,10 +60,15 @@ impl OpenFile {
     ///
     /// # Errors
     /// As for [`OpenFile::write_waiting`]; `Device`, too, if the file cannot be mapped.
-    pub fn atomic_waiting(self: &Arc<OpenFile>, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
+    pub fn atomic_waiting(
+        self: &Arc<OpenFile>,
+        addr: u64,
+        op: AtomicOp,
+        cancellation: &Cancellation,
+    ) -> Result<u64, AccessError> {
+        let part = HostRange { addr, len: 8 };
         // SAFETY: as for a write; the mapping begins at a page.
-        let changed =
-            self.change_waiting(HostRange { addr, len: 8 }, |addr| unsafe { fault::atomic(addr, op) });
+        let changed = self.change_waiting(part, cancellation, |addr| unsafe { fault::atomic(addr, op) });
         changed.map_err(|error| match error {
             Unmapped::NotMappable(_) => AccessError::Device,
             Unmapped::Failed(error) => error,
@@ -66,6 +79,7 @@ impl OpenFile {
     fn change_waiting<R>(
         self: &Arc<OpenFile>,
         part: HostRange,
+        cancellation: &Cancellation,
         act: impl FnOnce(u64) -> Result<R, fault::Fault>,
     ) -> Result<R, Unmapped> {
         let _changes = self.rest().changes.read();
@@ -83,7 +97,8 @@ impl OpenFile {
         else {
             return Err(Unmapped::NotMappable(handle));
         };
-        act(mapping.addr() + (part.addr - start)).map_err(|fault::Fault| {
+        let changed = cancellation.unless_cancelled(|| act(mapping.addr() + (part.addr - start)));
+        changed.ok_or(Unmapped::Failed(AccessError::Fault))?.map_err(|fault::Fault| {
             let is_there = self.read_len(&handle, coarse_ms()) >= end;
             Unmapped::Failed(if is_there { AccessError::NoSpace } else { AccessError::OutOfRange })
         })
