@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from harness import hugepages, procs  # noqa: E402, F401
 from harness.endpoint import (  # noqa: E402, F401
-    ALL, ERR, LOC_LEN_ERR, LOC_PROT_ERR, LOCAL_WRITE, ON_DEMAND, PROGRAM, REM_ACCESS_ERR, REM_INV_REQ_ERR,
+    ALL, ERR, LOC_LEN_ERR, LOC_PROT_ERR, LOCAL_WRITE, MW_BIND, ON_DEMAND, PROGRAM, REM_ACCESS_ERR, REM_INV_REQ_ERR,
     REM_OP_ERR, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, RETRY_EXC_ERR, RNR_RETRY_EXC_ERR, RTS, SUCCESS, TERRACE,
     WR_FLUSH_ERR, Endpoint, connect)
 

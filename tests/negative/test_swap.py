@@ -11,7 +11,8 @@ import tempfile
 import time
 import unittest
 
-from support import ALL, ON_DEMAND, REM_ACCESS_ERR, REM_OP_ERR, SUCCESS, TERRACE, NegativeTest, connect, fresh_address
+from support import (ALL, LOCAL_WRITE, MW_BIND, ON_DEMAND, REM_ACCESS_ERR, REM_OP_ERR, SUCCESS, TERRACE, NegativeTest, connect,
+                     fresh_address)
 from test_paged import BYTES, MIB, OWN_FAILURE, PAGE, PROT_READ, USAGE, Limited, Paged
 
 
@@ -348,21 +349,34 @@ class SlowDisk(Private):
     def start(self, address=None, *options, **keywords):
         return super().start(address, *options, *(self.plan if options else ()), **keywords)
 
-    def expect_no_write_behind(self, *control):
-        """A peer WRITEs to a page that is not in memory. When a control operation has returned, the program's bytes stay."""
+    def write_to_absent_page(self, by_window=False):
+        """A peer WRITEs to a page that is not in memory, which is being read. Returns the key that the WRITE has."""
         self.server("map", "plain", "anon", 4 * MIB)
         self.server("fill", "plain", 0, 4 * MIB, 9)
-        region = self.server("submr", "r", "plain", 0, 4 * MIB, ALL)
+        region = self.server("submr", "r", "plain", 0, 4 * MIB, ALL | MW_BIND)
+        rkey = region["rkey"]
+        if by_window:
+            self.server("mw", "w")
+            rkey = self.server("bind", "q", 1, "w", "r", 0, 4 * MIB, ALL & ~LOCAL_WRITE)["rkey"]
+            self.assertEqual(self.server.status("q"), SUCCESS)
         self.server("pageout", "plain", 0, 4 * MIB)
         memory = lambda: self.server.stat()["memory"]
         self.eventually(lambda: memory()["resident_bytes"] < MIB, "pages leave")
         self.client("fill", "m", 0, PAGE, 1)
-        self.client("post", "q", "write", 1, "m", 0, PAGE, region["addr"], region["rkey"])
+        self.client("post", "q", "write", 1, "m", 0, PAGE, region["addr"], rkey)
         self.eventually(lambda: memory()["io_in_flight"] > 0, "the page is read")
-        self.server(*control)
+        return rkey
+
+    def expect_no_write(self):
+        """The page's read ends, and the program's bytes stay."""
         self.server("fill", "plain", 0, PAGE, 2)
-        self.eventually(lambda: memory()["io_in_flight"] == 0, "the page has been read")
+        self.eventually(lambda: self.server.stat()["memory"]["io_in_flight"] == 0, "the page has been read")
         self.expect_here("plain", 0, PAGE, 2)
+
+    def expect_no_write_behind(self, *control):
+        self.write_to_absent_page()
+        self.server(*control)
+        self.expect_no_write()
 
     def test_no_write_comes_behind_a_deregistration(self):
         self.expect_no_write_behind("dereg", "r")
@@ -375,6 +389,28 @@ class SlowDisk(Private):
 
     def test_no_write_comes_behind_the_error_state(self):
         self.expect_no_write_behind("error", "q")
+
+    def test_no_write_comes_behind_the_end_of_its_window(self):
+        self.write_to_absent_page(by_window=True)
+        self.server("dealloc", "w")
+        self.expect_no_write()
+        self.assertEqual(self.client.status("q"), REM_OP_ERR)
+
+    def test_no_write_comes_behind_the_invalidation_of_its_window(self):
+        self.write_to_absent_page(by_window=True)
+        self.server("invalidate", "q", 2, "w")
+        self.assertEqual(self.server.status("q"), SUCCESS)
+        self.expect_no_write()
+        self.assertEqual(self.client.status("q"), REM_OP_ERR)
+
+    def test_a_write_comes_before_the_invalidation_that_its_peer_sends_behind_it(self):
+        rkey = self.write_to_absent_page(by_window=True)
+        self.server.mr("in", "anon", PAGE)
+        self.server("recv", "q", 2, "in", 0, 64)
+        self.client("post", "q", "send_inv", 2, "m", 0, 8, 0, 0, f"inv={rkey}")
+        self.assertEqual(self.client.poll("q", 2), [(1, SUCCESS), (2, SUCCESS)])
+        self.assertEqual(self.server.status("q"), SUCCESS)
+        self.expect_here("plain", 0, PAGE, 1)
 
 
 class Budget(Limited):

@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicU32;
 use terrace_hostmem::HostRange;
 
 use crate::access::{Access, AccessError, AccessNeed, Accessor, Side};
-use crate::paging::{Pager, Pattern, RegionPolicy};
+use crate::changes::PendingChanges;
+use crate::paging::{Pager, Pattern, RegionPolicy, Transfer};
 
 /// Makes a region's bytes durable, where `msync` on the mapping will not do.
 ///
@@ -59,6 +60,8 @@ pub(crate) struct Entry {
     pub(crate) region: u32,
     /// Regions: how many windows are bound to it. Changed while the region is pinned, or by a window that is bound.
     pub(crate) windows: AtomicU32,
+    /// Windows: changes through it that pagers have not carried out yet.
+    pub(crate) changes: Option<Box<PendingChanges>>,
     /// Makes the bytes durable, where the default does not.
     pub(crate) flush: Option<Arc<dyn FlushHook>>,
     /// The signature page for absent bytes.
@@ -88,6 +91,7 @@ impl Entry {
             pager: None,
             region: 0,
             windows: AtomicU32::new(0),
+            changes: None,
             flush: None,
             pattern: None,
             policy: RegionPolicy::Wait,
@@ -99,6 +103,13 @@ impl Entry {
     /// Whether this is a window of either type.
     pub(crate) fn is_window(&self) -> bool {
         matches!(self.kind, Kind::WindowType1 | Kind::WindowType2)
+    }
+
+    /// Takes what a pager is going to change.
+    pub(crate) fn note_change(&self, change: &Arc<dyn Transfer>) {
+        if let Some(changes) = &self.changes {
+            changes.add(change);
+        }
     }
 
     /// Takes the range and all that depends on it away from a window.

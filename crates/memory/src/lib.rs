@@ -18,6 +18,7 @@
 //! | `translation` | where the bytes of such regions are |
 //! | `whole_range` | the translation of a region that is absent or present as a whole |
 //! | `paged` | the data path of such regions |
+//! | `changes` | changes that pagers have not carried out yet |
 //! | `append` | records at the end of regions that grow |
 //! | `flush` | making bytes visible or durable; prefetching |
 //! | `entry` | the content of a slot and the checks on it |
@@ -35,6 +36,7 @@
 
 mod access;
 mod append;
+mod changes;
 mod entry;
 mod flush;
 mod local;
@@ -52,6 +54,7 @@ mod window;
 mod zeros;
 
 pub use access::{Absence, Access, AccessError, AccessNeed, Accessor, RegisterError, Side};
+pub use changes::PendingChanges;
 pub use entry::FlushHook;
 pub use flush::{Advice, FlushScope, make_dirty, sync_mapping};
 pub use local::{Local, LocalPiece};

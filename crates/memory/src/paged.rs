@@ -302,7 +302,9 @@ impl Registry {
         let addr = entry.locate(tag_of(key), who, AccessNeed::Write, va, data.len() as u64)?;
         let pager = entry.pager_for(who).ok_or(AccessError::Retry)?;
         let absent = write_around(pager.translation(), addr, data)?;
-        pager.write(addr + absent.start as u64, &data[absent], waker)
+        let change = pager.write(addr + absent.start as u64, &data[absent], waker)?;
+        entry.note_change(&change);
+        Ok(change)
     }
 
     /// Has the pager perform an atomic operation. The waker is called as for [`Registry::fetch`].
@@ -319,7 +321,9 @@ impl Registry {
     ) -> Result<Arc<dyn Transfer>, AccessError> {
         let entry = self.slot(key)?.pin();
         let addr = locate_atomic(&entry, key, who, va, op)?;
-        entry.pager_for(who).ok_or(AccessError::Retry)?.atomic(addr, op, waker)
+        let change = entry.pager_for(who).ok_or(AccessError::Retry)?.atomic(addr, op, waker)?;
+        entry.note_change(&change);
+        Ok(change)
     }
 
     /// Has the pager make a range durable, where [`Registry::flush`] has answered `NotReady`. The waker is called as

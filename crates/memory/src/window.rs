@@ -4,7 +4,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::access::{Access, AccessError, Accessor, RegisterError};
+use crate::access::{Access, AccessError, Accessor, RegisterError, Side};
 use crate::entry::{Entry, Kind};
 use crate::pin::Closed;
 use crate::registry::Registry;
@@ -95,10 +95,12 @@ impl Registry {
             WindowKind::Type2 => Kind::WindowType2,
         };
         entry.pd = pd;
+        entry.changes = Some(Box::default());
         Ok(key)
     }
 
-    /// Ends a window, bound or not. When this returns, no access through it is still running.
+    /// Ends a window, bound or not. When this returns, no access through it is still running, and pagers change nothing any more
+    /// that was requested through it.
     ///
     /// # Errors
     /// `UnknownKey` when the key (low 8 bits aside, which binds change) names no window.
@@ -176,7 +178,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Takes a closed window off its region, if it is bound.
+    /// Takes a closed window off its region, if it is bound, and cancels what pagers were to change through it.
     fn unbind(&self, window: &mut Closed<'_, Entry>) {
         if !window.bound {
             return;
@@ -185,12 +187,14 @@ impl Registry {
         if let Some(slot) = self.table.slot_of(window.region) {
             slot.pin().windows.fetch_sub(1, Ordering::Relaxed);
         }
+        window.changes.iter().for_each(|changes| changes.cancel());
         window.unbind();
     }
 
     /// Invalidates a key: a work request of the queue pair, or its peer's SEND with invalidate. Only
     /// type 2 windows can be invalidated. When this returns, no access through the window is still running. A window
-    /// that is not bound stays so, which is no error.
+    /// that is not bound stays so, which is no error. What pagers are to change through the window is cancelled by a work request of the queue
+    /// pair. It goes on behind a SEND: that of a responder completes when earlier changes have ended.
     ///
     /// # Errors
     /// `UnknownKey` when the key is not the current one of a window; `Permission` for a region or a type 1 window;
@@ -200,6 +204,9 @@ impl Registry {
         let slot = self.table.slot_of(key).ok_or(AccessError::UnknownKey)?;
         let mut entry = slot.close();
         check_invalidate(&entry, who, key)?;
+        if who.side == Side::Remote {
+            entry.changes.iter().for_each(|changes| changes.forget());
+        }
         self.unbind(&mut entry);
         Ok(())
     }

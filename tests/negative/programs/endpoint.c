@@ -35,6 +35,7 @@
  *                                                   OP: send, send_imm, send_inv, write, write_imm, read, add, cas
  *     mw NAME                                       allocates a memory window of type 2
  *     bind NAME ID MW MR OFFSET BYTES ACCESS        binds it to a part of a region, which changes its key
+ *     invalidate NAME ID MW, dealloc MW             ends its use, or the window
  *     poll NAME COUNT SECONDS                       returns completions: ID:STATUS:OPCODE:BYTES:FLAGS:IMMEDIATE:SOURCE
  *     arm NAME, wait NAME SECONDS                   requests a completion event, or waits for one
  *     stream NAME MR REMOTE RKEY [span=N]           starts a thread that writes and reads back at full speed, always at
@@ -679,6 +680,21 @@ static void command_bind(void)
     printf("ok rkey=%u\n", window->mw->rkey);
 }
 
+static void command_invalidate(void)
+{
+    struct ibv_send_wr wr = {.wr_id = number(2), .opcode = IBV_WR_LOCAL_INV, .invalidate_rkey = window_named(3)->mw->rkey}, *bad;
+    answer_code(ibv_post_send(connection_named(1)->qp, &wr, &bad));
+}
+
+static void command_dealloc(void)
+{
+    struct window *window = window_named(1);
+    int code = ibv_dealloc_mw(window->mw);
+    if (code == 0)
+        window->name[0] = '\0';
+    answer_code(code);
+}
+
 static void command_poll(void)
 {
     struct ibv_cq *cq = connection_named(1)->cq;
@@ -879,6 +895,7 @@ static const struct command {
     {"fork", command_fork},       {"reap", command_reap},       {"submr", command_submr},         {"rereg", command_rereg},
     {"close", command_close},     {"lock", command_lock},       {"word", command_word},         {"hex", command_hex},
     {"bytes", command_bytes},     {"mw", command_mw},           {"bind", command_bind},         {"map", command_map},
+    {"invalidate", command_invalidate}, {"dealloc", command_dealloc},
     {"discard", command_discard}, {"replace", command_replace}, {"mapped", command_mapped},
     {"lengthen", command_lengthen}, {"storm", command_storm},   {"move", command_move},
     {"remap", command_remap},

@@ -2,12 +2,11 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use terrace_memory::Waker;
+use terrace_memory::{PendingChanges, Waker};
 use terrace_shm::PrefetchHint;
 use terrace_sync::BiasedMutex;
 use terrace_transport::{Qp, QpCap, QpConfig, QpType};
 
-use super::changes::PendingChanges;
 use super::{NicState, QpCore, QpInit, QueuePair, RxPath};
 use crate::device::Pd;
 use crate::error::Error;

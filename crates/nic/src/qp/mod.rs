@@ -2,19 +2,17 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `changes` | changes of absent memory that the peer has requested |
 //! | `create` | parameters and their checks; a new queue pair |
 //! | `posting` | work requests on their way to the send queue, or to a protocol before it |
 //! | `destroy` | the end of a queue pair |
 
-mod changes;
 mod create;
 mod destroy;
 pub(crate) mod posting;
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use terrace_memory::{Absence, Waker};
+use terrace_memory::{Absence, PendingChanges, Waker};
 use terrace_shm::PrefetchHint;
 use terrace_sync::{BiasedMutex, Guard};
 use terrace_transport::{Qp, QpAttr, QpAttrMask, QpCap, QpCounters, QpState, QpType, SendWr, Wc};
@@ -33,7 +31,6 @@ use crate::srq::{Srq, Xrcd};
 use crate::tx_token::TxToken;
 use crate::use_count::UseCount;
 use crate::work_queue::{EntriesState, WorkQueues};
-use changes::PendingChanges;
 
 /// Parameters of a new queue pair.
 #[derive(Clone)]
@@ -106,6 +103,7 @@ pub struct QueuePair {
     /// Of tables that the peer may READ without the right to READ other regions.
     pub(crate) table_keys: KeySet,
     pub(crate) keys: LastKeys,
+    /// What the peer has requested of pagers.
     pub(crate) changes: PendingChanges,
     /// For accesses to a same-host peer.
     pub(crate) prefetch_hint: PrefetchHint,

@@ -1,13 +1,14 @@
-//! Changes of absent memory that the peer of a queue pair has requested, and that pagers carry out.
+//! Changes of absent memory that peers have requested, and that pagers carry out: those of a queue pair, and those by a memory window.
 
 use std::sync::{Arc, Weak};
 
-use terrace_memory::Transfer;
 use terrace_sync::Mutex;
 
+use crate::paging::Transfer;
+
 /// The changes that may not have ended.
-#[derive(Default)]
-pub(crate) struct PendingChanges(Mutex<Vec<Weak<dyn Transfer>>>);
+#[derive(Debug, Default)]
+pub struct PendingChanges(Mutex<Vec<Weak<dyn Transfer>>>);
 
 impl PendingChanges {
     /// Adds a change, which its pager keeps until it has ended.
@@ -19,10 +20,16 @@ impl PendingChanges {
         changes.push(Arc::downgrade(change));
     }
 
-    /// Cancels all of them, behind the end of the connection: the peer gets no ACK. The caller has no locks.
+    /// Cancels all of them ([`Transfer::cancel`]), behind the end of what permitted them: the peer gets no ACK. The caller has no
+    /// locks of pagers.
     pub fn cancel(&self) {
         let changes = std::mem::take(&mut *self.0.lock());
         changes.iter().filter_map(Weak::upgrade).for_each(|change| change.cancel());
+    }
+
+    /// Forgets all of them: they go on.
+    pub(crate) fn forget(&self) {
+        self.0.lock().clear();
     }
 }
 
