@@ -375,6 +375,10 @@ fn is_final(error: &ExportError) -> bool {
 }
 
 fn fetch_chunk<R: Remote>(file: &OpenFile<R>, fetch: &Fetch) {
+    // A server that does not answer would keep a worker for each chunk that was dropped because of that.
+    if !file.ahead.wants(fetch) {
+        return;
+    }
     let written = match file.inode.dirty.find(&fetch.range) {
         Found::Clean => Ok(()),
         _ => file.inode.dirty.write_all().map(|_| ()),
@@ -530,6 +534,35 @@ mod tests {
         server.is_silent.store(true, Ordering::Relaxed);
         mount.watch_open_files();
         assert_eq!(server.unanswered.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_chunk_that_was_dropped_is_not_asked_for() {
+        let (mount, server, ino) = mount();
+        server.bytes.lock().resize(4 << 20, 1);
+        let file = open(&mount, ino, OFlags::empty());
+        // All workers are busy.
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let ended = Arc::new(Mutex::new(ended));
+        for _ in 0..crate::mount::WORKERS {
+            let ended = ended.clone();
+            mount.workers.submit(move || _ = ended.lock().recv());
+        }
+        while mount.workers.waiting() > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let step: u32 = 128 << 10;
+        for at in [0, 1, 16] {
+            assert_eq!(code(mount.read(file, at * u64::from(step), step)), Ok(vec![1; step as usize]));
+        }
+        assert!(mount.workers.waiting() > 0, "nothing was to be read ahead");
+        server.is_silent.store(true, Ordering::Relaxed);
+        drop(end);
+        while mount.workers.waiting() > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(mount);
+        assert_eq!(server.unanswered.load(Ordering::Relaxed), 0);
     }
 
     #[test]

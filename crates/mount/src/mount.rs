@@ -22,7 +22,7 @@ const DIRTY_BYTES_MAX: usize = 32 << 20;
 /// Bytes are written when they have been dirty for so long.
 const DIRTY_AGE_MAX: Duration = Duration::from_secs(1);
 /// Threads that read ahead and write behind.
-const WORKERS: usize = 4;
+pub(crate) const WORKERS: usize = 4;
 
 /// A mounted export.
 pub(crate) struct Mount<R: Remote> {

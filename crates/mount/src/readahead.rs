@@ -106,6 +106,11 @@ impl ReadAhead {
         Some(filled)
     }
 
+    /// Whether a read is still to be made: its chunk has not been dropped since it was asked for.
+    pub(crate) fn wants(&self, fetch: &Fetch) -> bool {
+        self.state.lock().chunks.iter().any(|chunk| chunk.number == fetch.number)
+    }
+
     /// Delivers what has been read; after an error the chunk and those behind it are dropped, so that readers meet the
     /// error themselves.
     pub(crate) fn complete(&self, fetch: &Fetch, result: Result<Vec<u8>, Errno>, changes: u64) {
