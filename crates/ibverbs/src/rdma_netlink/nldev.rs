@@ -158,7 +158,7 @@ fn system() -> Attributes {
 /// The devices of this host's processes, as far as they answer this user.
 fn snapshots() -> Vec<DeviceSnapshot> {
     let processes = stat::processes().unwrap_or_default();
-    processes.into_iter().filter_map(|pid| stat::fetch(pid).ok()).flatten().collect()
+    stat::fetch_all(&processes).into_iter().filter_map(|(_, answer)| answer.ok()).flatten().collect()
 }
 
 fn objects_in_use(request: &Request) -> Result<Attributes> {
