@@ -1,16 +1,13 @@
 //! Mounting and unmounting.
 
 use std::io;
-use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use fuser::{BackgroundSession, Config, MountOption, Notifier, Session, SessionACL};
-use rustix::fs::{Mode, OFlags};
+use fuser::{Config, MountOption, Notifier, SessionACL};
 use terrace_export::FileId;
 
 use crate::filesystem::Requests;
@@ -21,9 +18,6 @@ use crate::remote::Remote;
 const THREADS: usize = 8;
 /// How often the housekeeping thread looks for old dirty bytes.
 const HOUSEKEEPING: Duration = Duration::from_millis(200);
-
-/// How long unmounting waits for programs to close their files.
-const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// How an export is mounted.
 #[derive(Clone, Debug)]
@@ -45,8 +39,7 @@ pub struct MountConfig {
 /// A mounted export. Dropping it unmounts.
 pub struct Mounted<R: Remote> {
     mount: Arc<Mount<R>>,
-    place: Place,
-    session: Option<BackgroundSession>,
+    session: Option<terrace_fuse::Mounted>,
     has_ended: Arc<AtomicBool>,
     housekeeper: Option<JoinHandle<()>>,
 }
@@ -56,17 +49,10 @@ pub struct Mounted<R: Remote> {
 /// # Errors
 /// The kernel's or fusermount3's: no right, no such directory, no FUSE; a mount point that is no directory.
 pub fn mount<R: Remote>(remote: R, config: &MountConfig) -> io::Result<Mounted<R>> {
-    detach_dead(&config.mount_point);
-    let path = config.mount_point.canonicalize()?;
-    // The kernel would mount a directory there, and then fail all accesses to it.
-    if !path.metadata()?.is_dir() {
-        return Err(io::ErrorKind::NotADirectory.into());
-    }
     let mount = Arc::new(Mount::new(Arc::new(remote), config.root, config.ttl, config.serves_others)?);
-    let session = Session::new(Requests(mount.clone()), &path, &fuse_config(config))?;
+    let requests = Requests(mount.clone());
+    let session = terrace_fuse::Mounted::mount(requests, &config.mount_point, &fuse_config(config))?;
     let notifier = session.notifier();
-    let place = Place { mount_id: mount_id(&path)?, path };
-    let session = session.spawn()?;
     let has_ended = Arc::new(AtomicBool::new(false));
     let housekeeper = {
         let (mount, has_ended) = (mount.clone(), has_ended.clone());
@@ -74,17 +60,11 @@ pub fn mount<R: Remote>(remote: R, config: &MountConfig) -> io::Result<Mounted<R
             .name("mount-changes".into())
             .spawn(move || keep_house(&mount, &notifier, &has_ended))?
     };
-    Ok(Mounted { mount, place, session: Some(session), has_ended, housekeeper: Some(housekeeper) })
+    Ok(Mounted { mount, session: Some(session), has_ended, housekeeper: Some(housekeeper) })
 }
 
 fn fuse_config(config: &MountConfig) -> Config {
-    let mut options = vec![
-        MountOption::FSName(fs_name(&config.source, rustix::process::geteuid().is_root())),
-        // Of its own option, fuser tells the kernel nothing where root mounts: the type would be `fuse`.
-        MountOption::CUSTOM("subtype=terrace".into()),
-        MountOption::NoSuid,
-        MountOption::NoDev,
-    ];
+    let mut options = terrace_fuse::options(&config.source);
     if config.is_read_only {
         options.push(MountOption::RO);
     }
@@ -97,33 +77,6 @@ fn fuse_config(config: &MountConfig) -> Config {
     fuse.n_threads = Some(THREADS);
     fuse.clone_fd = true;
     fuse
-}
-
-/// `fusermount3`, by which users other than root mount, splits its options at commas.
-fn fs_name(source: &str, is_root: bool) -> String {
-    match is_root {
-        true => source.to_owned(),
-        false => source.replace('\\', "\\\\").replace(',', "\\,"),
-    }
-}
-
-/// Detaches a mount whose process was killed, so that the mount point can be used again.
-fn detach_dead(mount_point: &Path) {
-    let Err(error) = mount_point.metadata() else { return };
-    if error.raw_os_error() == Some(fuser::Errno::ENOTCONN.code()) {
-        // If that fails, mounting says why.
-        let _ = detach(mount_point);
-    }
-}
-
-/// Detaches a mount from its mount point, also if files are open: by the command that this user may use.
-fn detach(mount_point: &Path) -> io::Result<()> {
-    let (program, options) = match rustix::process::geteuid().is_root() {
-        true => ("umount", "--lazy"),
-        false => ("fusermount3", "-uz"),
-    };
-    let status = Command::new(program).arg(options).arg("--").arg(mount_point).status()?;
-    if status.success() { Ok(()) } else { Err(io::Error::other(format!("{program} has failed"))) }
 }
 
 /// Applies the server's changes, writes old dirty bytes, and watches files.
@@ -140,7 +93,7 @@ fn keep_house<R: Remote>(mount: &Mount<R>, notifier: &Notifier, has_ended: &Atom
 impl<R: Remote> Mounted<R> {
     /// Whether it has been unmounted from outside, by `umount` or `fusermount3 -u`.
     pub fn is_unmounted(&self) -> bool {
-        self.session.as_ref().is_none_or(|session| session.guard.is_finished())
+        self.session.as_ref().is_none_or(terrace_fuse::Mounted::is_unmounted)
     }
 
     /// Writes everything that is dirty, and unmounts. Files that are still open fail from then on.
@@ -155,7 +108,7 @@ impl<R: Remote> Mounted<R> {
         let Some(session) = self.session.take() else { return Ok(()) };
         // Programs that still have files open are told of errors by closing them.
         let _ = self.mount.write_all();
-        let result = unmount(session, &self.place);
+        let result = session.unmount();
         let written = self.mount.write_all();
         self.has_ended.store(true, Ordering::Release);
         if let Some(housekeeper) = self.housekeeper.take() {
@@ -168,44 +121,6 @@ impl<R: Remote> Mounted<R> {
             io::Error::new(reason.kind(), format!("bytes that programs have written are lost: {reason}"))
         })
     }
-}
-
-/// Unmounts, unless that has been done from outside, and waits for the end of the session, which programs with open files
-/// delay: not longer than [`CLOSE_TIME_MAX`], after which the end of this process closes the session.
-fn unmount(session: BackgroundSession, place: &Place) -> io::Result<()> {
-    if !session.guard.is_finished() && place.is_top() {
-        detach(&place.path)?;
-    }
-    let deadline = Instant::now() + CLOSE_TIME_MAX;
-    while !session.guard.is_finished() && Instant::now() < deadline {
-        thread::sleep(Duration::from_millis(10));
-    }
-    // Dropping it would unmount what is at the mount point by now: fuser 0.18 takes an ended session for a mounted one
-    // (`mnt::is_mounted`).
-    std::mem::forget(session);
-    Ok(())
-}
-
-/// A mount at its mount point.
-struct Place {
-    path: PathBuf,
-    /// The kernel's number of the mount. No other has it as long as this one is in use.
-    mount_id: String,
-}
-
-impl Place {
-    /// Whether accesses to the path reach it: it has neither been detached nor is anything else mounted over it.
-    fn is_top(&self) -> bool {
-        mount_id(&self.path).is_ok_and(|id| id == self.mount_id)
-    }
-}
-
-/// The number of the mount at a path. No request reaches the server, which may be this process.
-fn mount_id(path: &Path) -> io::Result<String> {
-    let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    let facts = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
-    let id = facts.lines().find_map(|line| line.strip_prefix("mnt_id:"));
-    id.map(|id| id.trim().to_owned()).ok_or_else(|| io::ErrorKind::Unsupported.into())
 }
 
 impl<R: Remote> Drop for Mounted<R> {

@@ -1,0 +1,149 @@
+//! File systems that a process of Terrace serves by FUSE: how they come to their mount point, and how they leave it.
+//!
+//! The requests are those of the crate `fuser`; what answers them is the caller's.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fuser::{BackgroundSession, Config, Filesystem, MountOption, Notifier, Session};
+use rustix::fs::{Mode, OFlags};
+
+/// How long unmounting waits for programs to close their files.
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// A file system at its mount point. Dropping it unmounts.
+pub struct Mounted {
+    place: Place,
+    /// Dropping it would unmount what is at the mount point by then: fuser 0.18 takes an ended session for a mounted one
+    /// (`mnt::is_mounted`).
+    session: ManuallyDrop<BackgroundSession>,
+    has_unmounted: bool,
+}
+
+/// Options of the mount: the name of its source in `/proc/mounts`, and neither setuid programs nor devices.
+pub fn options(source: &str) -> Vec<MountOption> {
+    vec![
+        MountOption::FSName(fs_name(source, rustix::process::geteuid().is_root())),
+        // Of its own option, fuser tells the kernel nothing where root mounts: the type would be `fuse`.
+        MountOption::CUSTOM("subtype=terrace".into()),
+        MountOption::NoSuid,
+        MountOption::NoDev,
+    ]
+}
+
+/// `fusermount3`, by which users other than root mount, splits its options at commas.
+fn fs_name(source: &str, is_root: bool) -> String {
+    match is_root {
+        true => source.to_owned(),
+        false => source.replace('\\', "\\\\").replace(',', "\\,"),
+    }
+}
+
+impl Mounted {
+    /// Mounts a file system, and answers its requests on threads of their own. A mount there whose process was killed is
+    /// detached before.
+    ///
+    /// # Errors
+    /// The kernel's or fusermount3's: no right, no such directory, no FUSE; a mount point that is no directory; an error of
+    /// the file system's `init`.
+    pub fn mount<F: Filesystem>(filesystem: F, mount_point: &Path, config: &Config) -> io::Result<Mounted> {
+        detach_dead(mount_point);
+        let path = mount_point.canonicalize()?;
+        // The kernel would mount a directory there, and then fail all accesses to it.
+        if !path.metadata()?.is_dir() {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        let session = Session::new(filesystem, &path, config)?;
+        let place = Place { mount_id: mount_id(&path)?, path };
+        Ok(Mounted { place, session: ManuallyDrop::new(session.spawn()?), has_unmounted: false })
+    }
+
+    /// Tells the kernel that what it has cached is not true any more.
+    pub fn notifier(&self) -> Notifier {
+        self.session.notifier()
+    }
+
+    /// Whether it has been unmounted from outside, by `umount` or `fusermount3 -u`.
+    pub fn is_unmounted(&self) -> bool {
+        self.session.guard.is_finished()
+    }
+
+    /// Unmounts, unless that has been done from outside, and waits for the end of the session, which programs with open files
+    /// delay: not longer than two seconds, after which the end of this process closes the session.
+    ///
+    /// # Errors
+    /// That of the command that unmounts.
+    pub fn unmount(mut self) -> io::Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        if std::mem::replace(&mut self.has_unmounted, true) {
+            return Ok(());
+        }
+        if !self.is_unmounted() && self.place.is_top() {
+            detach(&self.place.path)?;
+        }
+        let deadline = Instant::now() + CLOSE_TIME_MAX;
+        while !self.is_unmounted() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // `unmount` returns the error to those who want it.
+        let _ = self.end();
+    }
+}
+
+/// Detaches a mount whose process was killed, so that the mount point can be used again.
+fn detach_dead(mount_point: &Path) {
+    let Err(error) = mount_point.metadata() else { return };
+    if error.raw_os_error() == Some(fuser::Errno::ENOTCONN.code()) {
+        // If that fails, mounting says why.
+        let _ = detach(mount_point);
+    }
+}
+
+/// Detaches a mount from its mount point, also if files are open: by the command that this user may use.
+fn detach(mount_point: &Path) -> io::Result<()> {
+    let (program, options) = match rustix::process::geteuid().is_root() {
+        true => ("umount", "-l"),
+        false => ("fusermount3", "-uz"),
+    };
+    let status = Command::new(program).arg(options).arg("--").arg(mount_point).status()?;
+    if status.success() { Ok(()) } else { Err(io::Error::other(format!("{program} has failed"))) }
+}
+
+/// A mount at its mount point.
+struct Place {
+    path: PathBuf,
+    /// The kernel's number of the mount. No other has it as long as this one is in use.
+    mount_id: String,
+}
+
+impl Place {
+    /// Whether accesses to the path reach it: it has neither been detached nor is anything else mounted over it.
+    fn is_top(&self) -> bool {
+        mount_id(&self.path).is_ok_and(|id| id == self.mount_id)
+    }
+}
+
+/// The number of the mount at a path. No request reaches the server, which may be this process.
+fn mount_id(path: &Path) -> io::Result<String> {
+    let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let facts = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+    let id = facts.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    id.map(|id| id.trim().to_owned()).ok_or_else(|| io::ErrorKind::Unsupported.into())
+}
