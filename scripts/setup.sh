@@ -287,7 +287,7 @@ install_suite() {
 # modules and initramfs of the machine do not change.
 fetch_kernel() {
     kernel=$root/build/interop/kernel
-    parts="drivers/infiniband drivers/virtio drivers/block/virtio_blk drivers/net/net_failover drivers/net/virtio_net drivers/net/ifb net fs/configfs crypto arch lib"
+    parts="drivers/infiniband drivers/virtio drivers/block/loop drivers/block/virtio_blk drivers/net/net_failover drivers/net/virtio_net drivers/net/ifb net fs/configfs fs/fuse crypto arch lib"
     [ "$(cat "$kernel/complete" 2>/dev/null)" = "$parts" ] && return 0
     echo "setup: unpacking a kernel below build/"
     rm -rf "$kernel"

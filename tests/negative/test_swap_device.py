@@ -63,9 +63,9 @@ class SwapDevice(unittest.TestCase):
         self.directory.chmod(0o777)
         self.socket = self.directory / "swap"
 
-    def start(self, *arguments):
+    def start(self, *arguments, wrapper=()):
         """Starts a command that runs until it is ended. Returns its process after its first line."""
-        process = subprocess.Popen([TERRACE, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        process = subprocess.Popen([*wrapper, TERRACE, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True)
         self.addCleanup(self.kill, process)
         self.assertTrue(process.stdout.readline(), "no first line")

@@ -16,8 +16,8 @@ import docs  # noqa: E402  (scripts/docs.py, which builds the book)
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*/README.md")])
 # Programs of the system. `terrace` commands are parsed by crates/cli/tests/documents.rs.
-FOREIGN = {"apt-get", "curl", "install", "kill", "man", "mount", "podman", "printf", "python3", "rustup", "sha256sum", "ssh-keygen", "sysctl", "systemctl", "tar",
-           "tshark", "mkswap", "nbd-client", "qemu-system-x86_64", "swapon", "build/tools/bin/cargo-nextest", "build/tools/bin/pytest", "environment/bin/pip", "$HOME/terrace/bin/pip"}
+FOREIGN = {"apt-get", "curl", "install", "kill", "losetup", "man", "mkdir", "mount", "podman", "printf", "python3", "rustup", "sha256sum", "ssh-keygen", "sysctl", "systemctl", "tar",
+           "tshark", "mkswap", "nbd-client", "qemu-system-x86_64", "swapoff", "swapon", "umount", "build/tools/bin/cargo-nextest", "build/tools/bin/pytest", "environment/bin/pip", "$HOME/terrace/bin/pip"}
 
 
 def links_of(text):

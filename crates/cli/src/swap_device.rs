@@ -7,18 +7,18 @@ use std::sync::Arc;
 
 use clap::Args;
 use nix::sys::signal::Signal;
-use rustix::mm::{MlockAllFlags, mlockall};
-use rustix::process::{Resource, configure_io_flusher_behavior, getrlimit};
 use terrace_far_memory::{Client, ClientConfig, ConnectError, PAGE_BYTES};
-use terrace_nbd::{ClientQueue, Server, ServerError};
+use terrace_nbd::{ServerError, slot_count};
 use terrace_nic::{PathChoice, PortConfig};
 use terrace_node::{Metrics, ServeError};
 use terrace_pages::size;
 
 use crate::exit::is_usage_of_port;
 use crate::far_memory::resolve;
+use crate::fuse::Obstacle;
 use crate::log::LogOption;
-use crate::{node_states, output, swap_pages, termination, values};
+use crate::swap_front::{Front, Place};
+use crate::{node_states, output, swap_pages, swap_process, termination, values};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -30,16 +30,21 @@ Examples:
   For a guest of QEMU, where it is /dev/vda (mkswap /dev/vda && swapon --discard /dev/vda):
     -blockdev driver=nbd,node-name=swap,server.type=unix,server.path=/run/terrace/swap,discard=unmap
     -device virtio-blk-pci,drive=swap
+  On this kernel, if it has no NBD, as root:
+    terrace swap-device --memory-node 192.0.2.7:7474 --size 8G --mount /run/terrace/disk
+    losetup --find --show --direct-io=on /run/terrace/disk/swap       # prints the name: /dev/loop0
+    mkswap /dev/loop0 && swapon --discard /dev/loop0
 
-Serves the pages of memory nodes (`terrace memory-node`) as a network block device at a unix socket,
-which only this user can connect to. A page takes memory of a node from its first write until it is
-discarded (TRIM, WRITE_ZEROES). What was never written reads as zeros.
+Serves the pages of memory nodes (`terrace memory-node`) as a network block device at a unix socket, or
+as a file, which only this user can use. A page takes memory of a node from its first write until it is
+discarded (TRIM, WRITE_ZEROES; holes of the file). What was never written reads as zeros.
 
 The socket's directory has to exist. `swapon --discard` and `discard=unmap` give the pages back that
 the kernel does not need any more; without them a page stays taken.
 
-The pages end with this process: run swapoff, or end the guest, before it. SIGTERM and SIGINT let
-requests in flight end, which takes at most ten seconds. SIGUSR1 prints what the device has done.
+The pages end with this process: run swapoff and `losetup -d`, or end the guest, before it. SIGTERM and
+SIGINT let requests in flight end, which takes at most ten seconds. SIGUSR1 prints what the device has
+done.
 
 A request whose memory node is lost fails with EIO, unless --mirror 2 keeps a copy elsewhere. A node
 that is started again is used again then, and pages are copied to it. A write fails with ENOSPC when
@@ -64,9 +69,8 @@ pub struct Options {
     /// Size of the device (such as 512M or 8G)
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     size: u64,
-    /// Path of the unix socket, in a directory that exists
-    #[arg(long, value_name = "PATH")]
-    socket: PathBuf,
+    #[command(flatten)]
+    place: Place,
     /// Serve metrics for Prometheus at this address and port
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
@@ -106,6 +110,14 @@ pub enum SwapDeviceError {
     /// The device cannot be served.
     #[error(transparent)]
     Server(#[from] ServerError),
+    /// Mounting needs what is not here.
+    #[error("cannot mount at {}: {obstacle}", mount_point.display())]
+    Obstacle {
+        /// The mount point.
+        mount_point: PathBuf,
+        /// What is not here.
+        obstacle: Obstacle,
+    },
     /// Metrics cannot be served.
     #[error(transparent)]
     Metrics(#[from] ServeError),
@@ -137,22 +149,18 @@ pub fn swap_device(options: &Options) -> Result<(), SwapDeviceError> {
     let signals = termination::block(&[Signal::SIGUSR1]);
     options.log.install();
     let config = client_config(options)?;
-    // The kernel does not write back pages to satisfy this process, which may be what they are written to. Threads inherit
-    // it. An unprivileged process does not have this, and does not serve its own kernel either.
-    if let Err(error) = configure_io_flusher_behavior(true) {
-        tracing::info!(%error, "not for the swap space of this kernel: PR_SET_IO_FLUSHER needs CAP_SYS_RESOURCE");
-    }
+    swap_process::protect(options.place.mount.is_some());
     let client = Arc::new(Client::connect(&config)?);
-    let server = Server::start(&options.socket, ClientQueue::new(client.clone())?)?;
-    client.device().attach(server.counters().clone());
-    let metrics = options.metrics.map(|address| serve_metrics(address, &server, &client)).transpose()?;
-    lock_memory()?;
+    let front = Front::start(&options.place, &names_of_nodes(&config), &client)?;
+    client.device().attach(front.counters().clone());
+    let metrics = options.metrics.map(|address| serve_metrics(address, &front, &client)).transpose()?;
+    swap_process::lock_memory()?;
     announce(options, &config);
-    while let Ok(Signal::SIGUSR1) = signals.wait() {
-        print_status(&server, &client);
+    while let Some(Signal::SIGUSR1) = front.wait(&signals) {
+        print_status(&front, &client);
     }
     drop(metrics);
-    server.stop();
+    front.stop(&options.place);
     Ok(())
 }
 
@@ -174,45 +182,39 @@ fn client_config(options: &Options) -> Result<ClientConfig, SwapDeviceError> {
     };
     Ok(ClientConfig {
         copies: copies.into(),
-        depth: ClientQueue::DEPTH as u32,
-        name: client_name(&options.socket),
+        depth: slot_count(options.place.connections()) as u32,
+        name: client_name(&options.place.path()),
         port,
         ..config
     })
 }
 
-/// The name that memory nodes show: the socket's path, or the end of a path that is longer than a node takes.
-fn client_name(socket: &Path) -> String {
-    let text = socket.to_string_lossy();
-    let path: String = text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect();
-    let excess = path.len().saturating_sub(PATH_BYTES_MAX);
-    let begin = (excess..=path.len()).find(|at| path.is_char_boundary(*at)).unwrap_or(path.len());
-    format!("swap device {}", &path[begin..])
+/// The name that memory nodes show: the path of the socket or the file, or the end of a path that is longer than a node takes.
+fn client_name(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    let shown: String = text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect();
+    let excess = shown.len().saturating_sub(PATH_BYTES_MAX);
+    let begin = (excess..=shown.len()).find(|at| shown.is_char_boundary(*at)).unwrap_or(shown.len());
+    format!("swap device {}", &shown[begin..])
 }
 
-/// Locks what is mapped and what will be.
-fn lock_memory() -> Result<(), SwapDeviceError> {
-    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE).map_err(|error| {
-        let limit = getrlimit(Resource::Memlock).current;
-        let limit = limit.map_or("unlimited".into(), |bytes| format!("{} KiB", bytes >> 10));
-        SwapDeviceError::Lock { error: error.into(), limit }
-    })
+fn names_of_nodes(config: &ClientConfig) -> String {
+    config.nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn announce(options: &Options, config: &ClientConfig) {
-    let nodes: Vec<String> = config.nodes.iter().map(ToString::to_string).collect();
     let copies = if options.mirror == 2 { ", two copies of each page" } else { "" };
     let lines = format!(
         "swap device of {} MiB at {} on {}{copies}\n",
         (config.page_count * PAGE_BYTES as u64) >> 20,
-        options.socket.display(),
-        nodes.join(", ")
+        options.place.path().display(),
+        names_of_nodes(config)
     );
     output::announce(&lines, "ends the device, and its pages with it.");
 }
 
-fn serve_metrics(address: SocketAddr, server: &Server, client: &Arc<Client>) -> Result<Metrics, ServeError> {
-    let (counters, observed) = (server.counters().clone(), Arc::downgrade(client));
+fn serve_metrics(address: SocketAddr, front: &Front, client: &Arc<Client>) -> Result<Metrics, ServeError> {
+    let (counters, observed) = (front.counters().clone(), Arc::downgrade(client));
     Metrics::serve_text(address, move || {
         let client = observed.upgrade();
         client.map_or_else(String::new, |client| swap_pages::exposition(&counters.totals(), &client))
@@ -220,8 +222,8 @@ fn serve_metrics(address: SocketAddr, server: &Server, client: &Arc<Client>) -> 
 }
 
 /// Prints what the device has done and what its memory nodes have.
-fn print_status(server: &Server, client: &Client) {
-    let totals = server.counters().totals();
+fn print_status(front: &Front, client: &Client) {
+    let totals = front.counters().totals();
     let mut lines = format!(
         "swap device: {} connections, {} requests ({} failed), pages: {} loaded, {} stored, {} freed, {} in use\n",
         totals.connections,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use terrace_far_memory::{Client, Completion, Page, PageBuffer, PageError, PageStore, Request};
 
-use crate::device::Device;
+use crate::device::slot_count;
 use crate::queue::{Ended, Operation, PageQueue};
 
 /// A client and the buffer of its device.
@@ -17,17 +17,15 @@ pub struct ClientQueue {
 }
 
 impl ClientQueue {
-    /// Operations of a device that are in flight at most.
-    pub const DEPTH: usize = Device::<ClientQueue>::SLOT_COUNT;
-
-    /// Allocates the buffer of a device. No other thread may poll the client, because it would take the device's
+    /// Allocates the buffer of a device of so many connections. The client's depth is [`slot_count`] of them. No other thread may poll the client, because it would take the device's
     /// completions.
     ///
     /// # Errors
     /// As [`Client::buffer`].
-    pub fn new(client: Arc<Client>) -> Result<ClientQueue, terrace_nic::Error> {
-        let buffer = client.buffer(Self::DEPTH)?;
-        let (completions, refused) = (Vec::with_capacity(Self::DEPTH), Vec::new());
+    pub fn new(client: Arc<Client>, connections: usize) -> Result<ClientQueue, terrace_nic::Error> {
+        let depth = slot_count(connections);
+        let buffer = client.buffer(depth)?;
+        let (completions, refused) = (Vec::with_capacity(depth), Vec::new());
         Ok(ClientQueue { client, buffer, completions, refused })
     }
 

@@ -22,7 +22,7 @@ pub struct Counters {
 /// The values of [`Counters`] at one time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Connections that are open.
+    /// Connections that are open, or handles of the file.
     pub connections: u64,
     /// Requests since the start.
     pub requests: u64,

@@ -1,4 +1,5 @@
-//! A network block device (NBD) whose blocks are pages of far memory: what a kernel swaps to.
+//! A block device whose blocks are pages of far memory: what a kernel swaps to. It is a network block device (NBD) at a unix
+//! socket, or a file by FUSE below a loop device.
 //!
 //! ```text
 //!   client's socket            Server               Device                       PageQueue
@@ -18,6 +19,8 @@
 //! | `queue` | what is expected of far memory: [`PageQueue`] |
 //! | `client_queue` | the client of far memory as such a queue |
 //! | `server` | the socket, and the thread that serves it |
+//! | `file` | the file, and the thread that serves it |
+//! | `polling` | how threads poll |
 //!
 //! `device` and below know no socket and no clock. The protocol is that of <https://github.com/NetworkBlockDevice/nbd>,
 //! `doc/proto.md`: fixed newstyle negotiation, simple replies.
@@ -28,7 +31,9 @@
 mod client_queue;
 mod counters;
 mod device;
+mod file;
 mod negotiation;
+mod polling;
 mod protocol;
 mod queue;
 mod server;
@@ -36,7 +41,8 @@ mod slots;
 
 pub use client_queue::ClientQueue;
 pub use counters::{Counters, REPORT, Totals};
-pub use device::{CONNECTIONS_MAX, Device, REQUEST_BYTES_MAX};
+pub use device::{CONNECTIONS_MAX, Device, REQUEST_BYTES_MAX, slot_count};
+pub use file::{FILE_NAME, FileServer};
 pub use protocol::ProtocolError;
 pub use queue::{Ended, Operation, PageQueue};
 pub use server::{Server, ServerError};

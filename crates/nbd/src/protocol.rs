@@ -87,7 +87,8 @@ pub struct Header {
     /// The client's, which the reply repeats.
     pub cookie: u64,
     pub offset: u64,
-    pub length: u32,
+    /// Bytes: at most `u32::MAX` of NBD.
+    pub length: u64,
 }
 
 impl Header {
@@ -109,7 +110,7 @@ impl Header {
             command,
             cookie: be64(bytes, 8),
             offset: be64(bytes, 16),
-            length: be32(bytes, 24),
+            length: be32(bytes, 24).into(),
         })
     }
 }

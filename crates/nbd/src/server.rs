@@ -21,17 +21,16 @@ use rustix::io::Errno;
 
 use crate::counters::Counters;
 use crate::device::{CONNECTIONS_MAX, Device};
+use crate::polling::Polling;
 use crate::queue::PageQueue;
 use client::Client;
 
 /// How long a client may take from its connection to its first request.
 const NEGOTIATION_TIME: Duration = Duration::from_secs(10);
 /// How long requests may take to end, and clients to take replies, after [`Server::stop`].
-const DRAIN_TIME: Duration = Duration::from_secs(10);
+pub(crate) const DRAIN_TIME: Duration = Duration::from_secs(10);
 /// The time until the next attempt to accept a client, after the system has refused.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// How long the thread polls without a result before it lets others run.
-const POLL_TIME: Duration = Duration::from_micros(50);
 /// What names the listening socket and the stop event among the sources of events. Clients have their indexes.
 const LISTENER: u64 = 1 << 32;
 const STOP: u64 = 1 << 33;
@@ -45,6 +44,14 @@ pub enum ServerError {
         /// The path.
         path: PathBuf,
         /// Why.
+        source: io::Error,
+    },
+    /// The file cannot be mounted.
+    #[error("cannot mount at {}: {source}", mount_point.display())]
+    Mount {
+        /// The mount point.
+        mount_point: PathBuf,
+        /// The kernel's reason, or fusermount3's.
         source: io::Error,
     },
     /// The system refuses a resource.
@@ -70,7 +77,7 @@ impl Server {
         let listener = listener::listen(path)
             .map_err(|source| ServerError::Socket { path: path.to_path_buf(), source })?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?);
-        let device = Device::new(queue);
+        let device = Device::new(queue, CONNECTIONS_MAX);
         let counters = device.counters().clone();
         let worker = Worker::new(device, listener, stop.clone())?;
         let thread = std::thread::Builder::new().name("terrace-nbd".into()).spawn(move || worker.run())?;
@@ -132,20 +139,18 @@ impl<Q: PageQueue> Worker<Q> {
 
     fn run(mut self) {
         let mut events: Vec<Event> = Vec::with_capacity(CONNECTIONS_MAX + 2);
-        let mut last_progress = Instant::now();
+        let mut polling = Polling::begin();
         while !self.is_drained() {
             let mut has_progressed = self.device.advance() > 0;
             for index in 0..CONNECTIONS_MAX {
                 has_progressed |= self.serve(index);
             }
             let now = Instant::now();
-            if has_progressed {
-                last_progress = now;
-            } else if self.device.is_busy() && now - last_progress > POLL_TIME {
-                std::thread::yield_now();
-            }
             let timeout = match has_progressed || self.device.is_busy() {
-                true => Some(Duration::ZERO),
+                true => {
+                    polling.pause(now, has_progressed);
+                    Some(Duration::ZERO)
+                }
                 false => self.time_left(now),
             };
             events.clear();

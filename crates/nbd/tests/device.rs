@@ -46,7 +46,7 @@ type Reply = (u64, u32, Vec<u8>);
 impl Harness {
     fn new(page_count: u64, depth: usize, seed: u64) -> Harness {
         let (queue, control) = MemoryQueue::new(page_count, depth, seed);
-        let mut device = Device::new(queue);
+        let mut device = Device::new(queue, CONNECTIONS_MAX);
         let connection = device.connect().expect("the first connection");
         let mut harness = Harness {
             device,

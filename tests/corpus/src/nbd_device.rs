@@ -12,7 +12,7 @@ const STEPS_MAX: usize = 1_000_000;
 /// Checks one input.
 pub fn check(bytes: &[u8]) {
     let (queue, _) = MemoryQueue::new(PAGES, 16, bytes.len() as u64);
-    let mut device = Device::new(queue);
+    let mut device = Device::new(queue, CONNECTIONS_MAX);
     let connection = device.connect().expect("the first connection");
     let mut output = Vec::with_capacity(OUTPUT_BYTES);
     // Pieces end at any byte.

@@ -76,13 +76,18 @@ def _content():
              "bin/session": (0o100755, (HERE / "session.sh").read_bytes()),
              "bin/busybox": (0o100755, _read(BUSYBOX)),
              PROVIDER_CONFIGURATION.as_posix()[1:]: (0o100644, _read(PROVIDER_CONFIGURATION))}
-    binaries = [_program(name) for name in PROGRAMS] + OWN_PROGRAMS
+    binaries = [program(name) for name in PROGRAMS] + OWN_PROGRAMS
     loaded_by_name = [path for pattern in (PROVIDER_PATTERN, UNWINDER_PATTERN) for path in _found(pattern)]
-    for binary in binaries:
-        files[f"bin/{binary.name}"] = (0o100755, _read(binary))
+    files.update(programs(binaries, loaded_by_name))
+    files.update(modules([*((name, "boot") for name in MODULES), *((name, name) for name in MODULES_AT_HAND)]))
+    return files
+
+
+def programs(binaries, loaded_by_name=()):
+    """Programs as bin/NAME with their libraries, and libraries that they load by name."""
+    files = {f"bin/{binary.name}": (0o100755, _read(binary)) for binary in binaries}
     for library in {library for binary in [*binaries, *loaded_by_name] for library in _libraries(binary)} | set(loaded_by_name):
         files[library.as_posix()[1:]] = (0o100755, _read(library))
-    files.update(modules([*((name, "boot") for name in MODULES), *((name, name) for name in MODULES_AT_HAND)]))
     return files
 
 
@@ -93,7 +98,8 @@ def _found(pattern):
     return found
 
 
-def _program(name):
+def program(name):
+    """The path of one of Debian's programs."""
     found = shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin")
     if found is None:
         raise Incomplete(f"{name} is not installed: run scripts/setup.sh interop")

@@ -1,26 +1,78 @@
 #!/bin/busybox sh
-# The first process of a guest that swaps to its first virtio disk. The kernel's command line says how much memory the
-# program uses, and how often: terrace.mib=N terrace.passes=N.
+# The first process of a guest that swaps: to its first virtio disk, or to a file of `terrace swap-device` below a loop device.
+# The kernel's command line has
+#   terrace.mib=N terrace.passes=N   how much memory the program uses, and how often
+#   terrace.node=ADDRESS:PORT        the memory node of a file, which has 192 MiB
+#   terrace.kills=1                  the file's process is killed when the program has verified its memory once; the program
+#                                    alone is short of memory then, not the programs that end the guest
 /bin/busybox --install -s /bin
 export PATH=/bin
 mount -t devtmpfs dev /dev
 mount -t proc proc /proc
 mount -t sysfs sys /sys
+node='' kills='' disk=/dev/vda
 # shellcheck disable=SC2013 # the command line is words
 for word in $(cat /proc/cmdline); do
     case "$word" in
     terrace.mib=*) mib=${word#*=} ;;
     terrace.passes=*) passes=${word#*=} ;;
+    terrace.node=*) node=${word#*=} ;;
+    terrace.kills=*) kills=${word#*=} ;;
     esac
 done
 while read -r module; do
-    insmod "/lib/modules/$module.ko" || echo "init: no module $module"
+    # A module that is there already is what another one needed before.
+    grep -q "^$module " /proc/modules || insmod "/lib/modules/$module.ko" || echo "init: no module $module"
 done </lib/modules/boot.list
-mkswap /dev/vda && swapon -d /dev/vda || echo "init: no swap"
+
+serve_file() {
+    ip link set lo up
+    ip link set eth0 mtu 9000 up
+    ip addr add 192.0.2.2/24 dev eth0
+    mkdir /disk
+    : >/tmp/device
+    terrace swap-device --memory-node "$node" --size 192M --mount /disk >/tmp/device 2>&1 &
+    device=$!
+    until grep -q '^swap device of' /tmp/device || ! kill -0 $device; do
+        sleep 0.1
+    done
+    cat /tmp/device
+    # The shell of busybox prefers its own, which knows no direct IO.
+    disk=$(/bin/losetup --find --show --direct-io=on /disk/swap) || echo "init: no loop device"
+    # The reserve that docs/swap-device.md has for a device on the host whose memory it holds.
+    echo 32768 >/proc/sys/vm/min_free_kbytes
+}
+
+run_and_kill_device() {
+    mkdir /cgroup
+    mount -t cgroup2 cgroup /cgroup
+    echo +memory >/cgroup/cgroup.subtree_control
+    mkdir /cgroup/program
+    echo 64M >/cgroup/program/memory.max
+    sh -c "echo \$\$ >/cgroup/program/cgroup.procs; exec swap_pattern $mib $passes" >/tmp/program &
+    program=$!
+    until grep -q 'pass 1: verified' /tmp/program; do
+        sleep 0.1
+    done
+    kill -9 $device
+    wait $program
+}
+
+[ -z "$node" ] || serve_file
+mkswap "$disk" && swapon -d "$disk" || echo "init: no swap"
 grep MemTotal /proc/meminfo
-swap_pattern "$mib" "$passes"
+if [ -n "$kills" ]; then
+    run_and_kill_device
+else
+    swap_pattern "$mib" "$passes"
+fi
 echo "init: exit status $?"
 grep pswp /proc/vmstat
-swapoff /dev/vda && echo "init: swap is off"
+swapoff "$disk" && echo "init: swap is off"
+if [ -n "$node" ]; then
+    /bin/losetup --detach "$disk"
+    kill -USR1 $device && sleep 1 && kill $device && wait $device && echo "init: the device has ended"
+    tail -n +2 /tmp/device
+fi
 echo "init: end"
 poweroff -f

@@ -1,4 +1,5 @@
-"""A guest kernel under memory pressure swaps to memory nodes: a virtio disk, over NBD, over `terrace swap-device`.
+"""A guest kernel under memory pressure swaps to memory nodes: by `terrace swap-device` on this host, whose socket is the guest's disk
+(NBD), or in the guest, whose file is below a loop device (FUSE).
 
 A program in the guest uses more memory than the guest has, and verifies it. With two copies of each page, a memory node
 is killed and started again meanwhile, and then the other one. The guest is emulated (TCG), so it is small.
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 import zlib
 
 import pytest
@@ -22,6 +24,8 @@ import image  # noqa: E402
 from harness import procs  # noqa: E402
 
 GUEST_MIB, PROGRAM_MIB, DEVICE_MIB = 96, 64, 128
+# With the device's process and its locked memory in the guest.
+FILE_GUEST_MIB, FILE_PROGRAM_MIB, FILE_NODE_MIB = 272, 128, 256
 PROGRAM = procs.ROOT / "build/interop/programs/swap_pattern"
 LIMIT_S = 600
 READY_LIMIT_S = 30
@@ -30,9 +34,9 @@ READY_LIMIT_S = 30
 class Command:
     """A command of Terrace that runs in the background, and has printed its first line."""
 
-    def __init__(self, log_path, *argv):
+    def __init__(self, log_path, *argv, wrapper=()):
         self.log = open(log_path, "w+")
-        argv = [str(procs.terrace_binary()), *map(str, argv)]
+        argv = [*wrapper, str(procs.terrace_binary()), *map(str, argv)]
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + READY_LIMIT_S
         while "\n" not in self.output():
@@ -53,14 +57,12 @@ class Command:
 
 
 class Guest:
-    def __init__(self, directory, socket, passes):
+    def __init__(self, directory, memory_mib, files, words, *options, wrapper=()):
         self.console_path = directory / "console.log"
-        words = f"console=ttyS0 panic=-1 oops=panic terrace.mib={PROGRAM_MIB} terrace.passes={passes}"
-        argv = ["qemu-system-x86_64", "-accel", "tcg", "-cpu", "max", "-smp", "1", "-m", str(GUEST_MIB), "-nodefaults",
-                "-no-user-config", "-display", "none", "-no-reboot", "-kernel", image.kernel(), "-initrd", initramfs(directory),
-                "-append", words, "-serial", f"file:{self.console_path}",
-                "-blockdev", f"driver=nbd,node-name=swap,server.type=unix,server.path={socket},discard=unmap",
-                "-device", "virtio-blk-pci,drive=swap"]
+        argv = [*wrapper, "qemu-system-x86_64", "-accel", "tcg", "-cpu", "max", "-smp", "1", "-m", str(memory_mib), "-nodefaults",
+                "-no-user-config", "-display", "none", "-no-reboot", "-kernel", image.kernel(), "-initrd",
+                initramfs(directory, files), "-append", f"console=ttyS0 panic=-1 oops=panic {words}", "-serial",
+                f"file:{self.console_path}", *options]
         self.log = open(directory / "qemu.log", "w")
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
 
@@ -80,12 +82,31 @@ class Guest:
         self.log.close()
 
 
-def initramfs(directory):
-    """busybox, the program, and the modules of a virtio disk."""
+def guest_with_disk(directory, socket, passes):
+    """A guest whose disk is a device of this host."""
+    return Guest(directory, GUEST_MIB, modules("virtio_pci", "virtio_blk"), f"terrace.mib={PROGRAM_MIB} terrace.passes={passes}",
+                 "-blockdev", f"driver=nbd,node-name=swap,server.type=unix,server.path={socket},discard=unmap",
+                 "-device", "virtio-blk-pci,drive=swap")
+
+
+def guest_with_file(directory, network, listen, words):
+    """A guest that runs the device, whose memory node is on this host."""
+    files = image.programs([procs.terrace_binary(), image.program("losetup")])
+    files.update(modules("virtio_pci", "virtio_net", "fuse", "loop"))
+    words = f"terrace.mib={FILE_PROGRAM_MIB} terrace.node={listen} {words}"
+    return Guest(directory, FILE_GUEST_MIB, files, words, "-netdev", f"tap,id=net,ifname={network.tap},script=no,downscript=no",
+                 "-device", "virtio-net-pci,netdev=net,romfile=,host_mtu=9000", wrapper=network.wrapper)
+
+
+def modules(*names):
+    return image.modules([(name, "boot") for name in names])
+
+
+def initramfs(directory, files):
+    """busybox, the program, and what else the guest needs."""
     files = {"init": (0o100755, (HERE / "init.sh").read_bytes()),
              "bin/busybox": (0o100755, image.BUSYBOX.read_bytes()),
-             "bin/swap_pattern": (0o100755, PROGRAM.read_bytes())}
-    files.update(image.modules([("virtio_pci", "boot"), ("virtio_blk", "boot")]))
+             "bin/swap_pattern": (0o100755, PROGRAM.read_bytes()), **files}
     path = directory / "initramfs.gz"
     compressor = zlib.compressobj(level=1, wbits=31)
     path.write_bytes(compressor.compress(image.archive(files)) + compressor.flush())
@@ -97,8 +118,8 @@ def start(request, tmp_path):
     """Starts commands, which end with the test."""
     commands = []
 
-    def start_command(*argv):
-        commands.append(Command(tmp_path / f"command-{len(commands)}.log", *argv))
+    def start_command(*argv, wrapper=()):
+        commands.append(Command(tmp_path / f"command-{len(commands)}.log", *argv, wrapper=wrapper))
         request.addfinalizer(commands[-1].end)
         return commands[-1]
 
@@ -132,7 +153,7 @@ def check_end(guest):
 def test_a_guest_swaps_to_a_memory_node(request, start, start_node, tmp_path):
     _, listen = start_node(7474)
     device, socket = swap_device(start, tmp_path, [listen])
-    guest = Guest(tmp_path, socket, passes=2)
+    guest = guest_with_disk(tmp_path, socket, passes=2)
     request.addfinalizer(guest.end)
     check_end(guest)
     device.process.send_signal(signal.SIGUSR1)
@@ -155,7 +176,7 @@ def test_a_guest_goes_on_when_each_of_two_memory_nodes_has_been_killed(request, 
     """The first one is started again, and has a copy of each page when the second one is killed."""
     (first, first_listen), (second, second_listen) = start_node(7474), start_node(7475)
     device, socket = swap_device(start, tmp_path, [first_listen, second_listen], "--mirror", "2")
-    guest = Guest(tmp_path, socket, passes=4)
+    guest = guest_with_disk(tmp_path, socket, passes=4)
     request.addfinalizer(guest.end)
     guest.wait_for("pass 1: verified")
     first.end(signal.SIGKILL)
@@ -168,3 +189,57 @@ def test_a_guest_goes_on_when_each_of_two_memory_nodes_has_been_killed(request, 
     output = device.output()
     assert output.count("a memory node is lost") == 2 and output.count("a memory node is used again") == 1, output
     assert device.end() == 0
+
+
+@pytest.fixture
+def network():
+    """A network namespace with a tap device, and the argv prefix that runs a program in it."""
+    if not pathlib.Path("/dev/net/tun").exists():
+        pytest.skip("no /dev/net/tun, so a guest cannot have a network")
+    tap, setup = "tap0", "ip link set lo up && ip tuntap add tap0 mode tap && ip link set tap0 mtu 9000 up"
+    setup += " && ip address add 192.0.2.1/24 dev tap0 && echo ready && exec sleep infinity"
+    is_root = os.geteuid() == 0
+    argv = ["unshare", "--net", *([] if is_root else ["--map-root-user"]), "sh", "-c", setup]
+    holder = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        line = holder.stdout.readline()
+        if line != "ready\n":
+            pytest.skip(f"no network namespace: {line.strip()}")
+        inside = ["--net"] if is_root else ["--net", "--user", "--preserve-credentials"]
+        yield types.SimpleNamespace(tap=tap, wrapper=["nsenter", "--target", str(holder.pid), *inside, "--"])
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+@pytest.fixture
+def node_in_network(start, network):
+    """A memory node in the network of the guest."""
+    listen = "192.0.2.1:7474"
+    return start("memory-node", "--memory", f"{FILE_NODE_MIB}M", "--listen", listen, wrapper=network.wrapper), listen
+
+
+def test_a_guest_swaps_to_a_file_below_a_loop_device(request, node_in_network, network, tmp_path):
+    """All of the guest is short of memory, and the memory node is stopped for a while."""
+    node, listen = node_in_network
+    guest = guest_with_file(tmp_path, network, listen, "terrace.passes=1")
+    request.addfinalizer(guest.end)
+    guest.wait_for("pass 1: written")
+    node.process.send_signal(signal.SIGSTOP)
+    time.sleep(1)
+    node.process.send_signal(signal.SIGCONT)
+    check_end(guest)
+    console = guest.console()
+    # The kernel has discarded what it does not need any more.
+    assert re.search(r"swap device: 0 connections, \d+ requests \(0 failed\), .* \d+ freed", console), console[-2000:]
+    assert "init: the device has ended" in console, console[-2000:]
+
+
+def test_a_guest_outlives_the_killed_process_of_its_swap_file(request, node_in_network, network, tmp_path):
+    _, listen = node_in_network
+    guest = guest_with_file(tmp_path, network, listen, "terrace.passes=2 terrace.kills=1")
+    request.addfinalizer(guest.end)
+    guest.wait_for("init: end")
+    console = guest.console()
+    # The program has SIGBUS: its pages are lost.
+    assert "init: exit status 135" in console, console[-2000:]

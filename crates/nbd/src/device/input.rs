@@ -50,7 +50,7 @@ impl<Q: PageQueue> Device<Q> {
             } else if connection.is_ending {
                 return Ok(bytes.len());
             } else {
-                self.begin_request(index, rest)?
+                self.handle_request(index, rest)?
             };
             match handled {
                 Handled::Bytes(count) => used += count,
@@ -59,27 +59,33 @@ impl<Q: PageQueue> Device<Q> {
         }
     }
 
-    fn begin_request(&mut self, index: usize, bytes: &[u8]) -> Result<Handled, ProtocolError> {
+    fn handle_request(&mut self, index: usize, bytes: &[u8]) -> Result<Handled, ProtocolError> {
         let Some(header) = bytes.first_chunk::<REQUEST_BYTES>() else { return Ok(Handled::Blocked) };
         let header = Header::decode(header)?;
         if header.command == Command::Disconnect {
             self.connections[index].is_ending = true;
             return Ok(Handled::Bytes(REQUEST_BYTES));
         }
-        let error = self.check(&header);
+        let has_begun = self.begin_request(index, &header);
+        Ok(if has_begun { Handled::Bytes(REQUEST_BYTES) } else { Handled::Blocked })
+    }
+
+    /// Takes a request. Returns whether it was: not before operations end or replies are taken, if there are too many. WRITE, TRIM
+    /// and WRITE_ZEROES go on by [`Device::continue_request`], before the next request.
+    pub(crate) fn begin_request(&mut self, index: usize, header: &Header) -> bool {
+        let error = self.check(header);
         if header.command == Command::Read && error.is_none() {
-            let end = header.offset + u64::from(header.length);
+            let end = header.offset + header.length;
             let page_count = end.div_ceil(PAGE) - header.offset / PAGE;
             if (self.slots.free_count(index) as u64) < page_count {
-                return Ok(Handled::Blocked);
+                return false;
             }
         }
-        let Some(request) = self.connections[index].free_requests.pop() else { return Ok(Handled::Blocked) };
-        let length = u64::from(header.length);
+        let Some(request) = self.connections[index].free_requests.pop() else { return false };
         let (begin, end) = match error {
             // The data of a WRITE are skipped, whatever its offset.
-            Some(_) => (0, length),
-            None => (header.offset, header.offset.saturating_add(length)),
+            Some(_) => (0, header.length),
+            None => (header.offset, header.offset.saturating_add(header.length)),
         };
         count(&self.counters.requests);
         self.requests[request] = Request {
@@ -101,7 +107,26 @@ impl<Q: PageQueue> Device<Q> {
             // What was answered before a FLUSH is on the memory nodes.
             _ => self.finish_if_done(request),
         }
-        Ok(Handled::Bytes(REQUEST_BYTES))
+        true
+    }
+
+    /// Begins what is possible of the current request's operations, and returns how many bytes of its data were used. Call it
+    /// again with the others, until [`Device::is_beginning`] is false.
+    pub(crate) fn continue_request(&mut self, index: usize, data: &[u8]) -> usize {
+        let mut used = 0;
+        for _ in 0..PAGES_PER_TURN {
+            let Some(current) = self.connections[index].current else { break };
+            match self.begin_piece(index, current, &data[used..]) {
+                Handled::Bytes(count) => used += count,
+                Handled::Blocked => break,
+            }
+        }
+        used
+    }
+
+    /// Whether a connection has a request that [`Device::continue_request`] goes on with.
+    pub(crate) fn is_beginning(&self, index: usize) -> bool {
+        self.connections[index].current.is_some()
     }
 
     /// Why a request is refused.
@@ -110,8 +135,8 @@ impl<Q: PageQueue> Device<Q> {
             Command::WriteZeroes => FLAG_FUA | FLAG_NO_HOLE,
             _ => FLAG_FUA,
         };
-        let is_too_long = header.length > REQUEST_BYTES_MAX;
-        let end = header.offset.checked_add(u64::from(header.length));
+        let is_too_long = header.length > u64::from(REQUEST_BYTES_MAX);
+        let end = header.offset.checked_add(header.length);
         let is_outside = end.is_none_or(|end| end > self.size_bytes);
         match header.command {
             _ if header.flags & !flags != 0 => Some(Errno::Invalid),

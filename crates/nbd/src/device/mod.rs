@@ -4,6 +4,9 @@
 //! [`Device::advance`], and [`Device::emit`]; [`Device::disconnect`] when its socket is closed. All memory is allocated when
 //! the device is created.
 //!
+//! A file has no bytes of NBD. It takes a connection by `attach`; then `begin_request`, `continue_request`, `advance` and
+//! `take_finished`.
+//!
 //! | module | contains |
 //! |---|---|
 //! | `input` | requests become operations |
@@ -29,10 +32,15 @@ use crate::slots::Slots;
 pub const CONNECTIONS_MAX: usize = 8;
 /// Bytes of a READ or WRITE at most: what Linux sends at most unless it is configured otherwise.
 pub const REQUEST_BYTES_MAX: u32 = 4 << 20;
-/// Requests of a connection in flight. Further ones wait in its socket.
-const REQUESTS: usize = 256;
+/// Requests of a connection in flight. Further ones wait in its socket, or in the kernel.
+pub(crate) const REQUESTS: usize = 256;
 /// Pages of a connection in flight: at least those of a READ of the maximum that begins within a page.
 const SLOTS: usize = (REQUEST_BYTES_MAX as usize / PAGE_BYTES) + 64;
+
+/// Pages of the buffer that a queue needs for a device of so many connections.
+pub const fn slot_count(connections: usize) -> usize {
+    connections * SLOTS
+}
 
 /// A request.
 #[derive(Clone, Copy, Debug)]
@@ -98,11 +106,8 @@ pub struct Device<Q> {
 }
 
 impl<Q: PageQueue> Device<Q> {
-    /// Pages of the buffer that a queue needs.
-    pub const SLOT_COUNT: usize = CONNECTIONS_MAX * SLOTS;
-
-    /// A device of all pages of `queue`, whose buffer has [`Device::SLOT_COUNT`] pages.
-    pub fn new(queue: Q) -> Device<Q> {
+    /// A device of all pages of `queue`, whose buffer has [`slot_count`] pages.
+    pub fn new(queue: Q, connections: usize) -> Device<Q> {
         let connection = |index: usize| Connection {
             is_open: false,
             negotiation: None,
@@ -116,11 +121,11 @@ impl<Q: PageQueue> Device<Q> {
         Device {
             size_bytes: queue.page_count().saturating_mul(PAGE_BYTES as u64),
             queue,
-            slots: Slots::new(CONNECTIONS_MAX, SLOTS),
-            requests: vec![NO_REQUEST; CONNECTIONS_MAX * REQUESTS],
-            connections: (0..CONNECTIONS_MAX).map(connection).collect(),
+            slots: Slots::new(connections, SLOTS),
+            requests: vec![NO_REQUEST; connections * REQUESTS],
+            connections: (0..connections).map(connection).collect(),
             in_flight_count: 0,
-            ended: Vec::with_capacity(Self::SLOT_COUNT),
+            ended: Vec::with_capacity(slot_count(connections)),
             scratch: Box::new([[0; PAGE_BYTES]; 2]),
             counters: Arc::default(),
             has_logged_failure: [false; 2],
@@ -134,20 +139,27 @@ impl<Q: PageQueue> Device<Q> {
 
     /// Opens a connection, and greets its client. `None` if the maximum is open, or has operations in flight after its end.
     pub fn connect(&mut self) -> Option<usize> {
-        let is_unused = |index: &usize| {
-            let connection = &self.connections[*index];
-            let is_idle = connection.free_requests.len() == REQUESTS && self.slots.is_idle(*index);
-            !connection.is_open && is_idle
-        };
-        let index = (0..CONNECTIONS_MAX).find(is_unused)?;
+        let index = self.attach()?;
         let export = Export {
             size_bytes: self.size_bytes,
             preferred_block_bytes: PAGE_BYTES as u32,
             request_bytes_max: REQUEST_BYTES_MAX,
         };
         let connection = &mut self.connections[index];
-        connection.greeting.clear();
         connection.negotiation = Some(Negotiation::begin(export, &mut connection.greeting));
+        Some(index)
+    }
+
+    /// Opens a connection without negotiation. `None` as for [`Device::connect`].
+    pub(crate) fn attach(&mut self) -> Option<usize> {
+        let is_unused = |index: &usize| {
+            let connection = &self.connections[*index];
+            let is_idle = connection.free_requests.len() == REQUESTS && self.slots.is_idle(*index);
+            !connection.is_open && is_idle
+        };
+        let index = (0..self.connections.len()).find(is_unused)?;
+        let connection = &mut self.connections[index];
+        connection.greeting.clear();
         (connection.is_open, connection.is_ending, connection.has_sent_header) = (true, false, false);
         Some(index)
     }

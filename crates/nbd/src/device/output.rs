@@ -4,7 +4,7 @@ use terrace_far_memory::{PAGE_BYTES, PageError};
 
 use super::{Device, Request};
 use crate::counters::count;
-use crate::protocol::{Command, REPLY_BYTES, put_reply};
+use crate::protocol::{Command, Errno, REPLY_BYTES, put_reply};
 use crate::queue::PageQueue;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -42,6 +42,25 @@ impl<Q: PageQueue> Device<Q> {
             self.release(request);
         }
         Ok(())
+    }
+
+    /// Takes the oldest request that has ended: its cookie and its error. The data of a READ are appended to `out`.
+    pub(crate) fn take_finished(&mut self, index: usize, out: &mut Vec<u8>) -> Option<(u64, Option<Errno>)> {
+        let request = self.connections[index].finished.pop_front()?;
+        let Request { command, cookie, mut error, .. } = self.requests[request];
+        while command == Command::Read && error.is_none() {
+            match self.emit_page(request, out) {
+                Ok(true) => {}
+                Ok(false) => break,
+                // A page that was loaded cannot be copied.
+                Err(_) => error = Some(Errno::Io),
+            }
+        }
+        if error.is_some() {
+            count(&self.counters.failed_requests);
+        }
+        self.release(request);
+        Some((cookie, error))
     }
 
     /// Appends the next page of a READ, or what is wanted of it. Returns whether there was one.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use terrace_far_memory::{PAGE_BYTES, Page, PageError};
-use terrace_nbd::{Device, Ended, Operation, PageQueue};
+use terrace_nbd::{CONNECTIONS_MAX, Ended, Operation, PageQueue, slot_count};
 
 /// What the memory does, from any thread.
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ impl MemoryQueue {
         let queue = MemoryQueue {
             page_count,
             pages: HashMap::new(),
-            slots: vec![[0; PAGE_BYTES]; Device::<MemoryQueue>::SLOT_COUNT],
+            slots: vec![[0; PAGE_BYTES]; slot_count(CONNECTIONS_MAX)],
             in_flight: Vec::new(),
             depth,
             rng: SmallRng::seed_from_u64(seed),
