@@ -28,7 +28,7 @@ pytest = $(PYTEST) --junit-xml=results/junit/$(1).xml $(if $(ONLY),-k '$(ONLY)')
 NEXTEST ?= build/tools/bin/cargo-nextest
 nextest = $(NEXTEST) nextest run --locked --profile $(1)
 
-.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance conformance-programs interop interop-swap errors chaos fork crash endurance sanitize soak soak-np soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np np-programs bench-filemr bench-pager bench-mount mount-tests mount-tests-short bench-term bench-term-full docs lint clean
+.PHONY: help setup build profile install uninstall packages packages-test negative-programs interop-programs demo test conformance conformance-programs interop interop-swap errors chaos fork crash stress endurance sanitize soak soak-np soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-np np-programs bench-filemr bench-pager bench-mount mount-tests mount-tests-short bench-term bench-term-full docs lint clean
 .DEFAULT_GOAL := help
 # Targets share output directories, and cargo uses all processors by itself.
 .NOTPARALLEL:
@@ -244,6 +244,11 @@ crash: ## Kill memory nodes ROUNDS=n times, and clients half as often, and check
 	@scripts/setup.sh nextest
 	TERRACE_STOP_ROUNDS=$(ROUNDS) TERRACE_KILL_ROUNDS=$$(($(ROUNDS) * 5)) TERRACE_CRASH_ROUNDS=$(ROUNDS) TERRACE_CRASH_DROP_CACHES=1 \
 	    TERRACE_REPLICA_ROUNDS=$$(($(ROUNDS) / 20 + 1)) $(call nextest,crash) --workspace --test stop --test kill --test crash --test replicas
+
+stress: build ## Run pairs of programs that verify paged memory, with losses, evictions and stops, for MINUTES=n (SEED=k for other settings)
+	@scripts/setup.sh conformance
+	@$(MAKE) --no-print-directory build/interop/programs/paged_stress
+	TERRACE_STRESS_SECONDS=$$((60 * $(MINUTES))) $(if $(SEED),TERRACE_SEED=$(SEED)) $(call pytest,stress) -v -s -o timeout=0 tests/stress
 
 endurance: build ## Run mixed load, faults and kills on eight processes for MINUTES=n (SEED=k for other events)
 	@$(MAKE) --no-print-directory build/endurance/programs/worker
