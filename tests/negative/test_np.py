@@ -288,8 +288,8 @@ class StoppedAtTheStart(unittest.TestCase):
 
     STOPPED_S = 4.5
 
-    def stopped_before(self, transport, post):
-        """A server that stops before `post` of the client, and goes on."""
+    def stopped_before(self, transport, post, is_known=False):
+        """A server that stops before `post` of the client, and goes on. The client has accessed its memory before if `is_known`."""
         directory = self.enterContext(tempfile.TemporaryDirectory(dir="/var/tmp"))
         options = ("--path", transport, "--nic", "commodity")
         server, client = Endpoint("127.0.3.11", *options, "--dram", DRAM, "--swap", directory), Endpoint("127.0.3.12", *options)
@@ -304,6 +304,9 @@ class StoppedAtTheStart(unittest.TestCase):
         procs.wait_until(lambda: pages_of(server)["resident_bytes"] <= 2 * MIB, "pages leave")
         # 8.6 s until a request that is never acknowledged fails.
         connect(client, "q", server, "q", timeout=18)
+        if is_known:
+            client("post", "q", "read", 9, "buffer", 0, PAGE, remote["addr"] + 7 * PAGE, remote["rkey"])
+            self.assertEqual(client.poll("q", 1, 20), [(9, SUCCESS)])
         server.process.send_signal(signal.SIGSTOP)
         self.addCleanup(server.process.send_signal, signal.SIGCONT)
         procs.wait_until(lambda: thread_states(server.pid) == {"T"}, "all threads are stopped")
@@ -313,13 +316,13 @@ class StoppedAtTheStart(unittest.TestCase):
         server.process.send_signal(signal.SIGCONT)
         return server, client, remote
 
-    def run_requests(self, transport):
+    def run_requests(self, transport, is_known=False):
         def post(client, remote):
             # Two pages that have left.
             client("post", "q", "read", 1, "buffer", 0, PAGE, remote["addr"] + PAGE, remote["rkey"])
             client("post", "q", "write", 2, "buffer", PAGE, PAGE, remote["addr"] + 3 * PAGE, remote["rkey"])
 
-        server, client, _ = self.stopped_before(transport, post)
+        server, client, _ = self.stopped_before(transport, post, is_known)
         self.assertEqual(client.poll("q", 2, 20), [(1, SUCCESS), (2, SUCCESS)])
         self.assertEqual(client("check", "buffer", 0, PAGE, SEED, f"from={PAGE}")["differ"], 0)
         self.assertEqual(server("check", "region", 3 * PAGE, PAGE, 9, f"from={PAGE}")["differ"], 0)
@@ -342,6 +345,9 @@ class StoppedAtTheStart(unittest.TestCase):
 
     def test_its_absent_memory_is_not_taken_for_present_within_the_host(self):
         self.run_requests("local")
+
+    def test_a_peer_that_stops_later_is_waited_for_by_udp(self):
+        self.run_requests("udp", is_known=True)
 
     def test_nor_by_atomics_alone_by_udp(self):
         self.run_atomics("udp")

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
-use terrace_nic::rc::{self, RNR_RETRIES, connect, initialize, new_pair};
+use terrace_nic::rc::{self, RNR_RETRIES, TIMEOUT, connect, initialize, new_pair};
 use terrace_nic::{Cq, CqInit, Device, Error, Path, Pd, QpCap, QueuePair};
 use terrace_node::{Control, Endpoint};
 
@@ -31,7 +31,7 @@ impl OpenPair {
     /// the peer may do over it.
     pub fn connect(&self, remote: Path, peer: Endpoint, access: u32) -> Result<(), Error> {
         initialize(&self.qp, access)?;
-        connect(&self.qp, self.endpoint, remote, peer, RNR_RETRIES)
+        connect(&self.qp, self.endpoint, remote, peer, TIMEOUT, RNR_RETRIES)
     }
 }
 

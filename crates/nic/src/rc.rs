@@ -16,7 +16,7 @@ use crate::qp::{QpInit, QueuePair};
 /// The most READs of each end in flight.
 pub const READ_COUNT: u8 = 64;
 /// The exponent of the local ACK timeout: 67 ms.
-const TIMEOUT: u8 = 14;
+pub const TIMEOUT: u8 = 14;
 /// The most retries that the verbs allow. For RNR retries 7 means no limit.
 const RETRIES: u8 = 7;
 /// RNR retries without limit, for peers that are trusted to post receives.
@@ -61,8 +61,8 @@ pub fn initialize(qp: &Arc<QueuePair>, access: u32) -> Result<(), Error> {
     qp.modify(&attr, mask)
 }
 
-/// Moves a queue pair from INIT to RTS, connected to a peer's. The path MTU is the smaller of the two. It fails when the peer
-/// has not answered for 1.7 seconds.
+/// Moves a queue pair from INIT to RTS, connected to a peer's. The path MTU is the smaller of the two. With [`TIMEOUT`], it fails
+/// when the peer has not answered for 1.7 seconds; with one more, after twice that time.
 ///
 /// # Errors
 /// As [`QueuePair::modify`]; EINVAL for parameters of the peer that are out of range.
@@ -71,9 +71,10 @@ pub fn connect(
     own: Endpoint,
     remote: Path,
     peer: Endpoint,
+    timeout: u8,
     rnr_retries: u8,
 ) -> Result<(), Error> {
-    connect_with(qp, own, remote, peer, (RETRIES, rnr_retries))
+    connect_with(qp, own, remote, peer, (timeout, RETRIES, rnr_retries))
 }
 
 /// As [`connect`], for an owner that finds dead peers by other means. The queue pair outlasts any silence: it sends
@@ -87,7 +88,7 @@ pub fn connect_persistently(
     remote: Path,
     peer: Endpoint,
 ) -> Result<(), Error> {
-    connect_with(qp, own, remote, peer, (RETRY_CNT_INFINITE, RNR_RETRIES))
+    connect_with(qp, own, remote, peer, (TIMEOUT, RETRY_CNT_INFINITE, RNR_RETRIES))
 }
 
 fn connect_with(
@@ -95,7 +96,7 @@ fn connect_with(
     own: Endpoint,
     remote: Path,
     peer: Endpoint,
-    (retries, rnr_retries): (u8, u8),
+    (timeout, retries, rnr_retries): (u8, u8, u8),
 ) -> Result<(), Error> {
     let mut attr = QpAttr {
         state: QpState::Rtr,
@@ -112,7 +113,7 @@ fn connect_with(
     qp.modify(&attr, QpAttrMask::STATE | path | responder)?;
     attr.state = QpState::Rts;
     attr.sq_psn = own.psn;
-    (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (TIMEOUT, retries, rnr_retries);
+    (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (timeout, retries, rnr_retries);
     attr.max_rd_atomic = READ_COUNT;
     let retries = QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY;
     let requester = QpAttrMask::SQ_PSN | QpAttrMask::MAX_QP_RD_ATOMIC;

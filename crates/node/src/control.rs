@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use terrace_access::proto::{Endpoint, MESSAGE_BYTES_MAX, Message};
-use terrace_nic::rc::{RNR_RETRIES, connect, initialize, new_pair};
+use terrace_nic::rc::{RNR_RETRIES, TIMEOUT, connect, initialize, new_pair};
 use terrace_nic::{
     Buffer, Cq, Error, Path, Payload, Pd, Provided, QpCap, QueuePair, RecvWr, SendFlags, SendOp, SendWr,
     SgeList, Wc,
@@ -99,12 +99,12 @@ impl Control {
 
     /// Connects to a server's end. The path MTU is the smaller of the two.
     pub fn connect(&self, remote: Path, peer: Endpoint) -> Result<(), Error> {
-        connect(&self.qp, self.endpoint, remote, peer, RNR_RETRIES)
+        connect(&self.qp, self.endpoint, remote, peer, TIMEOUT, RNR_RETRIES)
     }
 
     /// Connects to a client's end.
     pub fn serve(&self, remote: Path, peer: Endpoint) -> Result<(), Error> {
-        connect(&self.qp, self.endpoint, remote, peer, RNR_RETRIES_OF_SERVER)
+        connect(&self.qp, self.endpoint, remote, peer, TIMEOUT, RNR_RETRIES_OF_SERVER)
     }
 
     /// Copies the bytes of a received message, and reposts its receive.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use terrace_access::optimistic::Lent;
 use terrace_access::proto::{MESSAGE_BYTES_MAX, Message};
-use terrace_nic::rc::{self, RNR_RETRIES};
+use terrace_nic::rc;
 use terrace_nic::{
     Buffer, Device, Endpoint, Error, Path, Payload, Pd, Provided, QpCap, QueuePair, RecvWr, SendFlags,
     SendOp, SendWr, SgeList, Wc, WcOpcode,
@@ -147,10 +147,12 @@ impl ControlQp {
         self.peer
     }
 
-    /// Connects to the peer's end. The path MTU is the smaller of the two.
-    pub fn connect(&mut self, remote: Path, peer: Endpoint) -> Result<(), Error> {
+    /// Connects to the peer's end. The path MTU is the smaller of the two. The peer is not given up before a queue pair of the program
+    /// with this `timeout` and 7 retries would give it up.
+    pub fn connect(&mut self, remote: Path, peer: Endpoint, timeout: u8) -> Result<(), Error> {
         // The peer's device posts receives again as soon as it runs, and otherwise sends no RNR NAK.
-        rc::connect(&self.qp, self.end, remote, peer, RNR_RETRIES)?;
+        let timeout = timeout.max(rc::TIMEOUT);
+        rc::connect(&self.qp, self.end, remote, peer, timeout, rc::RNR_RETRIES)?;
         self.peer = Some(peer);
         Ok(())
     }
@@ -316,7 +318,7 @@ mod tests {
                 let peer = ends[1 - index];
                 let path = rc::path_to(&devices[index], address(1 - index), peer.qpn);
                 let path = path.expect("an address").expect("a path");
-                controls[index].connect(path, peer).expect("the ends connect");
+                controls[index].connect(path, peer, 0).expect("the ends connect");
             }
             Ends { net, clock, controls, cqs, devices }
         }

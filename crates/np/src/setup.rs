@@ -144,7 +144,7 @@ impl State {
         if let Some(connected) = control.peer() {
             return connected == peer;
         }
-        if let Err(error) = control.connect(path, peer) {
+        if let Err(error) = control.connect(path, peer, attr.timeout) {
             tracing::debug!(%error, qpn = session.qpn, "a control queue pair cannot be connected");
             return false;
         }

@@ -76,7 +76,8 @@ fn serve(device: &Arc<Device>, connect: &Connect, stream: &mut TcpStream, forge:
     }
     let end = connect.ends[0];
     let path = rc::path_to(device, connect.address, end.qpn).expect("a path").expect("of the family");
-    rc::connect(&qp, own, path, end.endpoint(connect.mtu_bytes), rc::RNR_RETRIES).expect("connected");
+    rc::connect(&qp, own, path, end.endpoint(connect.mtu_bytes), rc::TIMEOUT, rc::RNR_RETRIES)
+        .expect("connected");
     let connected = Connected {
         address: device.gids()[0].addr,
         mtu_bytes: own.mtu_bytes,

@@ -329,7 +329,7 @@ impl Connected<'_> {
         let (qp, own) = rc::new_pair(self.agent.pd(), cq, cap)?;
         let Answer::Paired(peer) = self.call(Body::Pair(own))? else { return Err(ClientError::Protocol) };
         rc::initialize(&qp, 0)?;
-        rc::connect(&qp, own, remote, peer, rc::RNR_RETRIES)?;
+        rc::connect(&qp, own, remote, peer, rc::TIMEOUT, rc::RNR_RETRIES)?;
         Ok((qp, (own.qpn, peer.qpn)))
     }
 

@@ -388,8 +388,8 @@ fn passive_pair(
     access: u32,
 ) -> Result<(Arc<QueuePair>, Endpoint), Error> {
     let (qp, own) = rc::new_pair(pd, cq, QpCap::default())?;
-    let connected =
-        rc::initialize(&qp, access).and_then(|()| rc::connect(&qp, own, remote, peer, rc::RNR_RETRIES));
+    let connected = rc::initialize(&qp, access)
+        .and_then(|()| rc::connect(&qp, own, remote, peer, rc::TIMEOUT, rc::RNR_RETRIES));
     if let Err(error) = connected {
         // No other thread has a reference yet.
         let _ = qp.destroy();
