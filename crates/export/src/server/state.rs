@@ -407,7 +407,8 @@ impl State {
                 self.handle_lost_changes(&connections);
                 return;
             };
-            if change.contains(ChangeSet::ATTRIBUTES) {
+            // One that is being opened is checked when it has been.
+            if change.contains(ChangeSet::ATTRIBUTES) && self.opened.lock().contains_key(&id) {
                 self.work.add(Job::Check(id));
             }
             for connection in &connections {
