@@ -9,6 +9,7 @@ use std::cell::Cell;
 use common::*;
 use same_host::joined;
 use terrace_nic::*;
+use terrace_sync::SpinBudget;
 
 /// Packets sent by rings, and by the network.
 fn route_counts(node: &Node) -> (u64, u64) {
@@ -120,6 +121,31 @@ fn responses_carry_the_acknowledgements_of_requests() {
     let polls_in_vain = |end: &Node| end.cq.poll(1, &mut |_| ()).expect("healthy") == 0;
     assert!(polls_in_vain(&ends[1]) && polls_in_vain(&ends[0]));
     assert_eq!(ends[1].completion().wr_id, 2);
+}
+
+/// A UC queue pair sends nothing again, so only the doorbell wakes an engine that sleeps.
+#[test]
+fn the_first_packet_after_a_thread_has_polled_wakes_the_engine() {
+    let (a, b) = (Node::local(), Node::local());
+    let (qa, qb) = pair_on(&a, &b, QpType::Uc, &Tuning::default());
+    let send = || {
+        qb.post_recv([b.recv(1, 0, 8)]).expect("posted");
+        qa.post_send([Ok(a.wr(2, SendOp::Send, 0, 8))]).expect("posted");
+        for node in [&a, &b] {
+            // `take` makes no progress.
+            wait_until("the message has come", || node.cq.take(1, &mut |_| ()).expect("healthy") == 1);
+        }
+    };
+    wait_until("messages take the ring", || {
+        let before = route_counts(&a).1;
+        send();
+        route_counts(&a).1 == before
+    });
+    for pause_us in 0..200 {
+        std::thread::sleep(std::time::Duration::from_micros(pause_us));
+        assert!(!b.device.poll_until(&SpinBudget::default(), || false));
+        send();
+    }
 }
 
 /// The first messages leave before the two processes have connected. A UC queue pair takes an overtaken message for

@@ -2,7 +2,7 @@
 //!
 //! [`Mutex`], [`RwLock`] and [`Condvar`] are ordinary locks (`futex`, their words in `words`). [`BiasedMutex`] is the
 //! biased one; [`allow_bias`] has to be called once before any mutex is biased. [`back_off`] is for waits without a
-//! lock. [`Backlog`] is a list of items that wait for another thread.
+//! lock. [`Backlog`] is a list of items that wait for another thread. [`SpinBudget`] says how long to poll before sleeping.
 
 #![warn(missing_docs)]
 
@@ -10,6 +10,7 @@ mod backlog;
 mod biased;
 mod futex;
 mod platform;
+mod spin_budget;
 mod words;
 
 pub use backlog::Backlog;
@@ -19,6 +20,7 @@ pub use futex::{
     RwLockReadGuard,
 };
 pub use platform::{allow_bias, back_off};
+pub use spin_budget::SpinBudget;
 
 #[cfg(test)]
 mod tests {

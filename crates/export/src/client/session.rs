@@ -9,7 +9,7 @@ use terrace_nic::{
     Cq, Device, Error, Path, Payload, QueuePair, SendFlags, SendOp, SendWr, Sge, SgeList, WcOpcode, WcStatus,
 };
 use terrace_node::{Control, is_untracked};
-use terrace_sync::{Condvar, Mutex};
+use terrace_sync::{Condvar, Mutex, SpinBudget};
 
 use super::buffers::Buffers;
 use super::stream::Stream;
@@ -125,6 +125,8 @@ pub struct Session {
     waiting: Mutex<Waiting>,
     /// Something has come for a waiting thread.
     arrived: Condvar,
+    /// How long threads poll before they sleep.
+    polls: SpinBudget,
     /// An event has come.
     announced: Condvar,
     is_lost: AtomicBool,
@@ -155,6 +157,7 @@ impl Session {
             serial: new.serial,
             waiting: Mutex::default(),
             arrived: Condvar::default(),
+            polls: SpinBudget::default(),
             announced: Condvar::default(),
             is_lost: AtomicBool::new(false),
             answered_since: Mutex::new(Instant::now()),
@@ -208,22 +211,28 @@ impl Session {
         deadline: Instant,
         mut ready: impl FnMut(&mut Waiting) -> Option<T>,
     ) -> Result<T, ExportError> {
-        let poll_until = Instant::now() + POLL_TIME;
+        let mut look = |waiting: &mut Waiting| match ready(waiting) {
+            Some(result) => Some(Ok(result)),
+            None => (self.is_lost() || Instant::now() >= deadline).then_some(Err(ExportError::Lost)),
+        };
+        self.device.progress();
+        let mut found = look(&mut self.waiting.lock());
+        if found.is_none() {
+            self.device.poll_until(&self.polls, || {
+                found = look(&mut self.waiting.lock());
+                found.is_some()
+            });
+        }
         loop {
-            self.device.progress();
+            if let Some(result) = found {
+                return result;
+            }
             let mut waiting = self.waiting.lock();
-            if let Some(result) = ready(&mut waiting) {
-                return Ok(result);
-            }
-            let now = Instant::now();
-            if self.is_lost() || now >= deadline {
-                return Err(ExportError::Lost);
-            }
-            if now >= poll_until {
-                self.arrived.wait_until(&mut waiting, deadline.min(now + SLEEP_TIME));
-            } else {
+            found = look(&mut waiting);
+            if found.is_none() {
+                self.arrived.wait_until(&mut waiting, deadline.min(Instant::now() + SLEEP_TIME));
                 drop(waiting);
-                std::hint::spin_loop();
+                self.device.progress();
             }
         }
     }

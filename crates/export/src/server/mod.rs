@@ -172,7 +172,7 @@ impl Server {
         for _ in 0..WORKERS {
             let state = self.state.clone();
             let serve = move || {
-                while let Some(job) = state.work.next() {
+                while let Some(job) = state.work.next(&state.device) {
                     state.carry_out(job);
                 }
             };

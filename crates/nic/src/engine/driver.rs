@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
+use terrace_sync::SpinBudget;
 use terrace_transport::Time;
 
 use super::stat_server::StatServer;
-use super::{Engine, Mode, SpinBudget, priority::Priority};
+use super::{Engine, Mode, priority::Priority};
 use crate::ack::AtPassEnd;
 use crate::device::Device;
 use crate::forwarding::Inbound;
@@ -164,13 +165,13 @@ impl Driver<'_> {
     /// Makes progress until nothing has happened for a while, or the program takes over.
     fn spin(&mut self) -> Mode {
         let mut quiet_since: Option<Time> = None;
-        let mut budget_ns = self.budget.take();
+        let mut budget_ns = self.budget.take().as_nanos() as u64;
         loop {
             let now = self.now();
             if self.device.advance(Some(now), None, false, || AtPassEnd::Release) {
                 if quiet_since.take().is_some() {
                     self.budget.note(true);
-                    budget_ns = self.budget.take();
+                    budget_ns = self.budget.take().as_nanos() as u64;
                 }
             } else if self.priority.is_raised() || now.0 - quiet_since.get_or_insert(now).0 >= budget_ns {
                 self.budget.note(false);

@@ -19,7 +19,6 @@ mod driver;
 pub(crate) mod fork;
 mod pause;
 mod priority;
-mod spin;
 mod start;
 mod stat_server;
 
@@ -28,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use terrace_fabric::udp::BURST_MAX;
-use terrace_sync::Mutex;
+use terrace_sync::{Mutex, SpinBudget};
 use terrace_transport::Time;
 
 use crate::error::Error;
@@ -36,7 +35,6 @@ use crate::semaphore::Doorbell;
 
 use announce::{Announced, Mode};
 use pause::Pause;
-use spin::SpinBudget;
 
 /// Polls after which the program's thread checks whether the engine has noticed that the program polls.
 const POLLS_PER_CHECK: u32 = 32;

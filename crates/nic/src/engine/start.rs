@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::stat_server::StatServer;
 use super::{Mode, driver};
@@ -70,7 +70,7 @@ impl Device {
         if done() {
             return;
         }
-        let budget = Duration::from_nanos(self.engine.waiting.take());
+        let budget = self.engine.waiting.take();
         let started = Instant::now();
         let mut hit = false;
         while !hit && started.elapsed() < budget {

@@ -77,6 +77,8 @@ pub(crate) struct LocalPath {
     shared: Mutex<HashSet<u32>>,
     /// Whether there are RX rings, for threads that would have to wait for the receive lock.
     has_rx_rings: AtomicBool,
+    /// Threads that poll, so that peers need not wake the engine.
+    pollers: AtomicU32,
     /// Packets received. Changed under the receive lock.
     received: AtomicU64,
     /// Packets sent through the rings of peers that have gone.

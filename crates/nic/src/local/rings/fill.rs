@@ -1,8 +1,10 @@
 //! Filling TX rings from queue pairs, and reading the RX rings.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use terrace_shm::{RxPacket, RxRing};
+use terrace_sync::SpinBudget;
 use terrace_transport::{AckPolicy, Qp, Sink, Time, Transmit, ack_timeout_ns};
 use terrace_wire::RxMeta;
 
@@ -86,6 +88,28 @@ impl Device {
     }
 }
 
+/// A thread that polls for packets. Until it is dropped, writers do not ring the doorbell.
+struct Polling<'a>(&'a Device);
+
+impl Polling<'_> {
+    fn begin(device: &Device) -> Polling<'_> {
+        device.local.pollers.fetch_add(1, Ordering::SeqCst);
+        device.wake_up_at_rings();
+        Polling(device)
+    }
+}
+
+impl Drop for Polling<'_> {
+    fn drop(&mut self) {
+        let device = self.0;
+        // Before the rings are looked at: an engine that is about to sleep leaves them to the last thread that polls.
+        let is_last = device.local.pollers.fetch_sub(1, Ordering::SeqCst) == 1;
+        if is_last && device.fall_asleep_at_rings() {
+            device.engine.wake();
+        }
+    }
+}
+
 impl Device {
     /// Adds a ring to those that are read.
     pub(in crate::local) fn add_peer_rx(&self, number: u64, rx_ring: RxRing, gid_index: u8) {
@@ -118,14 +142,35 @@ impl Device {
         }
     }
 
-    /// Has writers ring the doorbell from now on. True if packets are pending already.
+    /// Has writers ring the doorbell from now on, or from when the last thread has polled enough. True if packets are pending already.
     pub(crate) fn fall_asleep_at_rings(&self) -> bool {
         if !self.local.has_rx_rings.load(Ordering::SeqCst) {
             return false;
         }
         let list = &self.rx.lock().peer_rx.list;
-        list.iter().for_each(|peer_rx| peer_rx.rx_ring.fall_asleep());
+        if self.local.pollers.load(Ordering::SeqCst) == 0 {
+            list.iter().for_each(|peer_rx| peer_rx.rx_ring.fall_asleep());
+        }
         list.iter().any(|peer_rx| !peer_rx.rx_ring.is_empty())
+    }
+
+    /// Makes progress until `done`, for as long as the budget permits, and returns whether it is done. Peers of this host do not wake
+    /// the engine meanwhile, and other threads get the processor if they need it.
+    pub fn poll_until(&self, budget: &SpinBudget, mut done: impl FnMut() -> bool) -> bool {
+        let spin = budget.take();
+        let mut is_done = false;
+        if !spin.is_zero() {
+            let (started, _polling) = (Instant::now(), Polling::begin(self));
+            while !is_done && started.elapsed() < spin {
+                self.progress();
+                is_done = done();
+                if !is_done {
+                    std::thread::yield_now();
+                }
+            }
+        }
+        budget.note(is_done);
+        is_done
     }
 
     /// Has writers not ring the doorbell any more.

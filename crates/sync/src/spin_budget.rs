@@ -1,9 +1,10 @@
-//! How long to poll for packets before sleeping.
+//! How long to poll for what other threads or processes send before sleeping.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// A wakeup across processors takes about as long as this, so polling longer gains nothing.
-const SPIN_NS: u64 = 50_000;
+const SPIN: Duration = Duration::from_micros(50);
 
 /// After this many fruitless spins in a row ...
 const MISSES_MAX: u32 = 3;
@@ -13,16 +14,16 @@ const TRY_EVERY: u32 = 16;
 /// Decides whether spinning pays. It does not where peers are slower than a wakeup, nor where the peer needs the very
 /// processor that is being spun on: then the answer comes only once the spinning has stopped.
 #[derive(Debug, Default)]
-pub(super) struct SpinBudget {
+pub struct SpinBudget {
     /// Spins in a row, tried or not, in which nothing came.
     misses: AtomicU32,
 }
 
 impl SpinBudget {
-    /// For how many nanoseconds to spin now.
-    pub fn take(&self) -> u64 {
+    /// For how long to spin now.
+    pub fn take(&self) -> Duration {
         let misses = self.misses.load(Ordering::Relaxed);
-        if misses < MISSES_MAX || misses.is_multiple_of(TRY_EVERY) { SPIN_NS } else { 0 }
+        if misses < MISSES_MAX || misses.is_multiple_of(TRY_EVERY) { SPIN } else { Duration::ZERO }
     }
 
     /// Notes whether the spin found anything.
@@ -43,11 +44,11 @@ mod tests {
         let budget = SpinBudget::default();
         let mut tried = 0;
         for _ in 0..1600 {
-            tried += u64::from(budget.take() > 0);
+            tried += u64::from(!budget.take().is_zero());
             budget.note(false);
         }
         assert!((90..110).contains(&tried), "{tried}");
         budget.note(true);
-        assert_eq!(budget.take(), SPIN_NS);
+        assert_eq!(budget.take(), SPIN);
     }
 }
