@@ -206,6 +206,30 @@ class Ends(SwapFile):
         self.assertFalse(is_mounted(self.mount_point))
         self.assertRaises(OSError, os.pread, fd, 1, 0)
 
+    def test_the_end_does_not_wait_for_a_stopped_node(self):
+        node, listen = self.node()
+        device = self.device(listen)
+        fd, errors = self.opened(), []
+        os.pwrite(fd, b"a" * PAGE, 0)
+        node.send_signal(signal.SIGSTOP)
+        self.addCleanup(node.send_signal, signal.SIGCONT)
+        os.waitid(os.P_PID, node.pid, os.WSTOPPED)
+
+        def write(index):
+            try:
+                os.pwrite(fd, b"b" * 8 * PAGE, index * 8 * PAGE)
+            except OSError as error:
+                errors.append(error.errno)
+
+        # More than the device has buffers for.
+        threads = [threading.Thread(target=write, args=(index,)) for index in range(64)]
+        for thread in threads:
+            thread.start()
+        self.assertIn("is in use", self.end(device))
+        for thread in threads:
+            thread.join(LIMIT_S)
+        self.assertEqual(len(errors), len(threads), errors)
+
     def test_a_mount_that_a_killed_device_has_left_is_replaced(self):
         _, listen = self.node()
         device = self.device(listen)
@@ -270,6 +294,16 @@ class LoopDevices(SwapFile):
                 succeed("losetup", "--detach", name)
                 self.assertEqual(self.end(device), "")
 
+    @unittest.skipUnless(shutil.which("fio"), "needs fio")
+    def test_many_requests_in_flight(self):
+        _, listen = self.node("64M")
+        device = self.device(listen)
+        name = self.loop("--direct-io=on")
+        succeed("fio", "--name=swap", f"--filename={name}", "--direct=1", "--ioengine=libaio", "--iodepth=64", "--rw=randwrite",
+                "--bsrange=512-256k", "--size=48M", "--verify=crc32c", "--verify_state_save=0", "--randseed=5")
+        succeed("losetup", "--detach", name)
+        self.assertEqual(self.end(device), "")
+
     def test_a_killed_device_is_eio(self):
         _, listen = self.node()
         device = self.device(listen)
@@ -284,8 +318,8 @@ class LoopDevices(SwapFile):
 
 
 class Refusals(SwapFile):
-    def refused(self, said, *arguments, status=REFUSED):
-        argv = [TERRACE, "swap-device", "--memory-node", self.node()[1], "--size", "1M", *map(str, arguments)]
+    def refused(self, said, *arguments, status=REFUSED, wrapper=()):
+        argv = [*wrapper, TERRACE, "swap-device", "--memory-node", self.node()[1], "--size", "1M", *map(str, arguments)]
         outcome = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
         self.assertEqual(outcome.returncode, status, outcome.stderr)
         self.assertIn(said, outcome.stderr)
@@ -298,6 +332,14 @@ class Refusals(SwapFile):
         self.refused("cannot mount at", "--mount", self.directory / "nowhere")
         (self.directory / "file").write_text("mine")
         self.refused("cannot mount at", "--mount", self.directory / "file")
+        hidden = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev && exec "$@"', "sh")
+        self.refused("there is no /dev/fuse: modprobe fuse", "--mount", self.mount_point, wrapper=hidden)
+
+    @unittest.skipUnless(shutil.which("setpriv"), "needs setpriv")
+    def test_memory_that_may_not_be_locked(self):
+        wrapper = ("prlimit", "--memlock=8388608:8388608", "setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock")
+        self.refused("now 8192 KiB", "--mount", self.mount_point, wrapper=wrapper)
+        self.assertFalse(is_mounted(self.mount_point))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ use terrace_nic::stat::Counts;
 type Metric<T> = (&'static str, &'static str, &'static str, fn(&T) -> u64);
 
 const METRICS: [Metric<Totals>; 6] = [
-    ("connections", "gauge", "Connections that are open.", |totals| totals.connections),
+    ("connections", "gauge", "Connections that are open, or handles of the file.", |totals| {
+        totals.connections
+    }),
     ("requests_total", "counter", "Requests.", |totals| totals.requests),
     ("failed_requests_total", "counter", "Requests that an error has answered.", |totals| {
         totals.failed_requests

@@ -2,9 +2,9 @@
 # The first process of a guest that swaps: to its first virtio disk, or to a file of `terrace swap-device` below a loop device.
 # The kernel's command line has
 #   terrace.mib=N terrace.passes=N   how much memory the program uses, and how often
-#   terrace.node=ADDRESS:PORT        the memory node of a file, which has 192 MiB
-#   terrace.kills=1                  the file's process is killed when the program has verified its memory once; the program
-#                                    alone is short of memory then, not the programs that end the guest
+#   terrace.node=ADDRESS:PORT        the memory node of a file, which has 192 MiB. The program alone is short of memory then, in a
+#                                    control group of 64 MiB: the file's process has to have some (docs/swap-device.md, "Deadlocks")
+#   terrace.kills=1                  the file's process is killed when the program has verified its memory once
 /bin/busybox --install -s /bin
 export PATH=/bin
 mount -t devtmpfs dev /dev
@@ -39,17 +39,19 @@ serve_file() {
     cat /tmp/device
     # The shell of busybox prefers its own, which knows no direct IO.
     disk=$(/bin/losetup --find --show --direct-io=on /disk/swap) || echo "init: no loop device"
-    # The reserve that docs/swap-device.md has for a device on the host whose memory it holds.
-    echo 32768 >/proc/sys/vm/min_free_kbytes
-}
-
-run_and_kill_device() {
     mkdir /cgroup
     mount -t cgroup2 cgroup /cgroup
     echo +memory >/cgroup/cgroup.subtree_control
     mkdir /cgroup/program
     echo 64M >/cgroup/program/memory.max
-    sh -c "echo \$\$ >/cgroup/program/cgroup.procs; exec swap_pattern $mib $passes" >/tmp/program &
+}
+
+run_program() {
+    sh -c "[ -z '$node' ] || echo \$\$ >/cgroup/program/cgroup.procs; exec swap_pattern $mib $passes"
+}
+
+run_and_kill_device() {
+    run_program >/tmp/program &
     program=$!
     until grep -q 'pass 1: verified' /tmp/program; do
         sleep 0.1
@@ -64,7 +66,7 @@ grep MemTotal /proc/meminfo
 if [ -n "$kills" ]; then
     run_and_kill_device
 else
-    swap_pattern "$mib" "$passes"
+    run_program
 fi
 echo "init: exit status $?"
 grep pswp /proc/vmstat
