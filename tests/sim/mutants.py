@@ -96,7 +96,7 @@ MUTANTS = [
     ("icrc-is-not-checked", "crates/fabric/src/rx.rs",
      "if !too_short && let Verdict::Good { ip_id }", "if !too_short { return Some(0); }\n    if let Verdict::Good { ip_id }"),
     ("windows-stay-open", "crates/memory/src/window.rs",
-     "changes.forget());\n        }\n        self.unbind(&mut entry);", "changes.forget());\n        }\n        entry.bound = true;"),
+     "cancel_changes(&entry);\n        }\n        self.unbind(&mut entry);", "cancel_changes(&entry);\n        }\n        entry.bound = true;"),
     ("fetch-and-add-adds-one-more", "crates/hostmem/src/fault/mod.rs",
      "fetch_add(addr, add),", "fetch_add(addr, add | 1),"),
 ]

@@ -26,11 +26,6 @@ impl PendingChanges {
         let changes = std::mem::take(&mut *self.0.lock());
         changes.iter().filter_map(Weak::upgrade).for_each(|change| change.cancel());
     }
-
-    /// Forgets all of them: they go on.
-    pub(crate) fn forget(&self) {
-        self.0.lock().clear();
-    }
 }
 
 fn is_pending(change: &Weak<dyn Transfer>) -> bool {

@@ -105,7 +105,7 @@ impl Entry {
         matches!(self.kind, Kind::WindowType1 | Kind::WindowType2)
     }
 
-    /// Takes what a pager is going to change.
+    /// Records a pending change of a window.
     pub(crate) fn note_change(&self, change: &Arc<dyn Transfer>) {
         if let Some(changes) = &self.changes {
             changes.add(change);

@@ -111,6 +111,7 @@ impl Registry {
         if !entry.is_window() {
             return Err(RegisterError::UnknownKey);
         }
+        cancel_changes(&entry);
         self.unbind(&mut entry);
         vacate(&mut entry);
         drop(entry);
@@ -132,6 +133,7 @@ impl Registry {
             let mut window = slot.close();
             check_window(&window, bind)?;
             if bind.len == 0 {
+                cancel_changes(&window);
                 self.unbind(&mut window);
                 window.tag = tag_of(bind.new_key);
                 return Ok(());
@@ -162,6 +164,7 @@ impl Registry {
     ) -> Result<(), BindError> {
         let host = check_region(region, bind)?;
         region.windows.fetch_add(1, Ordering::Relaxed);
+        cancel_changes(window);
         self.unbind(window);
         window.bound = true;
         window.is_by_offset = region.is_by_offset;
@@ -178,7 +181,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Takes a closed window off its region, if it is bound, and cancels what pagers were to change through it.
+    /// Takes a closed window off its region, if it is bound.
     fn unbind(&self, window: &mut Closed<'_, Entry>) {
         if !window.bound {
             return;
@@ -187,14 +190,13 @@ impl Registry {
         if let Some(slot) = self.table.slot_of(window.region) {
             slot.pin().windows.fetch_sub(1, Ordering::Relaxed);
         }
-        window.changes.iter().for_each(|changes| changes.cancel());
         window.unbind();
     }
 
     /// Invalidates a key: a work request of the queue pair, or its peer's SEND with invalidate. Only
     /// type 2 windows can be invalidated. When this returns, no access through the window is still running. A window
-    /// that is not bound stays so, which is no error. What pagers are to change through the window is cancelled by a work request of the queue
-    /// pair. It goes on behind a SEND: that of a responder completes when earlier changes have ended.
+    /// that is not bound stays so, which is no error. A work request cancels the window's pending changes. A SEND with invalidate does
+    /// not: the receive completes when they have ended.
     ///
     /// # Errors
     /// `UnknownKey` when the key is not the current one of a window; `Permission` for a region or a type 1 window;
@@ -204,8 +206,8 @@ impl Registry {
         let slot = self.table.slot_of(key).ok_or(AccessError::UnknownKey)?;
         let mut entry = slot.close();
         check_invalidate(&entry, who, key)?;
-        if who.side == Side::Remote {
-            entry.changes.iter().for_each(|changes| changes.forget());
+        if who.side == Side::Local {
+            cancel_changes(&entry);
         }
         self.unbind(&mut entry);
         Ok(())
@@ -232,6 +234,11 @@ impl Registry {
         }
         count
     }
+}
+
+/// Cancels what pagers have not changed yet of what was requested through a window, bound or not.
+fn cancel_changes(window: &Entry) {
+    window.changes.iter().for_each(|changes| changes.cancel());
 }
 
 /// The checks that need no region.

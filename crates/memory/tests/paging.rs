@@ -99,6 +99,45 @@ impl Paged {
     }
 }
 
+/// What the peer has written before it sends the invalidation takes effect before the receive completes, unless the program ends
+/// or binds the window earlier.
+#[test]
+fn changes_through_a_window_go_on_behind_a_peers_invalidation_until_its_owner_ends_or_binds_it() {
+    let cancelled = Some(Err(AccessError::Fault));
+    for ends in [true, false] {
+        let paged = paged(RegionPolicy::Wait);
+        let window = paged.registry.alloc_window(PD, WindowKind::Type2).expect("room");
+        let bind = WindowBind {
+            window_key: window,
+            new_key: window,
+            region_key: paged.key,
+            addr: paged.memory.addr,
+            len: LEN as u64,
+            access: Access::REMOTE_WRITE,
+            pd: PD,
+            qpn: QPN,
+        };
+        paged.registry.bind_window(&bind).expect("bound");
+        let put = || {
+            let va = paged.memory.addr + FRINGE as u64;
+            paged.registry.put(peer(), window, va, &[7; 8], &counting().0).expect("absent memory")
+        };
+        let first = put();
+        paged.registry.invalidate(peer(), window).expect("bound");
+        assert_eq!(first.outcome(), None);
+        match ends {
+            true => paged.registry.free_window(window).expect("a window"),
+            false => paged.registry.bind_window(&bind).expect("free"),
+        }
+        assert_eq!(first.outcome(), cancelled);
+        if !ends {
+            let second = put();
+            paged.registry.invalidate(Accessor::local(PD, QPN), window).expect("bound");
+            assert_eq!(second.outcome(), cancelled, "a work request of the owner");
+        }
+    }
+}
+
 #[test]
 fn what_is_present_is_copied_and_what_is_absent_is_refused() {
     let paged = paged(RegionPolicy::Wait);

@@ -391,4 +391,9 @@ impl Transfer for TestTransfer {
         out.copy_from_slice(part.ok_or(AccessError::OutOfRange)?);
         Ok(())
     }
+
+    /// The pager of these tests does not look whether an access is cancelled.
+    fn cancel(&self) {
+        self.0.lock().get_or_insert(Err(AccessError::Fault));
+    }
 }
