@@ -1,6 +1,7 @@
 //! An access that a worker makes.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use terrace_hostmem::{AtomicOp, HostRange};
@@ -113,18 +114,21 @@ impl DeferredAccess {
     }
 }
 
-/// Whether a change is cancelled.
+/// Whether a change has begun or is cancelled, of which one comes first and excludes the other.
 #[derive(Debug, Default)]
 pub struct Cancellation {
-    /// Locked while the bytes are changed.
-    is_cancelled: Mutex<bool>,
+    is_decided: AtomicBool,
 }
 
 impl Cancellation {
-    /// Changes bytes by `act`, unless the change is cancelled. Returns none then.
+    /// Changes bytes by `act`, once, unless the change is cancelled. Returns none then.
     pub fn unless_cancelled<R>(&self, act: impl FnOnce() -> R) -> Option<R> {
-        let is_cancelled = self.is_cancelled.lock();
-        (!*is_cancelled).then(act)
+        (!self.is_decided.swap(true, Ordering::AcqRel)).then(act)
+    }
+
+    /// Cancels the change, unless it has begun. Does not wait for one that has: its file's disk or server may take any time.
+    fn cancel(&self) {
+        self.is_decided.store(true, Ordering::Release);
     }
 }
 
@@ -162,6 +166,6 @@ impl Transfer for FileTransfer {
     }
 
     fn cancel(&self) {
-        *self.cancellation.is_cancelled.lock() = true;
+        self.cancellation.cancel();
     }
 }

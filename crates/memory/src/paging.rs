@@ -45,7 +45,7 @@ pub trait Transfer: Send + Sync + Debug {
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError>;
 
     /// Cancels a change of the program's memory, or of a file: when this returns, what has not been carried out of it never is.
-    /// What has been stays. Changes of other memory, and appended records, go on.
+    /// What has been stays. A change of a file that has begun goes on, as changes of other memory and appended records do.
     fn cancel(&self) {}
 }
 
