@@ -147,11 +147,10 @@ impl ControlQp {
         self.peer
     }
 
-    /// Connects to the peer's end. The path MTU is the smaller of the two. The peer is not given up before a queue pair of the program
-    /// with this `timeout` and 7 retries would give it up.
+    /// Connects to the peer's end. The path MTU is the smaller of the two. The peer is given up after seven retries with this
+    /// `timeout` of `ibv_qp_attr`.
     pub fn connect(&mut self, remote: Path, peer: Endpoint, timeout: u8) -> Result<(), Error> {
         // The peer's device posts receives again as soon as it runs, and otherwise sends no RNR NAK.
-        let timeout = timeout.max(rc::TIMEOUT);
         rc::connect(&self.qp, self.end, remote, peer, timeout, rc::RNR_RETRIES)?;
         self.peer = Some(peer);
         Ok(())
@@ -318,7 +317,7 @@ mod tests {
                 let peer = ends[1 - index];
                 let path = rc::path_to(&devices[index], address(1 - index), peer.qpn);
                 let path = path.expect("an address").expect("a path");
-                controls[index].connect(path, peer, 0).expect("the ends connect");
+                controls[index].connect(path, peer, rc::TIMEOUT).expect("the ends connect");
             }
             Ends { net, clock, controls, cqs, devices }
         }

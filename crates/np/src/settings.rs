@@ -26,7 +26,7 @@ pub struct Settings {
     pub check_delay_ns: u64,
     /// How long a version counts as known, in nanoseconds.
     pub version_age_ns: u64,
-    /// How long a peer may have memory held without a request on its queue pair, in nanoseconds.
+    /// How long a peer may have memory held while its queue pair takes no request, in nanoseconds.
     pub hold_ns_max: u64,
 }
 

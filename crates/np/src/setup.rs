@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use terrace_access::proto::{Body, Datagram, Endpoint, Join, Message, Status};
 use terrace_access::region::Knowledge;
+use terrace_nic::rc;
 use terrace_nic::{Path, QpAttr, QpState, QueuePair, Time, WcStatus};
 
 use crate::control::ControlQp;
@@ -144,7 +145,7 @@ impl State {
         if let Some(connected) = control.peer() {
             return connected == peer;
         }
-        if let Err(error) = control.connect(path, peer, attr.timeout) {
+        if let Err(error) = control.connect(path, peer, ack_timeout(attr)) {
             tracing::debug!(%error, qpn = session.qpn, "a control queue pair cannot be connected");
             return false;
         }
@@ -193,5 +194,33 @@ impl State {
             outgoing.initiator.handle_peer_gone(now);
         }
         self.with_target(session, qp, |target, side| target.handle_peer_gone(side));
+    }
+}
+
+/// The ACK timeout of a control queue pair beside the program's queue pair with these attributes.
+fn ack_timeout(attr: &QpAttr) -> u8 {
+    /// Of an end that answers, and has no timeout of its own: seven retries take 7.5 s.
+    const TIMEOUT_OF_RESPONDER: u8 = 18;
+    /// The longest: 2.4 hours.
+    const TIMEOUT_MAX: u8 = 31;
+    match attr.timeout {
+        _ if attr.state == QpState::Rtr => TIMEOUT_OF_RESPONDER,
+        // It waits for ever.
+        0 => TIMEOUT_MAX,
+        timeout => timeout.max(rc::TIMEOUT),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_is_not_given_up_before_the_programs_queue_pair_gives_it_up() {
+        let in_state = |state, timeout| ack_timeout(&QpAttr { state, timeout, ..QpAttr::default() });
+        assert_eq!(in_state(QpState::Rts, 10), rc::TIMEOUT);
+        assert_eq!(in_state(QpState::Rts, 19), 19);
+        assert_eq!(in_state(QpState::Rts, 0), 31, "which waits for ever");
+        assert_eq!(in_state(QpState::Rtr, 0), 18, "it is not set yet");
     }
 }
