@@ -151,7 +151,7 @@ pub fn swap_device(options: &Options) -> Result<(), SwapDeviceError> {
     let config = client_config(options)?;
     swap_process::protect(options.place.mount.is_some());
     let client = Arc::new(Client::connect(&config)?);
-    let front = Front::start(&options.place, &names_of_nodes(&config), &client)?;
+    let front = Front::start(&options.place, &names_of_nodes(&config), &client, &signals)?;
     client.device().attach(front.counters().clone());
     let metrics = options.metrics.map(|address| serve_metrics(address, &front, &client)).transpose()?;
     swap_process::lock_memory()?;

@@ -1,5 +1,6 @@
 //! How a kernel reaches a swap device: by a unix socket, or as a file.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -47,8 +48,8 @@ impl Place {
 pub enum Front {
     /// By NBD.
     Socket(Server),
-    /// By FUSE.
-    File(FileServer),
+    /// By FUSE. Signals come by the descriptor.
+    File(FileServer, SignalFd),
 }
 
 impl Front {
@@ -56,7 +57,12 @@ impl Front {
     ///
     /// # Errors
     /// `Buffer`, `Server`, `Obstacle`.
-    pub fn start(place: &Place, source: &str, client: &Arc<Client>) -> Result<Front, SwapDeviceError> {
+    pub fn start(
+        place: &Place,
+        source: &str,
+        client: &Arc<Client>,
+        signals: &SigSet,
+    ) -> Result<Front, SwapDeviceError> {
         let queue = ClientQueue::new(client.clone(), place.connections())?;
         let Some(mount_point) = &place.mount else {
             return Ok(Front::Socket(Server::start(&place.path(), queue)?));
@@ -67,21 +73,23 @@ impl Front {
             }
             (error, _) => error.into(),
         };
-        Ok(Front::File(FileServer::start(mount_point, source, queue).map_err(refused)?))
+        let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+        let signals = SignalFd::with_flags(signals, flags).map_err(io::Error::from);
+        let signals = signals.map_err(ServerError::System)?;
+        Ok(Front::File(FileServer::start(mount_point, source, queue).map_err(refused)?, signals))
     }
 
     /// The device's counters.
     pub fn counters(&self) -> &Arc<Counters> {
         match self {
             Front::Socket(server) => server.counters(),
-            Front::File(server) => server.counters(),
+            Front::File(server, _) => server.counters(),
         }
     }
 
     /// The next signal. `None` if the file has been unmounted.
     pub fn wait(&self, signals: &SigSet) -> Option<Signal> {
-        let Front::File(server) = self else { return signals.wait().ok() };
-        let received = SignalFd::with_flags(signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC).ok()?;
+        let Front::File(server, received) = self else { return signals.wait().ok() };
         while !server.is_unmounted() {
             if let Ok(Some(signal)) = received.read_signal() {
                 return Signal::try_from(signal.ssi_signo as i32).ok();
@@ -95,7 +103,7 @@ impl Front {
     pub fn stop(self, place: &Place) {
         match self {
             Front::Socket(server) => server.stop(),
-            Front::File(server) => {
+            Front::File(server, _) => {
                 if server.counters().totals().connections > 0 {
                     let path = place.path();
                     tracing::warn!(
