@@ -172,7 +172,7 @@ build/negative/libraries/%.so: tests/negative/libraries/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -shared -fPIC -o $@ $< -lpthread
 
-negative-programs: $(NEGATIVE_PROGRAMS) build/negative/libraries/waiting.so build/negative/libraries/stopping.so build/examples/remote_file build/examples/own_swap build/examples/export_client
+negative-programs: $(NEGATIVE_PROGRAMS) build/negative/libraries/waiting.so build/negative/libraries/stopping.so build/negative/libraries/guarded.so build/examples/remote_file build/examples/own_swap build/examples/export_client
 
 build/endurance/programs/%: tests/endurance/programs/%.c $(NEGATIVE_SHARED)
 	@mkdir -p $(@D)

@@ -8,9 +8,11 @@ import os
 import subprocess
 import unittest
 
-from support import PROGRAMS, ROOT, NegativeTest, fresh_address, procs
+from support import PROGRAMS, ROOT, TERRACE, NegativeTest, fresh_address, procs
 
 FORKS = int(os.environ.get("TERRACE_FORKS", "200"))
+PRELOADED = TERRACE.parents[1] / "lib/terrace/libibverbs.so.1"
+GUARDED = PROGRAMS.parent / "libraries" / "guarded.so"
 LIBRARY = PROGRAMS.parent / "libraries" / "waiting.so"
 INTERPOSED = ROOT / "crates" / "ibverbs" / "interposed.txt"
 
@@ -19,8 +21,8 @@ class Fork(NegativeTest):
     def check(self, mode, argument, *options, timeout_s=120):
         self.run_program("fork_load", mode, str(argument), options=options, timeout_s=timeout_s)
 
-    def run_program(self, name, *arguments, options, timeout_s):
-        command = procs.under_terrace([str(PROGRAMS / name), *arguments], *options, addr=fresh_address())
+    def run_program(self, name, *arguments, options, timeout_s, before=()):
+        command = procs.under_terrace([*before, str(PROGRAMS / name), *arguments], *options, addr=fresh_address())
         outcome = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
         self.assertEqual(outcome.returncode, 0, outcome.stdout + outcome.stderr)
 
@@ -52,6 +54,10 @@ class Fork(NegativeTest):
             with self.subTest(allocator):
                 arguments = (str(2 * FORKS), allocator)
                 self.run_program("fork_allocate", *arguments, options=("--dram", "8M"), timeout_s=60 + FORKS)
+
+    def test_blocks_of_another_allocator(self):
+        before = ("env", f"LD_PRELOAD={PRELOADED}:{GUARDED}")
+        self.run_program("fork_allocate", str(FORKS // 2), "malloc", options=("--dram", "8M"), timeout_s=60 + FORKS, before=before)
 
     def test_a_first_call_while_the_dynamic_linker_waits_for_it(self):
         self.check("constructor", LIBRARY)

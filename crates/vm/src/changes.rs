@@ -1,10 +1,11 @@
 //! The program's changes of mappings, and the instants in which this crate puts a mapping in the place of one that it has
-//! found in the kernel's list. No system call does both, and other memory may be there by then: the one excludes the other.
+//! found in the kernel's list. No system call does both, and other memory may be there by then: an [`Exclusion`] keeps a
+//! [`Change`] from beginning.
 //!
 //! Beginning a change neither allocates nor takes a lock, because allocators change mappings with their locks held.
 
 use std::io;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,9 @@ static UNDER_WAY: AtomicU64 = AtomicU64::new(0);
 /// The process that permits no change; 0 for none. A child that was forked at that time has another identifier.
 static EXCLUDED_BY: AtomicI32 = AtomicI32::new(0);
 
+/// A wait was in vain, and no moment without changes has been seen since: one is counted that will not end.
+static IS_STUCK: AtomicBool = AtomicBool::new(false);
+
 /// How long [`exclude`] waits. A change takes as long as the kernel takes to unmap pages, some seconds for a terabyte.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
@@ -32,7 +36,13 @@ impl Change {
     /// before the change ends.
     #[inline]
     pub fn begin() -> Option<Change> {
-        known_files::is_any().then(Change::count)
+        Change::begin_if(|| true)
+    }
+
+    /// The same, if what the caller does is a change. That is asked only where the process has a swap file.
+    #[inline]
+    pub fn begin_if(is_change: impl FnOnce() -> bool) -> Option<Change> {
+        (known_files::is_any() && is_change()).then(Change::count)
     }
 
     #[cold]
@@ -78,17 +88,19 @@ pub(crate) struct Exclusion(#[expect(dead_code, reason = "held")] MutexGuard<'st
 /// exclusion, and blocks all signals: a handler's change would wait for ever.
 ///
 /// # Errors
-/// `TIMEDOUT` after ten seconds: a thread has ended in the middle of a change.
+/// `TIMEDOUT` after ten seconds, because a change takes longer, or a thread has ended in the middle of one. The next calls then do not wait.
 pub(crate) fn exclude() -> io::Result<Exclusion> {
     let exclusion = Exclusion(EXCLUDING.lock().unwrap_or_else(PoisonError::into_inner));
     EXCLUDED_BY.store(process(), Ordering::SeqCst);
     let begin = Instant::now();
     while UNDER_WAY.load(Ordering::SeqCst) != 0 {
-        if begin.elapsed() > WAIT_MAX {
+        if IS_STUCK.load(Ordering::Relaxed) || begin.elapsed() > WAIT_MAX {
+            IS_STUCK.store(true, Ordering::Relaxed);
             return Err(Errno::TIMEDOUT.into());
         }
         sched_yield();
     }
+    IS_STUCK.store(false, Ordering::Relaxed);
     Ok(exclusion)
 }
 
@@ -101,4 +113,5 @@ impl Drop for Exclusion {
 /// Forgets the changes of other threads, in a forked child, which does not have them.
 pub fn forget_changes_in_child() {
     UNDER_WAY.store(0, Ordering::SeqCst);
+    IS_STUCK.store(false, Ordering::Relaxed);
 }

@@ -139,10 +139,21 @@ pub unsafe extern "C" fn mmap(
 /// Whether the next `free` is that of the C library, and not of an allocator with blocks of another layout.
 static IS_OF_C_LIBRARY: AtomicBool = AtomicBool::new(false);
 
-/// Finds out which allocator the program has, when the library is loaded.
+/// Finds out which allocator the program has, when the library is loaded. Other allocators define `__libc_free`, too, so the
+/// library counts that the function is in.
 pub fn find_allocator() {
-    let next = functions::free.address();
-    IS_OF_C_LIBRARY.store(!next.is_null() && next == functions::__libc_free.address(), Ordering::Relaxed);
+    let next = library_of(functions::free.address());
+    let is_of_c_library = next.is_some() && next == library_of(functions::gnu_get_libc_version.address());
+    IS_OF_C_LIBRARY.store(is_of_c_library, Ordering::Relaxed);
+}
+
+/// Where the library with this address is loaded.
+fn library_of(address: *const c_void) -> Option<usize> {
+    let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: any address may be looked up.
+    let is_found = unsafe { libc::dladdr(address, found.as_mut_ptr()) } != 0;
+    // SAFETY: zeros are valid, and so is what the function has written.
+    is_found.then(|| unsafe { found.assume_init() }.dli_fbase.addr())
 }
 
 /// Begins the change that the end of a block is, if it has a mapping of its own. The C library takes no lock while it unmaps
@@ -153,20 +164,27 @@ pub fn find_allocator() {
 unsafe fn begin_end_of(block: *const c_void) -> Option<Change> {
     /// `IS_MMAPPED` of the C library's malloc, in the size in front of a block.
     const IS_MAPPED: usize = 2;
-    if block.is_null() || !IS_OF_C_LIBRARY.load(Ordering::Relaxed) {
-        return None;
-    }
-    // SAFETY: the size in front of a block of the C library.
-    let size = unsafe { block.cast::<usize>().sub(1).read() };
-    if size & IS_MAPPED != 0 { Change::begin() } else { None }
+    Change::begin_if(|| {
+        // SAFETY: the size in front of a block of the C library.
+        let size = || unsafe { block.cast::<usize>().sub(1).read() };
+        !block.is_null() && IS_OF_C_LIBRARY.load(Ordering::Relaxed) && size() & IS_MAPPED != 0
+    })
 }
 
-/// `free(3)`.
+/// `free(3)`. `dlsym` frees the text of an earlier error: before this function's own address is known, that text stays.
 ///
 /// # Safety
 /// As for the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(block: *mut c_void) {
+    static IS_LOOKED_UP: AtomicBool = AtomicBool::new(false);
+    if !functions::free.is_found() {
+        if IS_LOOKED_UP.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        functions::free.address();
+        IS_LOOKED_UP.store(false, Ordering::Relaxed);
+    }
     // SAFETY: the caller's.
     let _change = unsafe { begin_end_of(block) };
     call_real!(free: fn(*mut c_void) -> (), block)

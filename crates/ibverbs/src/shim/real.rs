@@ -28,6 +28,11 @@ impl Real {
         if known == MISSING { null_mut() } else { known }
     }
 
+    /// Whether the function has been looked up.
+    pub fn is_found(&self) -> bool {
+        !self.address.load(Relaxed).is_null()
+    }
+
     #[cold]
     fn find(&self) -> *mut c_void {
         // SAFETY: a C string; any thread may look a symbol up.
@@ -63,9 +68,9 @@ macro_rules! functions {
 }
 
 functions! {
-    __fxstat __fxstat64 __fxstatat __fxstatat64 __libc_free __lxstat __lxstat64 __open64_2 __open_2 __openat64_2 __openat_2
+    __fxstat __fxstat64 __fxstatat __fxstatat64 __lxstat __lxstat64 __open64_2 __open_2 __openat64_2 __openat_2
     __readlink_chk __readlinkat_chk __realpath_chk __sysv_signal __xstat __xstat64 access connect eaccess euidaccess faccessat
-    fopen fopen64 free fstat fstat64 fstatat fstatat64 getxattr lgetxattr listxattr llistxattr lstat lstat64 open open64 openat
+    fopen fopen64 free fstat fstat64 fstatat fstatat64 getxattr gnu_get_libc_version lgetxattr listxattr llistxattr lstat lstat64 open open64 openat
     openat64 opendir pthread_sigmask readlink readlinkat realloc reallocarray realpath scandir scandir64 send sendmsg sendto sigaction signal sigprocmask socket stat stat64
     statx
 }
