@@ -106,7 +106,7 @@ impl ReadAhead {
         Some(filled)
     }
 
-    /// Whether a read is still to be made: its chunk has not been dropped since it was asked for.
+    /// Whether a read is still to be made: its chunk has not been dropped since it was requested.
     pub(crate) fn wants(&self, fetch: &Fetch) -> bool {
         self.state.lock().chunks.iter().any(|chunk| chunk.number == fetch.number)
     }

@@ -17,8 +17,8 @@ pub struct ClientQueue {
 }
 
 impl ClientQueue {
-    /// Allocates the buffer of a device of so many connections. The client's depth is [`slot_count`] of them. No other thread may poll the client, because it would take the device's
-    /// completions.
+    /// Allocates the buffer of a device of so many connections. The client's depth is [`slot_count`] of them. No other thread may
+    /// poll the client: it would take the device's completions.
     ///
     /// # Errors
     /// As [`Client::buffer`].

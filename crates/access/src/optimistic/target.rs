@@ -316,8 +316,7 @@ impl Target {
         }
     }
 
-    /// Takes that the peer's requests on its queue pair go on: those for the ranges that it has held come behind earlier ones,
-    /// which may take long.
+    /// Restarts the limit of held ranges: the peer's queue pair has taken a request. Those for the ranges come behind earlier ones.
     pub fn note_progress(&mut self, now: Time) {
         for job in self.jobs.values_mut() {
             if let Job::Held(since) = job {

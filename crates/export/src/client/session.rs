@@ -211,15 +211,15 @@ impl Session {
         deadline: Instant,
         mut ready: impl FnMut(&mut Waiting) -> Option<T>,
     ) -> Result<T, ExportError> {
-        let mut look = |waiting: &mut Waiting| match ready(waiting) {
+        let mut poll_ready = |waiting: &mut Waiting| match ready(waiting) {
             Some(result) => Some(Ok(result)),
             None => (self.is_lost() || Instant::now() >= deadline).then_some(Err(ExportError::Lost)),
         };
         self.device.progress();
-        let mut found = look(&mut self.waiting.lock());
+        let mut found = poll_ready(&mut self.waiting.lock());
         if found.is_none() {
             self.device.poll_until(&self.polls, || {
-                found = look(&mut self.waiting.lock());
+                found = poll_ready(&mut self.waiting.lock());
                 found.is_some()
             });
         }
@@ -228,7 +228,7 @@ impl Session {
                 return result;
             }
             let mut waiting = self.waiting.lock();
-            found = look(&mut waiting);
+            found = poll_ready(&mut waiting);
             if found.is_none() {
                 self.arrived.wait_until(&mut waiting, deadline.min(Instant::now() + SLEEP_TIME));
                 drop(waiting);

@@ -25,7 +25,7 @@ struct Queue {
     /// The files of the [`Job::Check`]s.
     checks: HashSet<FileId>,
     is_closed: bool,
-    /// A thread polls for a job, and takes the next one.
+    /// A thread polls for a job. Adding the first job wakes no other thread.
     has_poller: bool,
 }
 

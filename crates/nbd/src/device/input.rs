@@ -70,7 +70,7 @@ impl<Q: PageQueue> Device<Q> {
         Ok(if has_begun { Handled::Bytes(REQUEST_BYTES) } else { Handled::Blocked })
     }
 
-    /// Takes a request. Returns whether it was: not before operations end or replies are taken, if there are too many. WRITE, TRIM
+    /// Begins a request. False if too many are in flight, or too many replies wait. WRITE, TRIM
     /// and WRITE_ZEROES go on by [`Device::continue_request`], before the next request.
     pub(crate) fn begin_request(&mut self, index: usize, header: &Header) -> bool {
         let error = self.check(header);

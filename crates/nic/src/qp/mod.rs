@@ -103,7 +103,7 @@ pub struct QueuePair {
     /// Of tables that the peer may READ without the right to READ other regions.
     pub(crate) table_keys: KeySet,
     pub(crate) keys: LastKeys,
-    /// What the peer has requested of pagers.
+    /// Pending changes of the peer.
     pub(crate) changes: PendingChanges,
     /// For accesses to a same-host peer.
     pub(crate) prefetch_hint: PrefetchHint,

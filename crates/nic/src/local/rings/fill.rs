@@ -142,7 +142,7 @@ impl Device {
         }
     }
 
-    /// Has writers ring the doorbell from now on, or from when the last thread has polled enough. True if packets are pending already.
+    /// Has writers ring the doorbell from now on, or once no thread polls. True if packets are pending already.
     pub(crate) fn fall_asleep_at_rings(&self) -> bool {
         if !self.local.has_rx_rings.load(Ordering::SeqCst) {
             return false;
