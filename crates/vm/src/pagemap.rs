@@ -86,7 +86,7 @@ impl Pagemap {
         let is_private = |word: u64| word & SWAPPED != 0 || word & PRESENT != 0 && word & OF_FILE == 0;
         Ok(pages.zip(words).filter_map(move |(page, word)| is_private(word).then_some(page)))
     }
-    /// The parts of a range that [`Pagemap::private_pages`] would give. Where no page has ever been, nothing is read: memory that is
+    /// The parts of a range that `Pagemap::private_pages` would give. Where no page has ever been, nothing is read: memory that is
     /// only reserved costs nothing. Linux 6.7.
     ///
     /// # Errors

@@ -35,7 +35,7 @@ impl Device {
     /// Sends a management datagram to the device whose instance's port the path names. It may get lost.
     ///
     /// # Errors
-    /// EINVAL for more than [`MANAGEMENT_BYTES_MAX`] or no bytes, or a path to no instance's port; ENODEV when the
+    /// EINVAL for more than [`MANAGEMENT_BYTES_MAX`](crate::MANAGEMENT_BYTES_MAX) or no bytes, or a path to no instance's port; ENODEV when the
     /// device is closed.
     pub fn send_management(&self, path: &Path, payload: &[u8]) -> Result<(), Error> {
         self.check_open()?;
