@@ -26,6 +26,10 @@ static IS_STUCK: AtomicBool = AtomicBool::new(false);
 /// How long [`exclude`] waits. A change takes as long as the kernel takes to unmap pages, some seconds for a terabyte.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
+/// The same after a wait in vain. Most changes end within microseconds: without any wait, one that has just begun would be taken
+/// for the one that does not end.
+const WAIT_MAX_IF_STUCK: Duration = Duration::from_millis(20);
+
 /// A change of the process's mappings, until this is dropped.
 #[derive(Debug)]
 pub struct Change(());
@@ -88,13 +92,15 @@ pub(crate) struct Exclusion(#[expect(dead_code, reason = "held")] MutexGuard<'st
 /// exclusion, and blocks all signals: a handler's change would wait for ever.
 ///
 /// # Errors
-/// `TIMEDOUT` after ten seconds, because a change takes longer, or a thread has ended in the middle of one. The next calls then do not wait.
+/// `TIMEDOUT` after ten seconds, because a change takes longer, or a thread has ended in the middle of one. The next calls then wait for
+/// 20 milliseconds, until one of them finds no change under way.
 pub(crate) fn exclude() -> io::Result<Exclusion> {
     let exclusion = Exclusion(EXCLUDING.lock().unwrap_or_else(PoisonError::into_inner));
     EXCLUDED_BY.store(process(), Ordering::SeqCst);
+    let wait_max = if IS_STUCK.load(Ordering::Relaxed) { WAIT_MAX_IF_STUCK } else { WAIT_MAX };
     let begin = Instant::now();
     while UNDER_WAY.load(Ordering::SeqCst) != 0 {
-        if IS_STUCK.load(Ordering::Relaxed) || begin.elapsed() > WAIT_MAX {
+        if begin.elapsed() > wait_max {
             IS_STUCK.store(true, Ordering::Relaxed);
             return Err(Errno::TIMEDOUT.into());
         }

@@ -78,7 +78,7 @@ impl Swapped {
     /// threads at all times, it has the same bytes. What is not stored to from then on stays in the file, which is closed
     /// when memory is moved for the second time after the program has unmapped all of it.
     ///
-    /// Changes of mappings ([`Change`](crate::Change)) wait meanwhile. One that is not announced, as those within the C library,
+    /// Changes of mappings ([`Change`](crate::Change)) wait meanwhile. One that is not announced, as the C library's of its heaps,
     /// may unmap a mapping between the look at the list and the system call: what is mapped in its place by then is lost.
     ///
     /// The caller blocks all signals.
