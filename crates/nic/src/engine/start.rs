@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::stat_server::StatServer;
 use super::{Mode, driver};
@@ -70,13 +70,20 @@ impl Device {
         if done() {
             return;
         }
-        let budget = self.engine.waiting.take();
-        let started = Instant::now();
-        let mut hit = false;
-        while !hit && started.elapsed() < budget {
-            self.progress();
-            hit = done();
-        }
+        let hit = self.spin(self.engine.waiting.take(), done, || ());
         self.engine.waiting.note(hit);
+    }
+
+    /// Makes progress until `done`, for so long at most, with `pause` in between. Returns whether it is done.
+    pub(crate) fn spin(&self, limit: Duration, mut done: impl FnMut() -> bool, pause: impl Fn()) -> bool {
+        let started = Instant::now();
+        while started.elapsed() < limit {
+            self.progress();
+            if done() {
+                return true;
+            }
+            pause();
+        }
+        false
     }
 }

@@ -1,7 +1,6 @@
 //! Filling TX rings from queue pairs, and reading the RX rings.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use terrace_shm::{RxPacket, RxRing};
 use terrace_sync::SpinBudget;
@@ -156,19 +155,12 @@ impl Device {
 
     /// Makes progress until `done`, for as long as the budget permits, and returns whether it is done. Peers of this host do not wake
     /// the engine meanwhile, and other threads get the processor if they need it.
-    pub fn poll_until(&self, budget: &SpinBudget, mut done: impl FnMut() -> bool) -> bool {
-        let spin = budget.take();
-        let mut is_done = false;
-        if !spin.is_zero() {
-            let (started, _polling) = (Instant::now(), Polling::begin(self));
-            while !is_done && started.elapsed() < spin {
-                self.progress();
-                is_done = done();
-                if !is_done {
-                    std::thread::yield_now();
-                }
-            }
-        }
+    pub fn poll_until(&self, budget: &SpinBudget, done: impl FnMut() -> bool) -> bool {
+        let limit = budget.take();
+        let is_done = !limit.is_zero() && {
+            let _polling = Polling::begin(self);
+            self.spin(limit, done, std::thread::yield_now)
+        };
         budget.note(is_done);
         is_done
     }
