@@ -24,6 +24,9 @@ CFLAGS ?= -O2 -Wall -Wextra -Werror
 PYTEST ?= build/tools/bin/pytest
 pytest = $(PYTEST) --junit-xml=results/junit/$(1).xml $(if $(ONLY),-k '$(ONLY)')
 
+# Most tests wait for something most of the time: more of them run at once than there are processors.
+JOBS := $(shell echo $$(($$(nproc) * 3 / 2)))
+
 # `$(call nextest,NAME) OPTIONS` runs tests of cargo by a profile of .config/nextest.toml, which writes results/junit/NAME.xml.
 NEXTEST ?= build/tools/bin/cargo-nextest
 nextest = $(NEXTEST) nextest run --locked --profile $(1)
@@ -189,7 +192,7 @@ demo: build ## Run unmodified RDMA programs, and READ a file larger than the ser
 
 test: build ## Run the tests, including 2,000 seeds of the simulation
 	@scripts/setup.sh test
-	PYTHON=$(abspath build/tools/bin/python) $(call nextest,cargo) --workspace
+	PYTHON=$(abspath build/tools/bin/python) $(call nextest,cargo) --workspace --test-threads $(JOBS)
 	cargo test --workspace --locked --doc
 	$(call pytest,words) -q tests/words
 	$(call pytest,setup) -q tests/setup
@@ -200,7 +203,8 @@ test: build ## Run the tests, including 2,000 seeds of the simulation
 	$(call pytest,chaos-harness) -q tests/chaos/test_bystanders.py
 	$(call pytest,endurance-harness) -q tests/endurance
 	@$(MAKE) --no-print-directory negative-programs build/interop/programs/cm_talk
-	$(call pytest,negative) -q --durations=5 tests/negative
+	$(call pytest,negative) -q --durations=5 -n $(JOBS) -m 'not alone' tests/negative
+	$(call pytest,negative-alone) -q -m alone tests/negative
 	$(call pytest,bench-peers) -q bench/peers
 	$(call pytest,bench-np) -q bench/np
 	$(call pytest,bench-filemr) -q bench/filemr

@@ -6,6 +6,7 @@ import signal
 import struct
 import tempfile
 
+import pytest
 import roce
 from support import NegativeTest, fresh_address, procs
 
@@ -141,6 +142,7 @@ class Programs(NegativeTest):
         self.assertEqual(victim.outcome().status, -signal.SIGKILL)
         return ends.popitem()[1]
 
+    @pytest.mark.alone
     def test_a_killed_peer_is_detected(self):
         """On one host either end is notified immediately, at one address or two, although the connection sends
         nothing."""
@@ -151,6 +153,7 @@ class Programs(NegativeTest):
                     self.assertEqual(survivor.wait(DETECTED_WITHIN_S), 0, survivor.paths[0].read_text())
                     self.assertIn("RDMA_CM_EVENT_DISCONNECTED status 0", survivor.outcome().text)
 
+    @pytest.mark.alone
     def test_a_killed_peer_is_detected_over_the_network(self):
         """Over UDP only, as between hosts: the peer's host answers a keepalive probe, sent at least every 20 s, with an ICMP error."""
         self.options = ("--path", "udp")

@@ -38,7 +38,7 @@ class Files(Paged):
     def files(self, **arguments):
         """A region of each file system, one after the other."""
         for path in self.paths:
-            with self.subTest(path=path):
+            with self.subTest(path=str(path)):
                 yield path, self.file(path, **arguments)
                 self.server("dereg", "f")
 
@@ -294,7 +294,7 @@ class Example(unittest.TestCase):
         program = ROOT / "build/examples/remote_file"
         for options in ((), ("--path", "udp")):
             for place in DIRECTORIES:
-                with self.subTest(options=options, place=place), tempfile.TemporaryDirectory(dir=place) as directory:
+                with self.subTest(options=options, place=str(place)), tempfile.TemporaryDirectory(dir=place) as directory:
                     port = str(20_000 + os.getpid() % 20_000)
                     serve = [str(program), "serve", f"{directory}/file", port]
                     check = [str(program), "check", "127.0.0.1", port]

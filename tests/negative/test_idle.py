@@ -5,6 +5,7 @@ import tempfile
 import time
 import unittest
 
+import pytest
 from support import SUCCESS, NegativeTest, connect
 
 SECONDS = 5.0
@@ -19,6 +20,7 @@ def cpu_seconds(pid):
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
+@pytest.mark.alone
 class Idle(NegativeTest):
     def busy_pair(self):
         """Two processes that have just streamed to each other and polled continuously, like benchmarks."""

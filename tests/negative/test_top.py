@@ -13,6 +13,7 @@ import termios
 import time
 import unittest
 
+import pytest
 from support import TERRACE, NegativeTest, assert_refused, connect
 
 COLUMNS, LINES = 80, 24
@@ -79,6 +80,7 @@ class Screen:
         os.close(self.main)
 
 
+@pytest.mark.alone
 class Top(NegativeTest):
     def screen(self, *argv):
         screen = Screen(list(map(str, argv)))
