@@ -10,7 +10,9 @@
 //! ```
 
 pub mod backing;
+mod budget;
 mod churn;
+mod mapping;
 mod pager;
 mod ranges;
 mod settings;

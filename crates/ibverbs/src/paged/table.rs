@@ -5,80 +5,24 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use terrace_baseline::{
-    Baseline, BaselineConfig, BaselineError, BaselineRegion, FaultModel, FaultPager, IoMethod, Source,
-};
-use terrace_faults::Faults;
 use terrace_hostmem::HostRange;
-use terrace_memory::{RegionPolicy, WholeRange};
 use terrace_nic::{Paging, ProgressCallback};
-use terrace_pages::PagesError;
-use terrace_pages::cached::{CachedConfig, CachedFiles, CachedRegion, CachedSource};
-use terrace_vm::maps::{self, FileId, Run};
+use terrace_vm::maps::{self, Run};
 use terrace_vm::{BACKED_MIN_BYTES, Refusal, SwapSpace, Swapped};
 
 use super::backing::{self, Purpose};
+use super::budget::{Budget, Region, add_swapped};
 use super::churn;
-use super::pager::{Inner, MappingPager};
-use super::ranges::{self, Listed};
-use super::settings::{Mode, Settings};
-use crate::errno::{ENOMEM, Errno, Result};
-use crate::log::write_line;
+use super::mapping::PagedMapping;
+use super::ranges;
+use super::settings::Settings;
+use crate::errno::Result;
 use crate::np;
 use crate::shim::signals::without_signals;
-
-/// A paged mapping.
-pub struct PagedMapping {
-    run: Run,
-    region: Region,
-    pager: Arc<MappingPager>,
-    /// Of private memory that has moved into a swap file. Taken when the mapping ends.
-    swapped: Mutex<Option<Swapped>>,
-    listed: Listed,
-}
-
-/// The region of a mapping.
-enum Region {
-    Cached(Arc<CachedFiles>, Arc<CachedRegion>),
-    /// With the pager of the ODP mode. Both modes are for comparison.
-    Baseline(Arc<Baseline>, Arc<BaselineRegion>, Option<Arc<FaultPager>>),
-}
-
-/// What pages the mappings, as a device's progress callback.
-#[derive(Clone)]
-enum Budget {
-    Cached(Arc<CachedFiles>),
-    Baseline(Arc<Baseline>),
-}
-
-impl ProgressCallback for Budget {
-    fn advance(&self) -> bool {
-        match self {
-            Budget::Cached(files) => files.advance(),
-            Budget::Baseline(baseline) => baseline.advance(),
-        }
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(match self {
-            Budget::Cached(files) => files.descriptor(),
-            Budget::Baseline(baseline) => baseline.descriptor(),
-        })
-    }
-
-    fn report(&self) -> Option<(String, serde_json::Value)> {
-        let stats = match self {
-            Budget::Cached(files) => files.stats(),
-            Budget::Baseline(baseline) => baseline.stats(),
-        };
-        Some(("memory".into(), serde_json::to_value(stats).ok()?))
-    }
-}
 
 /// The paged mappings of this process.
 #[derive(Default)]
@@ -139,20 +83,13 @@ impl Lease {
 
     /// The callback that drives the pager from the device, if the memory is paged.
     pub fn callback(&self) -> Option<Arc<dyn ProgressCallback>> {
-        Some(Arc::new(match &self.mapping()?.region {
-            Region::Cached(files, _) => Budget::Cached(files.clone()),
-            Region::Baseline(baseline, ..) => Budget::Baseline(baseline.clone()),
-        }))
+        Some(Arc::new(self.mapping()?.region.budget()))
     }
 
     /// The paging of a registration; `None` if its memory is not paged, or all of it is locked.
     pub fn paging(&self) -> Option<Paging> {
         let mapping = self.mapping()?;
-        let policy = match &mapping.region {
-            Region::Cached(..) => RegionPolicy::Wait,
-            Region::Baseline(_, _, Some(_)) => RegionPolicy::Fault,
-            Region::Baseline(_, _, None) => return None,
-        };
+        let policy = mapping.region.policy()?;
         Some(Paging { pager: mapping.pager.clone(), pattern: np::signature_page(), policy })
     }
 
@@ -173,7 +110,7 @@ impl Drop for Lease {
         }
         match held {
             Held::Paged(mapping) => {
-                mapping.wait_for_accesses();
+                mapping.region.wait_for_accesses();
                 table().release(&mapping);
             }
             Held::Ordinary(range) => table().remove_ordinary(range),
@@ -381,10 +318,7 @@ impl Table {
         if !run.covers(range, &run) {
             return Ok(Err("the range exceeds the file".into()));
         }
-        let region = match self.budget(settings)? {
-            Budget::Cached(files) => add_cached(files, file, &run, false).map_err(|error| error.to_string()),
-            Budget::Baseline(baseline) => add_to_baseline(baseline, file, &run, settings)?,
-        };
+        let region = self.budget(settings)?.add(file, &run, settings)?;
         Ok(region.map(|region| self.add_mapping(run, region, None)))
     }
 
@@ -414,18 +348,7 @@ impl Table {
     }
 
     fn add_mapping(&mut self, run: Run, region: Region, swapped: Option<Swapped>) -> Arc<PagedMapping> {
-        let inner = match &region {
-            Region::Cached(_, region) => Inner::Cached(region.clone()),
-            Region::Baseline(_, _, Some(faults)) => {
-                Inner::Baseline(faults.clone(), WholeRange::absent(run.range))
-            }
-            Region::Baseline(_, region, None) => {
-                Inner::Baseline(region.clone(), WholeRange::absent(run.range))
-            }
-        };
-        let pager = Arc::new(MappingPager::new(inner));
-        let listed = ranges::add(run.range, run.file, swapped.is_some());
-        let mapping = Arc::new(PagedMapping { run, region, pager, swapped: Mutex::new(swapped), listed });
+        let mapping = Arc::new(PagedMapping::new(run, region, swapped));
         self.entries.push(Entry { mapping: mapping.clone(), users: 1 });
         mapping
     }
@@ -434,159 +357,15 @@ impl Table {
         if let Some(budget) = &self.budget {
             return Ok(budget.clone());
         }
-        let budget = without_signals(|| open_budget(settings))?;
+        let budget = without_signals(|| -> Result<Budget> {
+            let budget = Budget::open(settings)?;
+            if settings.churn && matches!(budget, Budget::Cached(_)) {
+                std::thread::spawn(churn);
+            }
+            Ok(budget)
+        })?;
         self.budget = Some(budget.clone());
         Ok(budget)
-    }
-}
-
-/// Opens what the mode needs.
-fn open_budget(settings: &Settings) -> Result<Budget> {
-    // The settings of the device: a device is open when a region is registered.
-    let faults = Faults::all_of_process().pop();
-    if settings.mode == Mode::Wait {
-        let config = CachedConfig { faults, ..CachedConfig::new(settings.dram_bytes) };
-        let files = CachedFiles::open(config).map_err(|error| out_of_memory(&error))?;
-        if settings.churn {
-            std::thread::spawn(churn);
-        }
-        return Ok(Budget::Cached(files));
-    }
-    let io = if settings.mode == Mode::Odp { IoMethod::Mapping } else { IoMethod::Pinned };
-    let config = BaselineConfig { faults, ..BaselineConfig::new(io, settings.dram_bytes) };
-    Ok(Budget::Baseline(Baseline::open(config).map_err(|error| out_of_memory(&error))?))
-}
-
-fn add_cached(
-    files: Arc<CachedFiles>,
-    file: OwnedFd,
-    run: &Run,
-    is_swap_file: bool,
-) -> std::result::Result<Region, PagesError> {
-    let Run { range: map, file_offset, writable: is_writable, .. } = *run;
-    let region = files.add(CachedSource { file, file_offset, map, is_writable, is_swap_file })?;
-    Ok(Region::Cached(files, region))
-}
-
-/// Adds the mapping of a swap file. The C library may unmap it, because the memory was its own.
-fn add_swapped(files: Arc<CachedFiles>, swapped: &Swapped) -> std::result::Result<(Run, Region), Refusal> {
-    let attempt = "add the swap file's mapping";
-    let failed = |source| Refusal::System { attempt, source };
-    let run = maps::find(swapped.pages()).map_err(failed)?;
-    let run = run.map_err(|error| failed(io::Error::other(error.to_string())))?;
-    let file = swapped.open_file().map_err(failed)?;
-    let region = add_cached(files, file, &run, true).map_err(|error| failed(io::Error::other(error)))?;
-    Ok((run, region))
-}
-
-/// Adds a mapping for a mode of comparison.
-fn add_to_baseline(
-    baseline: Arc<Baseline>,
-    file: OwnedFd,
-    run: &Run,
-    settings: &Settings,
-) -> Result<std::result::Result<Region, String>> {
-    let (map, file_offset, writable) = (run.range, run.file_offset, run.writable);
-    let region = match baseline.add(Source { file, file_offset, map, exclusive: false, writable }) {
-        Ok(region) => region,
-        // It does not fit, or cannot be locked.
-        Err(error) if settings.mode == Mode::Pin && !matches!(error, BaselineError::Source(_)) => {
-            return Err(out_of_memory(&error));
-        }
-        Err(error) => return Ok(Err(error.to_string())),
-    };
-    let faults = match settings.mode {
-        Mode::Odp => Some(fault_pager(&baseline, &region, settings)?),
-        Mode::Pin | Mode::Wait => None,
-    };
-    Ok(Ok(Region::Baseline(baseline, region, faults)))
-}
-
-/// A pager that models the paging of hardware, for comparison. Each mapping has the whole budget.
-fn fault_pager(
-    baseline: &Baseline,
-    region: &Arc<BaselineRegion>,
-    settings: &Settings,
-) -> Result<Arc<FaultPager>> {
-    let pager =
-        without_signals(|| FaultPager::new(region.clone(), FaultModel::default(), settings.dram_bytes));
-    pager.map(Arc::new).map_err(|error| {
-        baseline.remove(region);
-        out_of_memory(&error)
-    })
-}
-
-/// Writes a line for the user, who otherwise gets only an errno.
-fn out_of_memory(error: &impl std::fmt::Display) -> Errno {
-    write_line(error);
-    ENOMEM
-}
-
-impl PagedMapping {
-    /// Releases the mapping from its budget.
-    fn release(&self) {
-        // What the program gives up of memory that was private is still to be emptied.
-        self.listed.set_leased(false);
-        match &self.region {
-            Region::Cached(files, region) => files.remove(region),
-            Region::Baseline(baseline, region, faults) => {
-                if let Some(faults) = faults {
-                    faults.stop();
-                }
-                baseline.remove(region);
-            }
-        }
-    }
-
-    /// Waits for the accesses that were begun before. Other regions of the mapping go on, and so does the mapping.
-    fn wait_for_accesses(&self) {
-        match &self.region {
-            Region::Cached(_, region) => region.wait_for_accesses(),
-            // The pagers of the modes for comparison carry accesses out before they return.
-            Region::Baseline(..) => {}
-        }
-    }
-
-    /// Whether its memory was private before.
-    fn is_swapped(&self) -> bool {
-        self.swapped.lock().unwrap_or_else(PoisonError::into_inner).is_some()
-    }
-
-    /// Whether a file is its swap file.
-    fn is_swap_file(&self, file: FileId) -> bool {
-        let swapped = self.swapped.lock().unwrap_or_else(PoisonError::into_inner);
-        swapped.as_ref().is_some_and(|swapped| swapped.is_file(file))
-    }
-
-    /// Gives the program back what is left of the mapping.
-    fn end(self: Arc<Self>) {
-        if !self.pager.is_ordinary() {
-            self.release();
-        }
-        self.listed.remove();
-        if let Some(swapped) = self.swapped.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            if let Err(error) = without_signals(|| swapped.end()) {
-                tracing::warn!(
-                    %error, addr = format_args!("{:#x}", self.run.range.addr),
-                    "memory that was registered stays a mapping of its swap file, which forked children do not inherit"
-                );
-            }
-            return;
-        }
-        if backing::is_locked_by_us(self.run.file.inode()) {
-            // Closing any descriptor of a file releases the process's locks on it.
-            std::mem::forget(self);
-        }
-    }
-
-    /// Makes the mapping ordinary memory. Called before the program changes it.
-    fn make_ordinary(&self) {
-        if self.pager.is_ordinary() {
-            return;
-        }
-        self.pager.make_ordinary(|| self.release());
-        let name = String::from_utf8_lossy(&self.run.path);
-        tracing::warn!(file = %name, "the program changes the mapping: its regions become ordinary on-demand regions");
     }
 }
 
