@@ -46,6 +46,11 @@ class Verbs(NegativeTest):
     def test_details_of_the_man_pages(self):
         self.check("verbs_man_pages", least=460)
 
+    def test_cancelled_threads_leave_no_locks(self):
+        for path in ("udp", "auto"):
+            with self.subTest(path=path):
+                self.check("verbs_cancel", options=["--path", path], least=1000)
+
     def test_no_descriptors_left(self):
         said = self.check("exhaustion", "descriptors", least=20)
         self.assertIn("raise the limit with `ulimit -n`", said)

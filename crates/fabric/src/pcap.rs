@@ -9,7 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path as FilePath, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use terrace_sync::Mutex;
+use terrace_sync::{Mutex, Uncancelled};
 use terrace_wire::icrc::{self, Flow, Verdict};
 use terrace_wire::{ICRC_LEN, Path};
 
@@ -158,6 +158,7 @@ impl Capture {
     fn write(&mut self, count: usize, path: &FilePath) {
         let Some(end) = count.checked_sub(1).and_then(|last| self.record_ends.get(last)) else { return };
         let Some(file) = &mut self.file else { return };
+        let _uncancelled = Uncancelled::new();
         if let Err(error) = file.write_all(&self.records[..*end]) {
             tracing::warn!("the capture to {} ends: {error}; the port continues without it", path.display());
             // Readers reject a file with an incomplete record.

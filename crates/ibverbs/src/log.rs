@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::sync::Once;
 
+use terrace_sync::Uncancelled;
 use tracing_subscriber::filter::LevelFilter;
 
 /// Standard error without the lock of `std::io::stderr`: another thread may hold that lock when the process forks, and
@@ -12,6 +13,7 @@ struct StandardError;
 
 impl Write for StandardError {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let _uncancelled = Uncancelled::new();
         // SAFETY: as many readable bytes.
         let written = unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
         usize::try_from(written).map_err(|_| io::Error::last_os_error())

@@ -12,6 +12,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use terrace_nic::{Device, Gid};
+use terrace_sync::Uncancelled;
 use terrace_wire::ROCE_PORT;
 
 use crate::backings::ProgramFiles;
@@ -84,6 +85,7 @@ pub fn hold_for_fork() -> Hold {
 }
 
 fn open() -> Result<Arc<Device>> {
+    let _uncancelled = Uncancelled::new();
     let device = identity::open_device()?;
     np::serve(&device).inspect_err(|_| device.close())?;
     register(&device);

@@ -26,10 +26,12 @@ impl Semaphore {
         let _ = write(&self.fd, &1u64.to_ne_bytes());
     }
 
-    /// Takes a token. Waits for one unless the descriptor has O_NONBLOCK, in which case it is `Again`.
+    /// Takes a token. Waits for one unless the descriptor has O_NONBLOCK, in which case it is `Again`. The thread may be
+    /// cancelled meanwhile, as in real verbs: programs end threads so that wait for events. The caller holds no lock.
     pub fn take(&self) -> Result<(), Error> {
         let mut token = [0u8; 8];
-        read(&self.fd, &mut token)?;
+        // By the C library, whose function is a cancellation point; the system call alone is none.
+        nix::unistd::read(&self.fd, &mut token).map_err(|error| Errno::from_raw_os_error(error as i32))?;
         Ok(())
     }
 

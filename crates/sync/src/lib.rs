@@ -3,11 +3,13 @@
 //! [`Mutex`], [`RwLock`] and [`Condvar`] are ordinary locks (`futex`, their words in `words`). [`BiasedMutex`] is the
 //! biased one; [`allow_bias`] has to be called once before any mutex is biased. [`back_off`] is for waits without a
 //! lock. [`Backlog`] is a list of items that wait for another thread. [`SpinBudget`] says how long to poll before sleeping.
+//! [`Uncancelled`] keeps `pthread_cancel` from ending a thread that holds a lock.
 
 #![warn(missing_docs)]
 
 mod backlog;
 mod biased;
+mod cancellation;
 mod futex;
 mod platform;
 mod spin_budget;
@@ -15,6 +17,7 @@ mod words;
 
 pub use backlog::Backlog;
 pub use biased::{BiasedMutex, Guard};
+pub use cancellation::Uncancelled;
 pub use futex::{
     ArcMutexGuard, ArcRwLockWriteGuard, Condvar, Mutex, MutexGuard, RawMutex, RawRwLock, RwLock,
     RwLockReadGuard,

@@ -13,6 +13,7 @@ use rustix::net::sockopt::{
     Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover,
 };
 use socket2::{Domain, InterfaceIndexOrAddress, MsgHdr, SockAddr, Socket, Type};
+use terrace_sync::Uncancelled;
 use terrace_wire::icrc::{self, Flow};
 
 use super::addresses::is_link_local;
@@ -222,6 +223,7 @@ impl UdpSocket {
             control.push(level, hops, &i32::from(run.path.hop_limit).to_ne_bytes());
         }
         let remote = SockAddr::from(self.with_scope(run.path.remote));
+        let _uncancelled = Uncancelled::new();
         match control.bytes() {
             [] => self.socket.send_to(bytes, &remote),
             control => {
@@ -248,6 +250,7 @@ impl UdpSocket {
         let mut control = Control([0; CONTROL_BYTES]);
         let mut buffers = [IoSliceMut::new(buffer)];
         let fd = self.socket.as_raw_fd();
+        let _uncancelled = Uncancelled::new();
         let result = match self.local {
             SocketAddr::V4(_) => {
                 recvmsg::<SockaddrIn>(fd, &mut buffers, Some(&mut control.0), MsgFlags::empty())

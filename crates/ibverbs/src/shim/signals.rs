@@ -5,6 +5,7 @@ use std::ffi::c_int;
 
 use libc::{sighandler_t, sigset_t};
 use terrace_hostmem::fault::{note_program_handler, sanitize_mask};
+use terrace_sync::Uncancelled;
 
 use super::real::{Failure, call_real};
 use crate::errno::Errno;
@@ -95,10 +96,11 @@ simple! {
     __sysv_signal: libc::SA_RESETHAND | libc::SA_NODEFER, __sysv_signal;
 }
 
-/// Calls `work` while this thread blocks the program's signals. Otherwise a handler could call the interrupted code, or
-/// fork. Threads that `work` starts inherit the mask and leave signals to the program's threads. Faults cannot be
+/// Calls `work` while this thread blocks the program's signals, and is not cancelled. Otherwise a handler could call the
+/// interrupted code, or fork, and the thread could end with a lock. Threads that `work` starts inherit the mask and leave signals to the program's threads. Faults cannot be
 /// blocked (see above).
 pub fn without_signals<T>(work: impl FnOnce() -> T) -> T {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: sets of signals are plain data, written before they are read.
     let (mut all, mut before): (sigset_t, sigset_t) = unsafe { std::mem::zeroed() };
     // SAFETY: both sets are valid.
