@@ -429,6 +429,34 @@ fn a_call_to_a_channel_that_is_closed_meanwhile_sleeps() {
     assert_eq!(others, []);
 }
 
+/// As the kernel's, of which the calls that wait are restarted.
+#[test]
+fn a_call_goes_on_after_a_signal_whose_handler_has_sa_restart() {
+    extern "C" fn ignore(_: c_int) {}
+    // SAFETY: a handler that does nothing; `signal` installs it with SA_RESTART.
+    unsafe { libc::signal(libc::SIGUSR1, ignore as *const () as libc::sighandler_t) };
+    let channel = Channel::open(0);
+    let id = channel.create(5);
+    std::thread::scope(|scope| {
+        let (sender, thread) = std::sync::mpsc::channel();
+        let channel = &channel;
+        let waiting = scope.spawn(move || {
+            // SAFETY: of this thread.
+            sender.send(unsafe { libc::pthread_self() }).expect("a receiver");
+            channel.get_event()
+        });
+        let thread = thread.recv().expect("a thread");
+        for _ in 0..20 {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            // SAFETY: the thread is joined later.
+            unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
+        }
+        assert_eq!(channel.write_event(id, USER, 0, 0), 0);
+        let (uid, ..) = waiting.join().expect("no panic").expect("no EINTR");
+        assert_eq!(uid, 5);
+    });
+}
+
 #[test]
 fn a_forked_child_has_a_connection_manager_of_its_own() {
     const PORT: u16 = 7204;

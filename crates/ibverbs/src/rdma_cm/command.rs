@@ -481,18 +481,12 @@ fn wait_for_event(fd: c_int, file: FileId) -> Result<()> {
     if flags >= 0 && flags & libc::O_NONBLOCK != 0 && descriptor::lookup(fd) == Some(file) {
         return Err(Errno(libc::EAGAIN));
     }
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    loop {
-        if descriptor::lookup(fd) != Some(file) {
-            // The descriptor is no longer polled: only a signal ends the sleep.
-            poll.fd = -1;
-        }
-        // SAFETY: one structure.
-        if unsafe { libc::poll(&raw mut poll, 1, -1) } < 0 {
-            return Err(Errno::last());
-        }
-        if poll.revents & libc::POLLIN != 0 {
+    while descriptor::lookup(fd) == Some(file) {
+        if descriptor::wait_readable(fd)? {
             return Ok(());
         }
     }
+    // SAFETY: no structure. Only a signal ends the sleep.
+    unsafe { libc::poll(std::ptr::null_mut(), 0, -1) };
+    Err(Errno::last())
 }

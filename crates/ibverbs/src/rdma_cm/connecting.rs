@@ -200,6 +200,7 @@ pub fn listen(service: &mut Service, file: FileId, number: u32, backlog: u32) ->
     let id = service.ids.get(file, number)?;
     // The name is published last: peers that find it send requests immediately.
     if let Err(errno) = id.claims.iter_mut().try_for_each(|claim| claim.listen(device.instance())) {
+        id.claims.iter_mut().for_each(Claim::stop_listening);
         service.cm.stop_listening(listener, now());
         return Err(errno);
     }

@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::descriptor_bits::DescriptorBits;
+use crate::errno::{Errno, Result};
 use crate::shim::signals::without_signals;
 
 /// ID of the file that one `open` of the device created.
@@ -81,6 +82,26 @@ pub fn clear_readable(fd: c_int) {
     let mut bytes = [0u8; 16];
     // SAFETY: an array of that length. The call may find no byte.
     unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
+}
+
+/// Waits until a descriptor is readable, and leaves it so. False if it is closed or another file's. As the write that this
+/// is part of waits in the kernel, it goes on after a signal whose handler has SA_RESTART, which `poll` does not, and may
+/// be cancelled.
+///
+/// # Errors
+/// EINTR after another signal; EAGAIN if the descriptor is non-blocking by now.
+pub fn wait_readable(fd: c_int) -> Result<bool> {
+    let mut byte = 0u8;
+    // SAFETY: one byte.
+    let received = unsafe { libc::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) };
+    match received {
+        1.. => Ok(true),
+        0 => Ok(false),
+        _ => match Errno::last() {
+            error @ Errno(libc::EINTR | libc::EAGAIN) => Err(error),
+            _ => Ok(false),
+        },
+    }
 }
 
 /// The inode of the socket behind a descriptor; `None` for anything but a socket.

@@ -61,6 +61,11 @@ impl Claim {
         self.listening = Some(bind(&name).map_err(errno_of)?);
         Ok(())
     }
+
+    /// Withdraws what [`Claim::listen`] has published.
+    pub fn stop_listening(&mut self) {
+        self.listening = None;
+    }
 }
 
 /// The instance index of the process that listens at an address and port.
@@ -113,6 +118,10 @@ mod tests {
         assert_eq!(find(PortSpace::Tcp, 7174, address), Some(3));
         assert_eq!(find(PortSpace::Udp, 7174, address), None);
         assert_eq!(find(PortSpace::Tcp, 717, address), None);
+        // Where another address of the same identifier could not be published.
+        first.stop_listening();
+        assert_eq!(find(PortSpace::Tcp, 7174, address), None);
+        first.listen(3).expect("free again");
         drop(first);
         assert_eq!(find(PortSpace::Tcp, 7174, address), None);
         drop(claim_again().expect("free again"));
