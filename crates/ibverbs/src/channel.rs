@@ -10,6 +10,7 @@ use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::context::Context;
 use crate::errno::{Result, minus_one, pointer, status};
 use crate::object::{self, CPart, Object, borrow, retire};
+use crate::pd::{Use, Users};
 use crate::room;
 
 /// `ibv_comp_channel`.
@@ -18,6 +19,8 @@ pub struct ChannelObject {
     c: CPart<ibv_comp_channel>,
     _context: Arc<Context>,
     channel: Arc<CompChannel>,
+    /// The completion queues' objects.
+    users: Users,
 }
 
 // SAFETY: repr(C), the C structure first.
@@ -29,6 +32,11 @@ impl ChannelObject {
     /// The NIC's channel.
     pub fn channel(&self) -> &Arc<CompChannel> {
         &self.channel
+    }
+
+    /// A reference for a completion queue.
+    pub fn in_use(&self) -> Use {
+        self.users.add()
     }
 }
 
@@ -44,7 +52,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
         room::for_object()?;
         let channel = context.device().create_channel()?;
         let c = ibv_comp_channel { context: context.as_c(), fd: channel.fd().as_raw_fd(), refcnt: 0 };
-        Ok(ChannelObject { c: CPart::new(c), _context: context, channel }.publish())
+        Ok(ChannelObject { c: CPart::new(c), _context: context, channel, users: Users::default() }.publish())
     };
     pointer(create())
 }
@@ -57,7 +65,9 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     let destroy = || {
         // SAFETY: the caller's.
-        unsafe { borrow::<ChannelObject>(channel)? }.channel.destroy()?;
+        let object = unsafe { borrow::<ChannelObject>(channel)? };
+        object.users.none()?;
+        object.channel.destroy()?;
         // SAFETY: the NIC no longer refers to it.
         unsafe { retire::<ChannelObject>(channel) };
         Ok(())

@@ -23,11 +23,11 @@ pub struct CqObject {
     context: Arc<Context>,
     cq: Arc<Cq>,
     /// State of the extended poll; `None` for a plain completion queue.
-    pub(crate) extended: Option<ExtendedPoll>,
+    pub(crate) extended: Option<Arc<ExtendedPoll>>,
     /// What WAITs count from.
     wait_base: Mutex<Base>,
-    /// The parent domain of the queue.
-    _parent: Option<Use>,
+    /// The parent domain of the queue, and its channel.
+    _used: [Option<Use>; 2],
 }
 
 // SAFETY: repr(C), the C structure first.
@@ -68,15 +68,18 @@ impl CqObject {
             None
         } else {
             // SAFETY: the caller's.
-            Some(unsafe { borrow::<ChannelObject>(channel)? }.channel().clone())
+            Some(unsafe { borrow::<ChannelObject>(channel)? })
         };
+        // From here on, another thread cannot destroy the channel.
+        let used = [parent, events.map(ChannelObject::in_use)];
+        let events = events.map(|object| object.channel().clone());
         room::for_object()?;
         // The NIC needs the cookie, C's pointer, before the object exists.
         let slot = Allocation::<CqObject>::new();
         let init = CqInit { depth: entries, channel: events, cookie: slot.as_c() as u64 };
         let cq = context.device().create_cq(init)?;
         let (mut c, extended) = match extended {
-            Some((c, poll)) => (c, Some(poll)),
+            Some((c, poll)) => (c, Some(Arc::new(poll))),
             // SAFETY: integers, pointers, optional functions, and the pthread objects set below.
             None => (unsafe { object::zeroed() }, None),
         };
@@ -89,7 +92,7 @@ impl CqObject {
         c.cond = libc::PTHREAD_COND_INITIALIZER;
         adjust_references(channel, 1);
         let wait_base = Mutex::default();
-        Ok(slot.publish(CqObject { c: CPart::new(c), context, cq, extended, wait_base, _parent: parent }))
+        Ok(slot.publish(CqObject { c: CPart::new(c), context, cq, extended, wait_base, _used: used }))
     }
 
     /// The NIC's completion queue.
@@ -175,6 +178,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         // SAFETY: our own structure; a public field that only creation writes.
         let channel = unsafe { (*object.c.get()).channel };
         object.cq.destroy()?;
+        // The channel exists as long as the object refers to it.
         adjust_references(channel, -1);
         // SAFETY: the NIC no longer refers to it.
         unsafe { retire::<CqObject>(cq.cast()) };

@@ -191,6 +191,7 @@ pub unsafe extern "C" fn create_cq_ex(
         } else {
             None
         };
+        let poll = ExtendedPoll::new(!attr.channel.is_null());
         let request = CqRequest {
             context,
             entries: attr.cqe,
@@ -200,7 +201,7 @@ pub unsafe extern "C" fn create_cq_ex(
             parent,
         };
         // SAFETY: the caller's.
-        let cq = unsafe { CqObject::create(request, Some((functions(), ExtendedPoll::new())))? };
+        let cq = unsafe { CqObject::create(request, Some((functions(), poll)))? };
         if attr.wc_flags & TIME_FLAGS != 0 {
             // SAFETY: just created.
             unsafe { borrow::<CqObject>(cq)? }.cq().keep_times();

@@ -10,7 +10,7 @@ use terrace_sync::{Mutex, RawMutex};
 
 use crate::errno::{Errno, Result};
 
-/// Entries that one poll of the NIC takes.
+/// Entries that one poll of the NIC takes at most.
 const BATCH: usize = 16;
 
 /// An entry, and the time of its completion.
@@ -23,6 +23,8 @@ pub struct ExtendedPoll {
     /// The entry that the read functions return; accessed only while the session is held.
     current: UnsafeCell<Entry>,
     prefetched: Mutex<Prefetched>,
+    /// Entries that one poll of the NIC takes.
+    batch: usize,
     /// See [`ExtendedPoll::wall_clock_lead_ns`].
     lead_ns: AtomicU64,
 }
@@ -39,9 +41,11 @@ struct Prefetched {
 }
 
 impl ExtendedPoll {
-    /// A state without a session and entries.
-    pub fn new() -> ExtendedPoll {
+    /// A state without a session and entries. Of a queue that raises events, entries stay in the NIC until they are read:
+    /// arming the queue looks for such there.
+    pub fn new(raises_events: bool) -> ExtendedPoll {
         ExtendedPoll {
+            batch: if raises_events { 1 } else { BATCH },
             session: RawMutex::INIT,
             current: UnsafeCell::default(),
             prefetched: Mutex::new(Prefetched::default()),
@@ -74,7 +78,7 @@ impl ExtendedPoll {
         if prefetched.next == prefetched.end {
             let mut entries = [Entry::default(); BATCH];
             let mut count = 0;
-            let polled = cq.poll_timed(BATCH, &mut |wc, time| {
+            let polled = cq.poll_timed(self.batch, &mut |wc, time| {
                 entries[count] = (*wc, time);
                 count += 1;
             });

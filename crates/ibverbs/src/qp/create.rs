@@ -24,6 +24,7 @@ use crate::abi::{
 use crate::context::Context;
 use crate::cq;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
+use crate::extended_poll::ExtendedPoll;
 use crate::object::{self, Allocation, CPart, borrow, retire};
 use crate::pd::{PdObject, Use};
 use crate::srq::SrqObject;
@@ -82,7 +83,13 @@ unsafe fn create(
     room::for_object()?;
     let slot = Allocation::<QpObject>::new();
     // SAFETY: the caller's.
-    let send_cq = unsafe { cq::from_arguments(init.send_cq)? }.cq().clone();
+    let send = unsafe { cq::from_arguments(init.send_cq)? };
+    let recv = match receives {
+        // SAFETY: the caller's.
+        true => unsafe { cq::from_arguments(recv_cq)? },
+        false => send,
+    };
+    let polls = [send, recv].map(|queue| queue.extended.clone());
     let mut cap = capacities::from_c(&init.cap);
     if extended.cross_channel.is_some() {
         // The executor needs room for a request, also that of a queue pair that only receives.
@@ -90,12 +97,8 @@ unsafe fn create(
     }
     let request = QpInit {
         qp_type,
-        recv_cq: match receives {
-            // SAFETY: the caller's.
-            true => unsafe { cq::from_arguments(recv_cq)? }.cq().clone(),
-            false => send_cq.clone(),
-        },
-        send_cq,
+        recv_cq: recv.cq().clone(),
+        send_cq: send.cq().clone(),
         // SAFETY: the caller's; null means none.
         srq: unsafe { borrow::<SrqObject>(srq) }.ok().map(|srq| srq.srq().clone()),
         cap,
@@ -119,6 +122,7 @@ unsafe fn create(
         domain: domain.in_use(),
         query_only: Arc::default(),
         builder,
+        polls,
     };
     if parts.cross_channel.is_none() {
         np::manage(parts.context.device(), &parts.qp);
@@ -144,6 +148,7 @@ struct Parts {
     query_only: Arc<Mutex<QueryOnly>>,
     builder: Option<Builder>,
     cross_channel: Option<Box<CrossChannel>>,
+    polls: [Option<Arc<ExtendedPoll>>; 2],
 }
 
 /// The program's attributes of a queue pair.
@@ -169,8 +174,7 @@ fn publish(slot: Allocation<QpObject>, attributes: &PublicAttributes, parts: Par
         context: parts.context,
         qp: parts.qp,
         limits,
-        send_cq: attributes.send_cq,
-        recv_cq: attributes.recv_cq,
+        polls: parts.polls,
         query_only: parts.query_only,
         builder: parts.builder,
         cross_channel: parts.cross_channel,
@@ -226,6 +230,7 @@ unsafe fn target(
         query_only: domain.query_only(qp.qpn()),
         builder: None,
         cross_channel: None,
+        polls: [None, None],
         qp,
     };
     let attributes = PublicAttributes {
@@ -356,13 +361,6 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
 impl QpObject {
     /// Drops the queue pair's completions that extended polls have prefetched, like those in the queue.
     pub(super) fn drop_prefetched_completions(&self) {
-        for queue in [self.send_cq, self.recv_cq] {
-            // SAFETY: completion queues outlive their queue pairs: destroying one that is in use fails.
-            if let Ok(object) = unsafe { cq::from_arguments(queue) }
-                && let Some(poll) = &object.extended
-            {
-                poll.purge(self.qp.qpn());
-            }
-        }
+        self.polls.iter().flatten().for_each(|poll| poll.purge(self.qp.qpn()));
     }
 }

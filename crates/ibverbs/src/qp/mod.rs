@@ -28,8 +28,9 @@ use terrace_nic::QueuePair;
 use terrace_sync::Mutex;
 
 use crate::abi::newer::QpEx;
-use crate::abi::{ibv_cq, ibv_qp, ibv_qp_ex};
+use crate::abi::{ibv_qp, ibv_qp_ex};
 use crate::context::Context;
+use crate::extended_poll::ExtendedPoll;
 use crate::object::{CPart, Object};
 use crate::pd::Use;
 
@@ -43,9 +44,9 @@ pub struct QpObject {
     qp: Arc<QueuePair>,
     /// Limits that posting checks before it dereferences a pointer.
     limits: convert::PostLimits,
-    /// Null without completions: an XRC target has neither queue, an initiator has no receive queue.
-    send_cq: *mut ibv_cq,
-    recv_cq: *mut ibv_cq,
+    /// The extended polls of its completion queues, of which a program may destroy the objects as soon as the NIC's queue
+    /// pair is gone.
+    polls: [Option<Arc<ExtendedPoll>>; 2],
     query_only: Arc<Mutex<query_only::QueryOnly>>,
     /// `None` unless created with `send_ops_flags`.
     builder: Option<builder::Builder>,
@@ -54,12 +55,6 @@ pub struct QpObject {
     /// The protection domain, or the XRC domain of a target.
     _domain: Use,
 }
-
-// SAFETY: the pointers to completion queues are only followed while the queue pair exists, and completion queues
-// outlive their queue pairs.
-unsafe impl Sync for QpObject {}
-// SAFETY: as above.
-unsafe impl Send for QpObject {}
 
 // SAFETY: repr(C), the C structure first.
 unsafe impl Object for QpObject {
