@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError, Weak};
 
 use terrace_nic::Xrcd;
@@ -40,13 +41,20 @@ unsafe impl Object for XrcdObject {
 /// A domain, to which several handles may refer.
 pub struct Domain {
     xrcd: Arc<Xrcd>,
-    inode: Option<Inode>,
+    file: Option<DomainFile>,
     /// Attributes of the targets that only this crate stores, by number. The handles of one target share them.
     targets: Mutex<HashMap<u32, Weak<Mutex<QueryOnly>>>>,
 }
 
 /// A file, by device and number.
 type Inode = (libc::dev_t, libc::ino_t);
+
+/// A domain's file.
+struct DomainFile {
+    inode: Inode,
+    /// Another file may get the number of one that is gone.
+    _descriptor: OwnedFd,
+}
 
 /// Every domain of this process that is tied to a file. Held while one is opened or closed.
 static SHARED: StdMutex<Vec<Weak<Domain>>> = StdMutex::new(Vec::new());
@@ -100,9 +108,13 @@ impl XrcdObject {
 }
 
 impl Domain {
-    fn new(context: &Context, inode: Option<Inode>) -> Result<Arc<Domain>> {
+    fn new(context: &Context, file: Option<DomainFile>) -> Result<Arc<Domain>> {
         let xrcd = context.device().open_xrcd()?;
-        Ok(Arc::new(Domain { xrcd, inode, targets: Mutex::default() }))
+        Ok(Arc::new(Domain { xrcd, file, targets: Mutex::default() }))
+    }
+
+    fn is_for(&self, inode: Inode) -> bool {
+        self.file.as_ref().is_some_and(|file| file.inode == inode)
     }
 
     fn is_of(&self, context: &Context) -> bool {
@@ -128,7 +140,7 @@ fn of_file(context: &Context, fd: c_int, oflags: c_int) -> Result<Arc<Domain>> {
     let mut shared = shared();
     shared.retain(|domain| domain.strong_count() > 0);
     let same: Vec<_> =
-        shared.iter().filter_map(Weak::upgrade).filter(|domain| domain.inode == Some(inode)).collect();
+        shared.iter().filter_map(Weak::upgrade).filter(|domain| domain.is_for(inode)).collect();
     if !same.is_empty() && oflags & libc::O_EXCL != 0 {
         return Err(EINVAL);
     }
@@ -142,7 +154,14 @@ fn of_file(context: &Context, fd: c_int, oflags: c_int) -> Result<Arc<Domain>> {
         );
         return Err(EAGAIN);
     }
-    let domain = Domain::new(context, Some(inode))?;
+    // SAFETY: any number is permitted for a descriptor.
+    let duplicate = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+    if duplicate < 0 {
+        return Err(Errno::last());
+    }
+    // SAFETY: nothing else has the new descriptor.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(duplicate) };
+    let domain = Domain::new(context, Some(DomainFile { inode, _descriptor: descriptor }))?;
     shared.push(Arc::downgrade(&domain));
     Ok(domain)
 }

@@ -91,6 +91,21 @@ static struct ibv_qp *open_target(struct ibv_context *context, struct ibv_xrcd *
     return ibv_open_qp(context, &attr);
 }
 
+/* The file system gives the number of a file that is gone to the next one, which has no domain yet. */
+static void domain_of_removed_file(struct ibv_context *context)
+{
+    struct ibv_xrcd *domains[2];
+    for (int i = 0; i < 2; i++) {
+        char path[] = "/tmp/verbs_xrc.XXXXXX";
+        int fd = mkstemp(path);
+        CHECK((domains[i] = open_domain(context, fd, O_CREAT | O_EXCL)) != NULL);
+        unlink(path);
+        close(fd);
+    }
+    RETURNS(0, ibv_close_xrcd(domains[0]));
+    RETURNS(0, ibv_close_xrcd(domains[1]));
+}
+
 static void domains(const struct env *env, struct ibv_context *other)
 {
     struct ibv_context *context = env->context;
@@ -141,6 +156,7 @@ static void domains(const struct env *env, struct ibv_context *other)
     RETURNS(0, ibv_close_xrcd(elsewhere));
     unlink(path);
     close(fd), close(again), close(pipes[0]), close(pipes[1]);
+    domain_of_removed_file(context);
 }
 
 static void queues(const struct env *env, struct ibv_context *other)
