@@ -25,6 +25,8 @@
 //! | a file becomes a region (`files.rs`, `FILES`) | the lock is held; the child forgets the files, their windows and
 //! threads, and its keys of such regions name nothing |
 //! | the shared NIC is opened or closed (`nic.rs`, `SHARED`) | the lock is held; the child forgets the NIC |
+//! | the service of a device for NP-RDMA is added or looked up (`np.rs`, `SERVICES`) | the lock is held; the child forgets
+//! the services |
 //! | an XRC domain is opened or closed (`xrcd.rs`, `SHARED`) | the lock is held; the child forgets the domains |
 //! | a device joins the list (`nic.rs`, `DEVICES`) | the lock is held |
 //! | a device receives, its engine or its thread for same-host peers runs, is started, woken or ended, progress
@@ -82,7 +84,7 @@ use crate::once::once;
 use crate::paged::{self, ForkHold};
 use crate::rdma_cm::service;
 use crate::shim::{mappings, real, tree};
-use crate::{device_list, nic, xrcd};
+use crate::{device_list, nic, np, xrcd};
 
 /// `IBV_FORK_ENABLED`: children do not inherit registered memory.
 const FORK_ENABLED: c_int = 1;
@@ -97,6 +99,7 @@ struct Paused {
     _once: MutexGuard<'static, ()>,
     xrcd: xrcd::Hold,
     nic: nic::Hold,
+    np: np::Hold,
     _tree: tree::Hold,
     paged: ForkHold,
     files: files::ForkHold,
@@ -165,6 +168,7 @@ extern "C" fn before() {
     let files = files::hold_for_fork();
     let tree = tree::hold_for_fork();
     let nic = nic::hold_for_fork();
+    let np = np::hold_for_fork();
     let xrcd = xrcd::hold_for_fork();
     let once = once();
     let devices = nic::devices();
@@ -175,7 +179,7 @@ extern "C" fn before() {
     let service = service::hold_for_fork();
     let pauses = parked.into_iter().map(ParkedThreads::lock).collect();
     let paused =
-        Paused { pauses, paged, files, _tree: tree, nic, xrcd, _once: once, service, _devices: devices };
+        Paused { pauses, paged, files, _tree: tree, nic, np, xrcd, _once: once, service, _devices: devices };
     PAUSED.store(Box::into_raw(Box::new(paused)), Ordering::Relaxed);
 }
 
@@ -195,11 +199,12 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     fault::note_process();
     if let Some(paused) = take_paused() {
-        let Paused { pauses, service, _devices, _once, xrcd, nic, _tree, paged, files } = *paused;
+        let Paused { pauses, service, _devices, _once, xrcd, nic, np, _tree, paged, files } = *paused;
         pauses.into_iter().rev().for_each(ForkPause::resume_in_child);
         service::forget_in_child(service);
         xrcd::forget_in_child(xrcd);
         nic::forget_in_child(nic);
+        np::forget_in_child(np);
         paged.forget_in_child();
         files.forget_in_child();
     }

@@ -5,13 +5,27 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use terrace_nic::{Device, NicModel, QpType, QueuePair};
 use terrace_np::{Service, Settings, new_signature_key};
-use terrace_sync::Mutex;
+use terrace_sync::{Mutex, MutexGuard};
 
 use crate::errno::{EINVAL, Errno, Result};
 use crate::log::write_line;
 
 /// The services of open devices.
 static SERVICES: Mutex<Vec<(Weak<Device>, Weak<Service>)>> = Mutex::new(Vec::new());
+
+/// Holds the list's lock while the process forks.
+pub struct Hold(MutexGuard<'static, Vec<(Weak<Device>, Weak<Service>)>>);
+
+/// See [`Hold`].
+pub fn hold_for_fork() -> Hold {
+    Hold(SERVICES.lock())
+}
+
+/// Forgets the services in a forked child, because they are the parent's.
+pub fn forget_in_child(hold: Hold) {
+    let Hold(mut services) = hold;
+    services.clear();
+}
 
 /// The key of the signature page of all paged regions of this process.
 fn signature_key() -> &'static [u8; 32] {
