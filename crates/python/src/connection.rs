@@ -140,12 +140,16 @@ impl Connection {
     }
 
     /// Calls a function when the access ends, at once if it has ended.
+    ///
+    /// # Errors
+    /// OSError where no thread can be started to poll for it; what the function raises.
     pub fn add_callback(
         self: &Arc<Connection>,
         py: Python<'_>,
         access: &Access,
         callback: Py<PyAny>,
     ) -> PyResult<()> {
+        self.watcher.start(self)?;
         let mut callback = Some(callback);
         // Counted before it can be called and uncounted.
         self.callback_count.fetch_add(1, Ordering::SeqCst);
@@ -154,7 +158,7 @@ impl Connection {
             self.callback_count.fetch_sub(1, Ordering::SeqCst);
             callback.call0(py)?;
         } else {
-            self.watcher.wake(self);
+            self.watcher.wake();
         }
         Ok(())
     }

@@ -1,7 +1,9 @@
 //! The thread that polls for accesses with callbacks. It exists once there has been a callback, and sleeps while none waits.
 
+use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
+use std::thread::Builder;
 
 use terrace_sync::Mutex;
 
@@ -12,17 +14,27 @@ use crate::connection::Connection;
 pub struct Watcher(Mutex<Option<Sender<()>>>);
 
 impl Watcher {
-    /// Has the thread poll until no callback waits.
-    pub fn wake(&self, connection: &Arc<Connection>) {
+    /// Starts the thread, if there is none.
+    ///
+    /// # Errors
+    /// The system's: there are as many threads as are permitted.
+    pub fn start(&self, connection: &Arc<Connection>) -> io::Result<()> {
         let mut sender = self.0.lock();
-        let sender = sender.get_or_insert_with(|| {
-            let (sender, receiver) = channel();
+        if sender.is_none() {
+            let (wakes, receiver) = channel();
             let connection = Arc::downgrade(connection);
-            std::thread::spawn(move || watch(&receiver, &connection));
-            sender
-        });
-        // The thread receives as long as the sender exists.
-        let _ = sender.send(());
+            Builder::new().spawn(move || watch(&receiver, &connection))?;
+            *sender = Some(wakes);
+        }
+        Ok(())
+    }
+
+    /// Has the thread poll until no callback waits.
+    pub fn wake(&self) {
+        if let Some(sender) = self.0.lock().as_ref() {
+            // The thread receives as long as the sender exists.
+            let _ = sender.send(());
+        }
     }
 }
 
