@@ -303,6 +303,53 @@ class Servers(unittest.TestCase):
             self.assertIsNone(caught.exception.__context__, "it had not ended yet")
             server.go_on()
 
+    def test_signals_are_handled_while_a_call_waits_for_a_server_that_is_stopped(self):
+        """Without the signal, a call would wait for longer than a test may."""
+        raise_alarms(self)
+        for path in ("udp", "local"):
+            with ExportServer() as server, server.connect(path=path, timeout=3600) as export, export.open("file", "w+") as file:
+                file.write_at(0, bytes(MIB))
+                attempts = {
+                    "stat": lambda: export.stat("file"),
+                    "mkdir": lambda: export.mkdir("directory"),
+                    "open": lambda: export.open("new", "x"),
+                    "append": lambda: file.append(bytes(MIB)),
+                    "truncate": lambda: file.truncate(1),
+                    "commit": file.commit,
+                }
+                if path == "udp":
+                    # Within the host they need no server.
+                    attempts |= {"read": lambda: file.read_at(0, MIB), "write": lambda: file.write_at(0, bytes(MIB))}
+                for name, attempt in attempts.items():
+                    with self.subTest(path=path, call=name):
+                        server.pause()
+                        signal.setitimer(signal.ITIMER_REAL, 0.1)
+                        with self.assertRaises(Alarm) as caught:
+                            attempt()
+                        self.assertIsNone(caught.exception.__context__, "it had not ended yet")
+                        # Also while it connects again.
+                        signal.setitimer(signal.ITIMER_REAL, 0.1)
+                        with self.assertRaises(Alarm):
+                            attempt()
+                        server.go_on()
+                        self.assertEqual(export.stat("/")["type"], "directory")
+                        self.assertEqual(len(file.read_at(0, 1)), 1)
+
+    def test_a_handler_of_a_signal_uses_the_client_whose_call_it_interrupts(self):
+        with ExportServer() as server, server.connect(path="udp") as export, export.open("file", "w+") as file:
+            file.write_at(0, b"x")
+            found = []
+
+            def ring(*_):
+                server.go_on()
+                found.append((file.read_at(0, 10), export.stat("file")["size"]))
+
+            self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, ring))
+            server.pause()
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            self.assertEqual(file.read_at(0, 1), b"x")
+            self.assertEqual(found, [(b"x", 1)])
+
     def test_signals_are_handled_between_the_steps_of_a_long_access(self):
         raise_alarms(self)
         with ExportServer() as server, server.connect(path="udp") as export, export.open("file", "w") as file:

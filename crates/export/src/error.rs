@@ -43,6 +43,9 @@ pub enum ExportError {
     /// or an append was under way behind another one that failed.
     #[error("the answer did not come: it may have been done or not")]
     Unanswered,
+    /// The thread that waited was to do something else ([`interruptible`](crate::interruptible)).
+    #[error("the call was interrupted: it may have been done or not")]
+    Interrupted,
     /// The server's host has restarted since the file was written, and what was not committed may be lost.
     #[error("the server's host has restarted: writes that were not committed may be lost")]
     Rebooted,
@@ -87,6 +90,7 @@ impl ExportError {
             ExportError::Nic(_) | ExportError::Port(_) | ExportError::Protocol => Errno::IO,
             ExportError::NoExport { .. } | ExportError::Lost => Errno::TIMEDOUT,
             ExportError::Unanswered | ExportError::Rebooted => Errno::IO,
+            ExportError::Interrupted => Errno::INTR,
             ExportError::Revoked => Errno::STALE,
             ExportError::LockLost => Errno::NOLCK,
             ExportError::NotOpenFor => Errno::BADF,

@@ -21,6 +21,7 @@ use crate::connecting::connect_to_one;
 use crate::export_file::ExportFile;
 use crate::failure::Failure;
 use crate::handle::Handle;
+use crate::signals::call_interruptibly;
 
 /// The most names of a directory that a listing takes from a server: their dictionaries have about 2 GB.
 const NAMES_MAX: usize = 1 << 21;
@@ -32,8 +33,8 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 /// used at which an export answers.
 ///
 /// `local` is this end's address. `path` is the path to a server on the same host: "auto", "udp" or "local". Each call ends
-/// within `timeout` seconds; connecting again to a server that was restarted is part of a call. Signals are handled when a
-/// call has ended, except while this function connects and between the parts of long reads and writes.
+/// within `timeout` seconds; connecting again to a server that was restarted is part of a call. Signals are handled while a call
+/// waits. An exception of a handler, such as Ctrl-C's, ends the call: the server may have done what was asked or not.
 #[pyfunction]
 #[pyo3(signature = (server, *, port=7447, local=None, path="auto", timeout=30.0))]
 pub fn connect_export(
@@ -71,9 +72,9 @@ impl Export {
         path: &Path,
         function: impl Send + FnOnce(&Client) -> Result<T, ExportError>,
     ) -> PyResult<T> {
-        let called =
-            py.detach(|| function(&self.client.get()?).map_err(|error| Failure::from(error).about(path)));
-        called.map_err(|failure| failure.into_exception(py))
+        call_interruptibly(py, || {
+            function(&self.client.get()?).map_err(|error| Failure::from(error).about(path))
+        })
     }
 }
 

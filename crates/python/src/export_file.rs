@@ -11,10 +11,11 @@ use terrace_export::{ExportError, RECORD_BYTES_MAX, RemoteFile};
 use crate::attributes::dict_of;
 use crate::failure::Failure;
 use crate::handle::Handle;
+use crate::signals::call_interruptibly;
 use crate::view::View;
 
 /// The longest part of an access that is one call of the client library, which ends within the client's timeout. Signals are
-/// handled between them.
+/// handled between them, too: a call that does not wait handles none.
 const STEP_BYTES_MAX: usize = 8 << 20;
 /// The most bytes of an object that are copied at a time.
 const COPIED_BYTES_MAX: usize = 1 << 20;
@@ -40,8 +41,7 @@ impl ExportFile {
         function: impl Send + FnOnce(&RemoteFile) -> Result<T, ExportError>,
     ) -> PyResult<T> {
         let about = |error| Failure::from(error).about(&self.path);
-        let called = py.detach(|| function(&self.file.get()?).map_err(about));
-        called.map_err(|failure| failure.into_exception(py))
+        call_interruptibly(py, || function(&self.file.get()?).map_err(about))
     }
 
     /// Fills memory from an offset on, as far as the file has bytes. Returns their number.
@@ -178,9 +178,9 @@ impl ExportFile {
     /// Closes the file.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         match self.file.take() {
-            Some(file) => py
-                .detach(|| file.close())
-                .map_err(|error| Failure::from(error).about(&self.path).into_exception(py)),
+            Some(file) => call_interruptibly(py, || {
+                file.close().map_err(|error| Failure::from(error).about(&self.path))
+            }),
             None => Ok(()),
         }
     }

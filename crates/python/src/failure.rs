@@ -110,6 +110,8 @@ impl From<ExportError> for Failure {
             ExportError::Port(_) | ExportError::NoExport { .. } => "ConnectError",
             ExportError::Refused(_) => "RefusedError",
             ExportError::Lost | ExportError::Unanswered | ExportError::Protocol => "ConnectionLostError",
+            // The exception of a signal's handler takes its place.
+            ExportError::Interrupted => return Failure::Errno(error.errno(), None),
             ExportError::Nic(_) | ExportError::Access(WcStatus::RemoteAccess) => "AccessError",
             // These say what a local file system would say.
             ExportError::Os(_)

@@ -15,6 +15,7 @@
 //! | `export` | the class `Export`: a client of an exported directory |
 //! | `export_file` | the class `ExportFile` |
 //! | `attributes` | attributes of exported files as dictionaries |
+//! | `signals` | calls of an export's client, during which signals are handled |
 //! | `handle` | objects that only the process that has made them may use |
 //! | `watcher` | the thread that polls for accesses with callbacks |
 //! | `view` | views of Python's buffers |
@@ -38,6 +39,7 @@ mod handle;
 mod memory;
 mod operation;
 mod region;
+mod signals;
 mod view;
 mod watcher;
 

@@ -1,6 +1,6 @@
 //! Connecting to a server.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use terrace_nic::Device;
 
 use super::buffers::Buffers;
+use super::interrupt;
 use super::session::{DEPTH, NewSession, Session};
 use super::stream::Stream;
 use crate::ends::{Domain, Ends, address_of, gid_for, path_to};
@@ -22,7 +23,7 @@ const ATTEMPT_TIME: Duration = Duration::from_secs(5);
 /// Connects a session of the client with this number ([`SetupRequest::client`]).
 ///
 /// # Errors
-/// `NoExport`, `Refused`, `Protocol` or `Nic`.
+/// `NoExport`, `Refused`, `Protocol`, `Nic` or `Interrupted`.
 pub fn connect(
     device: &Arc<Device>,
     server: SocketAddr,
@@ -30,24 +31,20 @@ pub fn connect(
     client: u64,
     deadline: Instant,
 ) -> Result<Arc<Session>, ExportError> {
-    let no_export = |reason| ExportError::NoExport { addr: server, reason };
     let gid = gid_for(device, server.ip())
         .ok_or(ExportError::Nic(terrace_nic::Error::Invalid("no local address of the server's family")))?;
     let timeout =
         deadline.saturating_duration_since(Instant::now()).clamp(Duration::from_millis(10), ATTEMPT_TIME);
+    let no_export = |reason| ExportError::NoExport { addr: server, reason };
     let mut stream = Stream::connect(server, address_of(gid), timeout).map_err(no_export)?;
     let mut domain = Domain::new(device)?;
     let (control_cq, data_cq) =
         (domain.create_cq(device, CONTROL_DEPTH)?, domain.create_cq(device, 8 * DEPTH)?);
     let ends = Ends::new(&domain.pd, &control_cq, &data_cq, DEPTH)?;
-    let answered = stream.exchange(&SetupRequest { ends: ends.describe(gid), client });
-    let connected = match answered {
-        Ok(settings) if settings.errno != 0 => Err(ExportError::Refused(settings.errno.into())),
-        Ok(settings) => connect_ends(device, &ends, &settings).map(|path| (settings, path)),
-        Err(error) if error.kind() == ErrorKind::InvalidData => Err(ExportError::Protocol),
-        Err(error) => Err(no_export(error)),
-    };
-    let (settings, path) = connected.inspect_err(|_| ends.close())?;
+    let request = SetupRequest { ends: ends.describe(gid), client };
+    let connected = exchange(&mut stream, server, &request, timeout)
+        .and_then(|settings| Ok((connect_ends(device, &ends, &settings)?, settings)));
+    let (path, settings) = connected.inspect_err(|_| ends.close())?;
     let buffers = Buffers::new(&domain.pd).inspect_err(|_| ends.close())?;
     let Ends { control, data, append } = ends;
     let device = device.clone();
@@ -65,6 +62,31 @@ pub fn connect(
         buffers,
         serial,
     }))
+}
+
+/// Sends the setup, and receives the answer.
+fn exchange(
+    stream: &mut Stream,
+    server: SocketAddr,
+    request: &SetupRequest,
+    timeout: Duration,
+) -> Result<SetupAnswer, ExportError> {
+    let no_export = |reason| ExportError::NoExport { addr: server, reason };
+    let deadline = Instant::now() + timeout;
+    stream.send(request).map_err(no_export)?;
+    let rest = || interrupt::next_check(deadline).saturating_duration_since(Instant::now());
+    while !stream.is_readable_within(rest()) {
+        interrupt::check()?;
+        if Instant::now() >= deadline {
+            return Err(no_export(io::ErrorKind::TimedOut.into()));
+        }
+    }
+    match stream.receive() {
+        Ok(settings) if settings.errno != 0 => Err(ExportError::Refused(settings.errno.into())),
+        Ok(settings) => Ok(settings),
+        Err(error) if error.kind() == ErrorKind::InvalidData => Err(ExportError::Protocol),
+        Err(error) => Err(no_export(error)),
+    }
 }
 
 fn connect_ends(

@@ -8,6 +8,7 @@ use smallvec::{SmallVec, smallvec};
 use terrace_nic::{Error, QueuePair, SendOp, Sge, WcStatus};
 
 use super::buffers::{RecordMemory, SLOT_BYTES, Slot};
+use super::interrupt;
 use super::session::{Opening, Session};
 use crate::error::ExportError;
 use crate::proto::Link;
@@ -235,7 +236,7 @@ fn wait_for_room(session: &Session, deadline: Instant) -> Result<(), ExportError
     }
     session.progress();
     std::thread::yield_now();
-    Ok(())
+    interrupt::check()
 }
 
 fn refused(status: Option<WcStatus>, link: Link, generation: u64) -> Result<(), Failure> {

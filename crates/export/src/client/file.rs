@@ -12,6 +12,7 @@ use terrace_sync::Mutex;
 use super::buffers::RECORD_BYTES_MAX;
 use super::config::text;
 use super::data::{self, Access, Bytes, Failure, Span};
+use super::interrupt::{self, uninterruptible};
 use super::session::{Opening, Session};
 use super::shared::Shared;
 use crate::error::{ExportError, UNKNOWN_OPEN};
@@ -332,7 +333,7 @@ impl RemoteFile {
         loop {
             match self.file.shared.lock(self.file.id, owner, kind) {
                 Err(ExportError::Os(errno)) if errno == would_block && Instant::now() + pause < deadline => {
-                    std::thread::sleep(pause);
+                    interrupt::sleep(pause)?;
                     pause = (pause * 2).min(LOCK_PAUSE_MAX);
                 }
                 result => return result,
@@ -374,7 +375,8 @@ impl OpenFile {
         if opening.session.serial != session.serial {
             let access = self.access & !OpenAccess::TRUNCATE;
             let request = Request::Open { id: self.id, access, content_max: 0 };
-            match self.shared.call_on(&session, request, deadline)? {
+            // Another call on this thread would wait for the lock.
+            match uninterruptible(|| self.shared.call_on(&session, request, deadline))? {
                 Answer::Opened { opened: Opened { open, key, .. }, .. } => {
                     self.len.store(key.len, Ordering::Relaxed);
                     *opening = Opening { session, open, rkey: key.rkey };

@@ -17,13 +17,14 @@
 //!
 //! Every call is synchronous, may be made by any thread, and ends in bounded time ([`ClientConfig::timeout`]). When the
 //! connection is lost, a call connects again and opens its file again; [`ExportError::Unanswered`] says that a call may not
-//! be repeated by itself. [`Pipeline`] has many accesses in flight.
+//! be repeated by itself. [`interruptible`] ends a call that waits. [`Pipeline`] has many accesses in flight.
 
 mod buffers;
 mod config;
 mod connect;
 pub(crate) mod data;
 mod file;
+mod interrupt;
 mod known;
 mod pipeline;
 pub(crate) mod session;
@@ -48,6 +49,7 @@ use config::text;
 pub use config::{Change, ClientConfig};
 pub use file::RemoteFile;
 pub use pipeline::{Completed, Completion, Pipeline};
+pub use interrupt::interruptible;
 use shared::{Repeat, Shared};
 
 /// A connection to an export. Clones share it; it ends with the last clone and the last open file.

@@ -12,6 +12,7 @@ use terrace_node::{Control, is_untracked};
 use terrace_sync::{Condvar, Mutex, SpinBudget};
 
 use super::buffers::Buffers;
+use super::interrupt::{self, uninterruptible};
 use super::stream::Stream;
 use crate::ends::{Domain, OpenPair, destroy};
 use crate::error::ExportError;
@@ -174,8 +175,7 @@ impl Session {
     /// The connection has ended: nobody waits any more.
     pub fn lose(&self, why: &str) {
         self.has_kept_lease.get_or_init(|| {
-            self.stream.is_closed_by_server(CLOSE_TIME)
-                && self.answered_since.lock().elapsed() <= self.lease()
+            self.stream.is_readable_within(CLOSE_TIME) && self.answered_since.lock().elapsed() <= self.lease()
         });
         if !self.is_lost.swap(true, Ordering::AcqRel) {
             tracing::debug!(why, "the connection to an export has ended");
@@ -205,7 +205,7 @@ impl Session {
     /// Waits until `ready` returns a result.
     ///
     /// # Errors
-    /// `Lost` after the deadline, or when the connection has ended.
+    /// `Lost` after the deadline, or when the connection has ended; `Interrupted`.
     fn wait<T>(
         &self,
         deadline: Instant,
@@ -247,6 +247,7 @@ impl Session {
             self.waiting.lock().answers.remove(&id);
             return Err(ExportError::Invalid("a path or name is too long for a message"));
         };
+            interrupt::check()?;
         self.post_message(bytes);
         Ok(SentRequest { id, since })
     }
@@ -438,7 +439,9 @@ impl Session {
         }
         let new =
             OpenPair::new(&self.domain.pd, &self.data_cq, DEPTH).map_err(|error| self.explain(error))?;
-        let connected = match self.call(Request::Pair { link, endpoint: new.endpoint }, deadline) {
+        // Another call on this thread would wait for the lock.
+        let call = || self.call(Request::Pair { link, endpoint: new.endpoint }, deadline);
+        let connected = match uninterruptible(call) {
             Ok(Answer::Paired { endpoint }) => {
                 new.connect(self.path, endpoint, 0).map_err(|error| self.explain(error))
             }

@@ -13,6 +13,7 @@ use terrace_sync::{Condvar, Mutex};
 
 use super::config::{Change, ClientConfig};
 use super::connect::connect;
+use super::interrupt::{self, uninterruptible};
 use super::known::Known;
 use super::session::Session;
 use crate::error::{ExportError, UNKNOWN_FILE};
@@ -136,7 +137,7 @@ impl Shared {
     /// The current session. Connects if there is none.
     ///
     /// # Errors
-    /// `Lost` after the deadline; `Refused`.
+    /// `Lost` after the deadline; `Refused`; `Interrupted`.
     pub fn session(&self, deadline: Instant) -> Result<Arc<Session>, ExportError> {
         let mut current = self.current.lock();
         loop {
@@ -149,7 +150,10 @@ impl Shared {
             if Instant::now() >= deadline {
                 return Err(ExportError::Lost);
             }
-            self.connected.wait_until(&mut current, deadline);
+            self.connected.wait_until(&mut current, interrupt::next_check(deadline));
+            drop(current);
+            interrupt::check()?;
+            current = self.current.lock();
         }
         current.is_connecting = true;
         current.serial += 1;
@@ -164,7 +168,8 @@ impl Shared {
         let connected = self.reconnect(serial, deadline);
         if let Ok(session) = &connected {
             *self.progress.0.lock() = Some(session.clone());
-            self.restore(session);
+            // The server is there. An interrupted lock would count as lost.
+            uninterruptible(|| self.restore(session));
         }
         let mut current = self.current.lock();
         current.is_connecting = false;
@@ -182,13 +187,15 @@ impl Shared {
                 Err(ExportError::Refused(errno)) if is_momentary(errno) => {
                     tracing::debug!(errno, "an export has no room for this client");
                 }
-                Err(error @ (ExportError::Refused(_) | ExportError::Protocol)) => return Err(error),
+                Err(error @ (ExportError::Refused(_) | ExportError::Protocol | ExportError::Interrupted)) => {
+                    return Err(error);
+                }
                 Err(error) => tracing::debug!(%error, "an export cannot be reached"),
             }
             if Instant::now() + pause >= deadline {
                 return Err(ExportError::Lost);
             }
-            std::thread::sleep(pause);
+            interrupt::sleep(pause)?;
             pause = (pause * 2).min(PAUSE_MAX);
         }
     }
@@ -372,7 +379,7 @@ impl Shared {
         let now = self.session(deadline)?;
         if now.serial != serial {
             // It was made when this lock was not among those to reclaim.
-            self.restore_locks(&now, deadline);
+            uninterruptible(|| self.restore_locks(&now, deadline));
         }
         if self.has_lost_lock(id) { Err(ExportError::LockLost) } else { Ok(()) }
     }

@@ -34,18 +34,21 @@ impl Stream {
         Ok(stream)
     }
 
-    /// Sends the setup, and receives the answer.
-    pub fn exchange(&mut self, request: &SetupRequest) -> io::Result<SetupAnswer> {
+    /// Sends the setup.
+    pub fn send(&mut self, request: &SetupRequest) -> io::Result<()> {
         let bytes = setup::encode(request);
+        // Fits into the buffer of a new socket.
         match self {
-            Stream::Tcp(stream) => {
-                stream.write_all(&bytes)?;
-                setup::receive(stream)
-            }
-            Stream::Unix(stream) => {
-                stream.write_all(&bytes)?;
-                setup::receive(stream)
-            }
+            Stream::Tcp(stream) => stream.write_all(&bytes),
+            Stream::Unix(stream) => stream.write_all(&bytes),
+        }
+    }
+
+    /// Receives the answer.
+    pub fn receive(&mut self) -> io::Result<SetupAnswer> {
+        match self {
+            Stream::Tcp(stream) => setup::receive(stream),
+            Stream::Unix(stream) => setup::receive(stream),
         }
     }
 
@@ -54,11 +57,10 @@ impl Stream {
         matches!(self, Stream::Unix(_))
     }
 
-    /// Whether the server has closed its end, or does so within a time of less than a second.
-    pub fn is_closed_by_server(&self, timeout: Duration) -> bool {
-        let timeout = Timespec { tv_sec: 0, tv_nsec: timeout.subsec_nanos().into() };
+    /// Whether the server has sent something or closed its end, or does so within this time. It sends nothing after its answer.
+    pub fn is_readable_within(&self, timeout: Duration) -> bool {
+        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let mut fds = [PollFd::new(self, PollFlags::IN | PollFlags::RDHUP)];
-        // Nothing is sent over it after the setup.
         matches!(poll(&mut fds, Some(&timeout)), Ok(1..))
     }
 
