@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use terrace_nic::{APPEND_LEN_MAX, Buffer, Error, Pd, Sge};
-use terrace_sync::{Condvar, Mutex, MutexGuard};
+use terrace_sync::{Condvar, Mutex};
 
+use super::interrupt;
 use crate::error::ExportError;
 
 /// The most bytes of a record, which may not be divided.
@@ -23,10 +24,16 @@ const LOCAL_WRITE: u32 = 1;
 pub struct Buffers {
     memory: Buffer,
     records: Buffer,
-    free: Mutex<Vec<usize>>,
+    free: Mutex<Free>,
     freed: Condvar,
-    /// Locked while the memory for long records is used. True once an access to it was abandoned.
-    is_record_lost: Mutex<bool>,
+}
+
+/// What of the memory is not used.
+struct Free {
+    slots: Vec<usize>,
+    has_records: bool,
+    /// The session has ended: memory of accesses that were abandoned does not come back.
+    is_lost: bool,
 }
 
 /// A slot, which is free again when this is dropped.
@@ -44,55 +51,64 @@ impl Buffers {
         Ok(Buffers {
             memory: Buffer::new(pd, SLOTS * STRIDE, LOCAL_WRITE)?,
             records: Buffer::new(pd, RECORD_BYTES_MAX + 64, LOCAL_WRITE)?,
-            free: Mutex::new((0..SLOTS).rev().collect()),
+            free: Mutex::new(Free { slots: (0..SLOTS).rev().collect(), has_records: true, is_lost: false }),
             freed: Condvar::default(),
-            is_record_lost: Mutex::default(),
         })
     }
 
     /// A free slot, if there is one.
     pub fn try_take(&self) -> Option<Slot<'_>> {
-        let index = self.free.lock().pop()?;
+        let index = self.free.lock().slots.pop()?;
         Some(Slot { buffers: self, index, is_in_flight: false })
     }
 
     /// Waits for a free slot.
     ///
     /// # Errors
-    /// `Lost` after the deadline.
+    /// `Lost` after the deadline, or when the session has ended; `Interrupted`.
     pub fn take(&self, deadline: Instant) -> Result<Slot<'_>, ExportError> {
-        let mut free = self.free.lock();
+        let index = self.wait(deadline, |free| free.slots.pop())?;
+        Ok(Slot { buffers: self, index, is_in_flight: false })
+    }
+
+    /// Waits until `take` returns a part of what is free.
+    fn wait<T>(&self, deadline: Instant, take: impl Fn(&mut Free) -> Option<T>) -> Result<T, ExportError> {
         loop {
-            if let Some(index) = free.pop() {
-                return Ok(Slot { buffers: self, index, is_in_flight: false });
+            let mut free = self.free.lock();
+            if let Some(taken) = take(&mut free) {
+                return Ok(taken);
             }
-            if Instant::now() >= deadline {
+            if free.is_lost || Instant::now() >= deadline {
                 return Err(ExportError::Lost);
             }
-            self.freed.wait_until(&mut free, deadline);
+            self.freed.wait_until(&mut free, interrupt::next_check(deadline));
+            drop(free);
+            interrupt::check()?;
         }
+    }
+
+    /// The session has ended: nobody waits any more.
+    pub fn lose(&self) {
+        self.free.lock().is_lost = true;
+        self.freed.notify_all();
     }
 
     /// The memory for a record, and for 8 bytes behind it: a slot, or for longer ones memory of which there is one piece.
     ///
     /// # Errors
-    /// `Lost` after the deadline, or if an earlier access of the memory for long records was abandoned: the NIC may still
-    /// repeat it.
+    /// As for [`Buffers::take`].
     pub fn take_record(&self, len: usize, deadline: Instant) -> Result<RecordMemory<'_>, ExportError> {
         if len <= SLOT_BYTES {
             return Ok(RecordMemory::Slot(self.take(deadline)?));
         }
-        let is_in_flight = self.is_record_lost.lock();
-        if *is_in_flight {
-            return Err(ExportError::Lost);
-        }
-        Ok(RecordMemory::Long { buffer: &self.records, is_in_flight })
+        self.wait(deadline, |free| std::mem::take(&mut free.has_records).then_some(()))?;
+        Ok(RecordMemory::Long(LongRecord { buffers: self, is_in_flight: false }))
     }
 
     /// The number of free slots.
     #[cfg(test)]
     pub fn free_slots(&self) -> usize {
-        self.free.lock().len()
+        self.free.lock().slots.len()
     }
 }
 
@@ -137,7 +153,13 @@ impl Slot<'_> {
 /// The memory of a record.
 pub enum RecordMemory<'a> {
     Slot(Slot<'a>),
-    Long { buffer: &'a Buffer, is_in_flight: MutexGuard<'a, bool> },
+    Long(LongRecord<'a>),
+}
+
+/// The memory for long records, which is free again when this is dropped, as a [`Slot`] is.
+pub struct LongRecord<'a> {
+    buffers: &'a Buffers,
+    is_in_flight: bool,
 }
 
 impl RecordMemory<'_> {
@@ -145,7 +167,7 @@ impl RecordMemory<'_> {
     pub fn set_in_flight(&mut self, now: bool) {
         match self {
             RecordMemory::Slot(slot) => slot.set_in_flight(now),
-            RecordMemory::Long { is_in_flight, .. } => **is_in_flight = now,
+            RecordMemory::Long(long) => long.is_in_flight = now,
         }
     }
 
@@ -156,7 +178,8 @@ impl RecordMemory<'_> {
                 slot.write(record)?;
                 Ok([slot.sge(record.len()), slot.offset_sge()])
             }
-            RecordMemory::Long { buffer, .. } => {
+            RecordMemory::Long(LongRecord { buffers, .. }) => {
+                let buffer = &buffers.records;
                 buffer.write(0, record)?;
                 Ok([buffer.sge(0, record.len() as u32), buffer.sge(RECORD_BYTES_MAX, 8)])
             }
@@ -167,9 +190,9 @@ impl RecordMemory<'_> {
     pub fn offset(&self) -> Result<u64, Error> {
         match self {
             RecordMemory::Slot(slot) => slot.offset(),
-            RecordMemory::Long { buffer, .. } => {
+            RecordMemory::Long(LongRecord { buffers, .. }) => {
                 let mut bytes = [0; 8];
-                buffer.read(RECORD_BYTES_MAX, &mut bytes)?;
+                buffers.records.read(RECORD_BYTES_MAX, &mut bytes)?;
                 Ok(u64::from_ne_bytes(bytes))
             }
         }
@@ -179,8 +202,18 @@ impl RecordMemory<'_> {
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
         if !self.is_in_flight {
-            self.buffers.free.lock().push(self.index);
-            self.buffers.freed.notify_one();
+            self.buffers.free.lock().slots.push(self.index);
+            // Threads wait for other memory, too.
+            self.buffers.freed.notify_all();
+        }
+    }
+}
+
+impl Drop for LongRecord<'_> {
+    fn drop(&mut self) {
+        if !self.is_in_flight {
+            self.buffers.free.lock().has_records = true;
+            self.buffers.freed.notify_all();
         }
     }
 }

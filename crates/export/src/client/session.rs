@@ -203,6 +203,7 @@ impl Session {
     }
 
     /// Waits until `ready` returns a result.
+            self.buffers.lose();
     ///
     /// # Errors
     /// `Lost` after the deadline, or when the connection has ended; `Interrupted`.

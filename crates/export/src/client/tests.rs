@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use terrace_nic::{PathChoice, PortConfig};
 
 use super::data::{self, Bytes, Failure};
-use super::{Client, ClientConfig, RemoteFile};
+use super::{Client, ClientConfig, RECORD_BYTES_MAX, RemoteFile};
 use crate::error::ExportError;
 use crate::proto::setup;
 use crate::proto::{Link, LockKind, OpenAccess, SetupAnswer, SetupRequest};
@@ -105,6 +105,25 @@ fn memory_that_the_nic_may_still_access_is_not_used_again() {
     assert!(matches!(appended, Err(Failure::Error(ExportError::Unanswered | ExportError::Lost))));
     let appended = data::append(&opening, &record, false, soon());
     assert!(matches!(appended, Err(Failure::Error(ExportError::Lost))));
+}
+
+#[test]
+fn a_call_that_waits_for_memory_connects_again_when_the_connection_is_lost() {
+    let (_directory, _server, client, file) = start_with_page(PathChoice::Udp);
+    let session = client.shared.session(client.shared.deadline()).unwrap();
+    let mut slots: Vec<_> = std::iter::from_fn(|| session.buffers.try_take()).collect();
+    let long = session.buffers.take_record(RECORD_BYTES_MAX, Instant::now()).unwrap();
+    std::thread::scope(|scope| {
+        let written = scope.spawn(|| file.write_at(0, b"x"));
+        let appended = scope.spawn(|| file.append(&vec![1; RECORD_BYTES_MAX]));
+        std::thread::sleep(Duration::from_millis(100));
+        // What is in flight does not come back.
+        slots.iter_mut().for_each(|slot| slot.set_in_flight(true));
+        session.lose("a test ends it");
+        written.join().unwrap().unwrap();
+        appended.join().unwrap().unwrap();
+    });
+    drop((slots, long));
 }
 
 #[test]
