@@ -1,13 +1,16 @@
 //! The socket over which a connection is set up.
 
+use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::proto::setup;
 use crate::proto::{SetupAnswer, SetupRequest};
@@ -22,8 +25,7 @@ pub enum Stream {
 impl Stream {
     /// Connects to a server: by a Unix socket if it is on this host, so that it learns the user of this process.
     pub fn connect(server: SocketAddr, own: IpAddr, timeout: Duration) -> io::Result<Stream> {
-        let by_unix = connect_unix(server);
-        let stream = match by_unix {
+        let stream = match connect_unix(server, timeout)? {
             Some(stream) => Stream::Unix(stream),
             None => Stream::Tcp(connect_tcp(server, own, timeout)?),
         };
@@ -83,18 +85,36 @@ impl AsFd for Stream {
     }
 }
 
-/// Connects to the socket for clients of the same host, if the server is on this host.
-fn connect_unix(server: SocketAddr) -> Option<UnixStream> {
+/// Connects to the socket for clients of the same host, if the server is on this host and has one. Another failure does not lead to
+/// TCP, where the server takes the client for another user.
+fn connect_unix(server: SocketAddr, timeout: Duration) -> io::Result<Option<UnixStream>> {
     // Only an address of this host can be bound.
-    UdpSocket::bind((server.ip(), 0)).ok()?;
+    if UdpSocket::bind((server.ip(), 0)).is_err() {
+        return Ok(None);
+    }
     let any: IpAddr = match server.ip() {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    [server.ip(), any].into_iter().find_map(|ip| {
-        let name = local_name(SocketAddr::new(ip, server.port())).ok()?;
-        UnixStream::connect_addr(&name).ok()
-    })
+    for ip in [server.ip(), any] {
+        match connect_abstract(SocketAddr::new(ip, server.port()), timeout) {
+            Ok(stream) => return Ok(Some(stream)),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
+/// Connects to the socket for clients of the same host. A server that is stopped accepts nobody, and its queue may be full.
+fn connect_abstract(server: SocketAddr, timeout: Duration) -> io::Result<UnixStream> {
+    let name = local_name(server)?;
+    let path = [b"\0", name.as_abstract_name().unwrap_or_default()].concat();
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // Of `connect(2)`, too.
+    socket.set_write_timeout(Some(timeout))?;
+    socket.connect(&SockAddr::unix(OsStr::from_bytes(&path))?)?;
+    Ok(socket.into())
 }
 
 /// Connects by TCP from the NIC's address: the server accepts packets of no other.
@@ -103,4 +123,24 @@ fn connect_tcp(server: SocketAddr, own: IpAddr, timeout: Duration) -> io::Result
     socket.bind(&SocketAddr::new(own, 0).into())?;
     socket.connect_timeout(&server.into(), timeout)?;
     Ok(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_server_that_accepts_nobody_is_waited_for_until_the_timeout() {
+        let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let server = tcp.local_addr().unwrap();
+        let name = local_name(server).unwrap();
+        let unix = UnixListener::bind_addr(&name).unwrap();
+        rustix::net::listen(&unix, 0).unwrap();
+        let _queued = UnixStream::connect_addr(&name).unwrap();
+        let connected = Stream::connect(server, server.ip(), Duration::from_millis(100));
+        assert_eq!(connected.err().map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
+    }
 }
