@@ -16,7 +16,7 @@ use super::interrupt::{self, uninterruptible};
 use super::stream::Stream;
 use crate::ends::{Domain, OpenPair, destroy};
 use crate::error::ExportError;
-use crate::proto::{Answer, Body, Event, Link, Message, Request, SetupAnswer};
+use crate::proto::{Answer, Body, ChangeSet, Event, FileId, Link, Message, Request, SetupAnswer};
 
 /// The most one-sided accesses in flight on each queue pair.
 pub const DEPTH: u32 = 512;
@@ -58,6 +58,27 @@ struct Waiting {
     transfers: HashMap<u64, Transfer>,
     events: Vec<Event>,
 }
+    /// The status of an access that has ended.
+    fn status(&self, number: u64) -> Option<WcStatus> {
+        self.transfers.get(&number).map_or(Some(WcStatus::Flushed), |transfer| transfer.status)
+    }
+
+    /// Takes the status of an access that has ended.
+    fn take_status(&mut self, number: u64) -> Option<WcStatus> {
+        let status = self.status(number)?;
+        self.transfers.remove(&number);
+        Some(status)
+    }
+
+    /// Adds an event. If there are too many for a program that does not take them, the program learns that some are lost.
+    fn push_event(&mut self, event: Event) {
+        if self.events.len() >= EVENTS_MAX {
+            self.events.clear();
+            self.events.push(Event::Changed { id: FileId::default(), change: ChangeSet::LOST });
+        }
+        self.events.push(event);
+    }
+
 
 impl Waiting {
     /// The id of a new request; `None` if `max` are in flight.
@@ -376,18 +397,7 @@ impl Session {
 
     /// Takes the status of an access, if it has ended.
     pub fn take_status(&self, number: u64) -> Option<WcStatus> {
-        let mut waiting = self.waiting.lock();
-        let status =
-            waiting.transfers.get(&number).map_or(Some(WcStatus::Flushed), |transfer| transfer.status);
-        if status.is_some() {
-            waiting.transfers.remove(&number);
-        }
-        status
-    }
-
-    /// Whether an access has ended.
-    pub fn has_ended(&self, number: u64) -> bool {
-        self.waiting.lock().transfers.get(&number).is_none_or(|transfer| transfer.status.is_some())
+        self.waiting.lock().take_status(number)
     }
 
     /// Waits until an access has ended.
@@ -396,13 +406,8 @@ impl Session {
     /// `Lost` after the deadline, or when the connection has ended. The buffers may still be accessed then, until the
     /// session ends.
     pub fn finish(&self, number: u64, deadline: Instant) -> Result<WcStatus, ExportError> {
-        self.wait(deadline, |waiting| {
-            let transfer = waiting.transfers.get(&number).copied();
-            let status = transfer.map_or(Some(WcStatus::Flushed), |transfer| transfer.status)?;
-            waiting.transfers.remove(&number);
-            Some(status)
-        })
-        .inspect_err(|_| self.lose("an access did not end in time"))
+        self.wait(deadline, |waiting| waiting.take_status(number))
+            .inspect_err(|_| self.lose("an access did not end in time"))
     }
 
     /// Waits until something has come, or the deadline.
@@ -537,11 +542,11 @@ impl Session {
                 Some(AnswerState::Unread) => drop(waiting.answers.remove(&message.id)),
                 _ => tracing::debug!(id = message.id, "an answer to an unknown request"),
             },
-            Body::Event(event) if waiting.events.len() < EVENTS_MAX => {
-                waiting.events.push(event);
+            Body::Event(event) => {
+                waiting.push_event(event);
                 self.announced.notify_all();
             }
-            Body::Event(_) | Body::Request(_) => {}
+            Body::Request(_) => {}
         }
     }
 
@@ -598,6 +603,19 @@ mod tests {
     fn a_close_waits_until_the_server_permits_one_more_request() {
         let (_directory, server, client, file) = start(PathChoice::Local);
         let deadline = client.shared.deadline();
+
+    #[test]
+    fn a_program_that_takes_no_events_learns_that_some_are_lost() {
+        let mut waiting = Waiting::default();
+        let changed =
+            |ino| Event::Changed { id: FileId { ino, ..FileId::default() }, change: ChangeSet::all() };
+        (1..=EVENTS_MAX as u64).for_each(|ino| waiting.push_event(changed(ino)));
+        assert_eq!(waiting.events.len(), EVENTS_MAX);
+        waiting.push_event(changed(0));
+        let lost = Event::Changed { id: FileId::default(), change: ChangeSet::LOST };
+        assert_eq!(waiting.events, [lost, changed(0)]);
+    }
+
         let session = client.shared.session(deadline).unwrap();
         let others = u64::MAX - 1000..u64::MAX - 1000 + u64::from(session.settings.requests_max);
         session.waiting.lock().answers.extend(others.clone().map(|id| (id, AnswerState::Awaited)));

@@ -406,12 +406,13 @@ impl Shared {
 
     /// Watches a file, or no longer.
     pub fn watch(&self, id: FileId, on: bool) -> Result<(), ExportError> {
+        if !on {
+            // A watch whose end the server does not hear of ends with the connection.
+            self.watches.lock().remove(&id);
+        }
         self.call(Request::Watch { id, on }, Repeat::Yes)?;
-        let mut watches = self.watches.lock();
         if on {
-            watches.insert(id);
-        } else {
-            watches.remove(&id);
+            self.watches.lock().insert(id);
         }
         Ok(())
     }
