@@ -75,7 +75,7 @@ fn ends_after(server: &Server, messages: &[Vec<u8>]) -> bool {
     let deadline = Instant::now() + Duration::from_secs(10);
     let session = client.shared.session(deadline).unwrap();
     session.send_raw(messages.to_vec());
-    session.wait_any(Instant::now() + Duration::from_secs(2), |session| session.is_lost());
+    session.wait_events(Duration::from_secs(2));
     session.is_lost()
 }
 

@@ -300,7 +300,9 @@ impl Pipeline {
                 return 0;
             }
             let (session, number) = (first.opening.session.clone(), first.number);
-            session.wait_any(deadline, |session| session.has_ended(number));
+            if session.wait_ended(number, deadline).is_err() {
+                return self.poll(done);
+            }
         }
     }
 

@@ -20,8 +20,6 @@ use crate::proto::{Answer, Body, ChangeSet, Event, FileId, Link, Message, Reques
 
 /// The most one-sided accesses in flight on each queue pair.
 pub const DEPTH: u32 = 512;
-/// A waiting thread polls for so long before it sleeps.
-const POLL_TIME: Duration = Duration::from_micros(50);
 /// A sleeping thread looks again after so long, so that a lost wake-up costs little.
 const SLEEP_TIME: Duration = Duration::from_millis(20);
 /// How much later than its queue pairs a server that ends closes its socket, at most.
@@ -58,6 +56,8 @@ struct Waiting {
     transfers: HashMap<u64, Transfer>,
     events: Vec<Event>,
 }
+
+impl Waiting {
     /// The status of an access that has ended.
     fn status(&self, number: u64) -> Option<WcStatus> {
         self.transfers.get(&number).map_or(Some(WcStatus::Flushed), |transfer| transfer.status)
@@ -79,8 +79,6 @@ struct Waiting {
         self.events.push(event);
     }
 
-
-impl Waiting {
     /// The id of a new request; `None` if `max` are in flight.
     fn begin_request(&mut self, state: AnswerState, max: usize) -> Option<u64> {
         if self.answers.len() >= max {
@@ -205,6 +203,7 @@ impl Session {
             let _waiting = self.waiting.lock();
             self.arrived.notify_all();
             self.announced.notify_all();
+            self.buffers.lose();
         }
     }
 
@@ -224,7 +223,6 @@ impl Session {
     }
 
     /// Waits until `ready` returns a result.
-            self.buffers.lose();
     ///
     /// # Errors
     /// `Lost` after the deadline, or when the connection has ended; `Interrupted`.
@@ -249,6 +247,7 @@ impl Session {
             if let Some(result) = found {
                 return result;
             }
+            interrupt::check()?;
             let mut waiting = self.waiting.lock();
             found = poll_ready(&mut waiting);
             if found.is_none() {
@@ -269,7 +268,6 @@ impl Session {
             self.waiting.lock().answers.remove(&id);
             return Err(ExportError::Invalid("a path or name is too long for a message"));
         };
-            interrupt::check()?;
         self.post_message(bytes);
         Ok(SentRequest { id, since })
     }
@@ -410,23 +408,12 @@ impl Session {
             .inspect_err(|_| self.lose("an access did not end in time"))
     }
 
-    /// Waits until something has come, or the deadline.
-    pub fn wait_any(&self, deadline: Instant, mut is_ready: impl FnMut(&Session) -> bool) {
-        let poll_until = Instant::now() + POLL_TIME;
-        loop {
-            self.device.progress();
-            if is_ready(self) {
-                return;
-            }
-            let mut waiting = self.waiting.lock();
-            let now = Instant::now();
-            if self.is_lost() || now >= deadline {
-                return;
-            }
-            if now >= poll_until {
-                self.arrived.wait_until(&mut waiting, deadline.min(now + Duration::from_millis(1)));
-            }
-        }
+    /// Waits until an access has ended, and leaves its status.
+    ///
+    /// # Errors
+    /// `Lost` after the deadline, or when the connection has ended. The access goes on. `Interrupted`.
+    pub fn wait_ended(&self, number: u64, deadline: Instant) -> Result<(), ExportError> {
+        self.wait(deadline, |waiting| waiting.status(number).map(|_| ()))
     }
 
     /// Makes progress.
@@ -603,19 +590,6 @@ mod tests {
     fn a_close_waits_until_the_server_permits_one_more_request() {
         let (_directory, server, client, file) = start(PathChoice::Local);
         let deadline = client.shared.deadline();
-
-    #[test]
-    fn a_program_that_takes_no_events_learns_that_some_are_lost() {
-        let mut waiting = Waiting::default();
-        let changed =
-            |ino| Event::Changed { id: FileId { ino, ..FileId::default() }, change: ChangeSet::all() };
-        (1..=EVENTS_MAX as u64).for_each(|ino| waiting.push_event(changed(ino)));
-        assert_eq!(waiting.events.len(), EVENTS_MAX);
-        waiting.push_event(changed(0));
-        let lost = Event::Changed { id: FileId::default(), change: ChangeSet::LOST };
-        assert_eq!(waiting.events, [lost, changed(0)]);
-    }
-
         let session = client.shared.session(deadline).unwrap();
         let others = u64::MAX - 1000..u64::MAX - 1000 + u64::from(session.settings.requests_max);
         session.waiting.lock().answers.extend(others.clone().map(|id| (id, AnswerState::Awaited)));
@@ -629,6 +603,19 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+
+    #[test]
+    fn a_program_that_takes_no_events_learns_that_some_are_lost() {
+        let mut waiting = Waiting::default();
+        let changed =
+            |ino| Event::Changed { id: FileId { ino, ..FileId::default() }, change: ChangeSet::all() };
+        (1..=EVENTS_MAX as u64).for_each(|ino| waiting.push_event(changed(ino)));
+        assert_eq!(waiting.events.len(), EVENTS_MAX);
+        waiting.push_event(changed(0));
+        let lost = Event::Changed { id: FileId::default(), change: ChangeSet::LOST };
+        assert_eq!(waiting.events, [lost, changed(0)]);
+    }
+
     #[test]
     fn a_lock_whose_lease_has_ended_is_not_reclaimed_from_the_next_server() {
         for has_ended in [false, true] {
