@@ -35,7 +35,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use terrace_files::{Files, FilesConfig};
@@ -55,6 +55,11 @@ use watches::Watches;
 const CQ_DEPTH: u32 = 1 << 17;
 /// Threads for requests.
 const WORKERS: usize = 8;
+/// How long a server that ends waits for its threads. A disk that does not answer, or the stopped process of a FUSE file system, may hold a
+/// worker for ever.
+const THREADS_END_WAIT: Duration = Duration::from_secs(5);
+/// How often it looks whether they have ended.
+const THREADS_POLL: Duration = Duration::from_millis(2);
 /// So many eighths of the process's descriptors are for files that clients have looked up, and so many for those that they have
 /// open or locked. Two more are for regions ([`FilesConfig`]), and the last one is for sockets and for requests that run.
 const NODES_EIGHTHS: u64 = 2;
@@ -202,6 +207,25 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Waits until the threads have ended, for [`THREADS_END_WAIT`] at most. Others end with the request that they carry out.
+    fn join_threads(&mut self) {
+        let deadline = Instant::now() + THREADS_END_WAIT;
+        while Instant::now() < deadline && !self.threads.iter().all(JoinHandle::is_finished) {
+            std::thread::sleep(THREADS_POLL);
+        }
+        let (ended, left): (Vec<_>, Vec<_>) = self.threads.drain(..).partition(JoinHandle::is_finished);
+        for thread in ended {
+            // A thread that has panicked has said so.
+            let _ = thread.join();
+        }
+        match left.len() {
+            0 => {}
+            count => tracing::warn!(count, "the server ends before requests that wait for a disk"),
+        }
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         // Cannot fail: the counter does not overflow.
@@ -210,10 +234,7 @@ impl Drop for Server {
         self.state.revoker.close();
         // Closing comes first: afterwards no grace period waits for another process, which may be stopped.
         self.state.device.close();
-        for thread in self.threads.drain(..) {
-            // A thread that has panicked has said so.
-            let _ = thread.join();
-        }
+        self.join_threads();
         for connection in self.state.connections() {
             if connection.begin_end() {
                 connection.close();
@@ -254,12 +275,12 @@ fn raise_descriptors() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use terrace_nic::PathChoice;
 
     use super::*;
     use crate::client::tests::start;
+    use crate::client::{Client, ClientConfig};
+    use crate::proto::OpenAccess;
 
     #[test]
     fn the_protection_domain_of_a_connection_ends_with_it() {
@@ -275,5 +296,24 @@ mod tests {
         // The last reference is gone a moment before its value.
         std::thread::sleep(Duration::from_millis(100));
         assert!(matches!(pd.dealloc(), Err(terrace_nic::Error::Invalid(_))), "it was deallocated before");
+    }
+
+    #[test]
+    fn a_server_ends_while_a_request_waits_for_a_disk() {
+        let (_directory, server, client, _file) = start(PathChoice::Local);
+        let config = ClientConfig { timeout: Duration::from_secs(2), ..client.shared.config.clone() };
+        let client = Client::connect(&config).unwrap();
+        let file = client.lookup_path("file".as_ref()).unwrap();
+        let state = server.state.clone();
+        // As long as it is locked, opening a file takes its time.
+        let disk = state.checking.lock();
+        std::thread::scope(|scope| {
+            scope.spawn(|| client.open(file.id, OpenAccess::READ));
+            while !state.connections().iter().any(|connection| connection.has_running()) {
+                std::thread::sleep(THREADS_POLL);
+            }
+            drop(server);
+            drop(disk);
+        });
     }
 }
