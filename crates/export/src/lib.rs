@@ -42,6 +42,9 @@ pub use proto::{
     Attributes, ChangeSet, DirectoryEntry, DirectoryPage, FileId, FileKind, FileSystem, LockKind, OpenAccess,
     RenameMode, Revocation, SetAttributes, SetTime, Timestamp,
 };
-pub use replica::{MEMBERS_MAX, ReplicaConfig, ReplicaError, ReplicaReader, ReplicaStatus, ReplicatedFile};
+pub use replica::{
+    MEMBERS_MAX, ReplicaAppended, ReplicaAppender, ReplicaConfig, ReplicaError, ReplicaReader, ReplicaStatus,
+    ReplicatedFile,
+};
 pub use rules::{Rules, RulesError};
 pub use server::{ExportClientStats, ExportStats, ServeError, Server, ServerConfig};

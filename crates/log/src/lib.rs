@@ -37,7 +37,7 @@ use std::ffi::{OsStr, OsString};
 use rustix::io::Errno;
 use terrace_export::{Client, ExportError, FileId, OpenAccess, RemoteFile, RenameMode, ReplicaError};
 
-pub use appender::{Appended, Appender};
+pub use appender::{Appended, Appender, RemoteAppends};
 pub use entries::{Entries, Entry};
 use file::{ReadLog, WriteLog};
 pub use format::DATA_BYTES_MAX;
@@ -156,7 +156,7 @@ impl Log<RemoteFile> {
     ) -> Result<Appender, LogError> {
         let data_bytes_max = data_bytes_max.min(DATA_BYTES_MAX);
         let pipeline = client.pipeline(depth, data_bytes_max + HEAD_BYTES)?;
-        Ok(Appender::new(self.file.clone(), self.id, pipeline, data_bytes_max))
+        Ok(Appender::new(RemoteAppends::new(self.file.clone(), pipeline), self.id, data_bytes_max))
     }
 }
 

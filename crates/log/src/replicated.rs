@@ -1,10 +1,12 @@
 //! Logs on several exports.
 
-use terrace_export::{ReplicaConfig, ReplicaError, ReplicaReader, ReplicaStatus, ReplicatedFile};
+use terrace_export::{
+    ReplicaAppender, ReplicaConfig, ReplicaError, ReplicaReader, ReplicaStatus, ReplicatedFile,
+};
 use terrace_sync::Mutex;
 
-use crate::format::{IDENTITY_BYTES, LogId, RECORDS_OFFSET, is_unfinished_head};
-use crate::{Log, LogError, MODE};
+use crate::format::{DATA_BYTES_MAX, HEAD_BYTES, IDENTITY_BYTES, LogId, RECORDS_OFFSET, is_unfinished_head};
+use crate::{Appender, Log, LogError, MODE};
 
 /// A log on several exports, in a replicated file ([`ReplicatedFile`]). One process has it open to append at a time, with any
 /// number of threads.
@@ -37,6 +39,21 @@ impl Log<Mutex<ReplicatedFile>> {
             None => return Err(LogError::NotALog),
         };
         Ok(Log { file: Mutex::new(file), id })
+    }
+
+    /// Several appends in flight, for one thread: each is acknowledged when all live members have it. The other calls of the log come
+    /// after it.
+    ///
+    /// # Errors
+    /// As for [`ReplicatedFile::appender`].
+    pub fn appender(
+        &mut self,
+        depth: usize,
+        data_bytes_max: usize,
+    ) -> Result<Appender<ReplicaAppender<'_>>, LogError> {
+        let data_bytes_max = data_bytes_max.min(DATA_BYTES_MAX);
+        let appends = self.file.get_mut().appender(depth, data_bytes_max + HEAD_BYTES)?;
+        Ok(Appender::new(appends, self.id, data_bytes_max))
     }
 
     /// The members of the replicated file, and why other exports are none.

@@ -14,12 +14,13 @@ mod support;
 
 use std::fs::File;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hosts::{Host, addresses, config, hosts};
 use rustix::process::Signal;
-use terrace_export::{ReplicatedFile, Server};
-use terrace_log::{Entry, LogError, Position, ReplicatedLog, ReplicatedLogReader};
+use terrace_export::{ReplicaError, ReplicatedFile, Server};
+use terrace_log::{Appended, Entry, LogError, Position, ReplicatedLog, ReplicatedLogReader};
 use terrace_nic::PathChoice;
 
 fn data(number: u64) -> Vec<u8> {
@@ -121,6 +122,89 @@ fn no_record_is_lost_with_exports_by_packets() {
 #[test]
 fn no_record_is_lost_with_exports_within_the_host() {
     no_record_is_lost_with_exports(PathChoice::Local);
+}
+
+/// Appends records with up to 16 in flight, some of them persistent, until `is_over` says so of their number; then all of them end.
+fn append_in_flight(log: &mut ReplicatedLog, appended: &mut Vec<Entry>, is_over: impl Fn(usize) -> bool) {
+    let first = appended.len() as u64;
+    let mut appender = log.appender(16, 7000).unwrap();
+    let (mut ended, mut next) = (Vec::new(), first);
+    while !is_over(next as usize) || appender.in_flight() > 0 {
+        while !is_over(next as usize) && appender.in_flight() < 16 {
+            appender.append(&data(next), next % 5 == 0, next).unwrap();
+            next += 1;
+        }
+        appender.wait(&mut ended, Duration::from_secs(60));
+        for Appended { tag, result } in ended.drain(..) {
+            assert_eq!(tag, appended.len() as u64, "they end in their order");
+            let position = result.unwrap_or_else(|error| panic!("record {tag}: {error}"));
+            appended.push(Entry { position, data: data(tag) });
+        }
+    }
+    assert_eq!(appended.len() as u64, next);
+}
+
+fn no_record_in_flight_is_lost_with_exports(path: PathChoice) {
+    let mut hosts = hosts(path);
+    let config = config(&addresses(&hosts), path);
+    let mut log = ReplicatedLog::open_or_create(&config).unwrap();
+    let mut appended = Vec::new();
+    append_in_flight(&mut log, &mut appended, |count| count >= 100);
+    check_files(&hosts, &log);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let [_, killed, stopped] = &mut hosts;
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            killed.end(Signal::KILL);
+            std::thread::sleep(Duration::from_millis(20));
+            stopped.end(Signal::STOP);
+            is_over.store(true, Ordering::Relaxed);
+        });
+        append_in_flight(&mut log, &mut appended, |_| is_over.load(Ordering::Relaxed));
+    });
+    let count = appended.len() + 100;
+    append_in_flight(&mut log, &mut appended, |now| now >= count);
+    let status = log.status();
+    assert_eq!(status.members, [hosts[0].address], "{status:?}");
+    assert!(all!(&log) == (appended.clone(), 0), "of the export that is left");
+    hosts[1..].iter_mut().for_each(Host::go_on);
+    log.resynchronize().unwrap();
+    append_in_flight(&mut log, &mut appended, |now| now >= count + 100);
+    check_files(&hosts, &log);
+    assert!(all!(&log) == (appended.clone(), 0), "after all");
+    // Those in flight end with the appender, and the log with the last export.
+    let mut appender = log.appender(16, 100).unwrap();
+    appender.append(b"in flight", false, 0).unwrap();
+    drop(appender);
+    assert_eq!(all!(&log).0.pop().unwrap().data, b"in flight");
+    let mut appender = log.appender(16, 100).unwrap();
+    (0..16).for_each(|tag| appender.append(b"full", false, tag).unwrap());
+    let full = appender.append(b"full", false, 16);
+    assert!(matches!(full, Err(LogError::Replica(ReplicaError::Full))), "{full:?}");
+    hosts.iter_mut().for_each(|host| host.end(Signal::KILL));
+    let mut ended = Vec::new();
+    while appender.in_flight() > 0 {
+        appender.wait(&mut ended, Duration::from_secs(60));
+    }
+    let appended = appender.append(b"over", false, 17);
+    let is_over = |error: &LogError| matches!(error, LogError::Replica(ReplicaError::NoMember));
+    // The first ones may have been acknowledged before the exports were killed.
+    let failed = ended.iter().filter_map(|ended| ended.result.as_ref().err());
+    assert!(ended.len() == 16 && failed.clone().all(is_over), "{ended:?}");
+    if failed.count() > 0 {
+        assert!(appended.is_err_and(|error| is_over(&error)));
+    }
+}
+
+#[test]
+fn no_record_in_flight_is_lost_with_exports_by_packets() {
+    no_record_in_flight_is_lost_with_exports(PathChoice::Udp);
+}
+
+#[test]
+fn no_record_in_flight_is_lost_with_exports_within_the_host() {
+    no_record_in_flight_is_lost_with_exports(PathChoice::Local);
 }
 
 /// Exports of this process.

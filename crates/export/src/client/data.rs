@@ -277,7 +277,7 @@ impl<'a> Append<'a> {
     pub fn finish(mut self, deadline: Instant) -> Result<u64, Failure> {
         let status = self.opening.session.finish(self.number, deadline).map_err(unanswered)?;
         self.memory.set_in_flight(false);
-        refused(unless_done(status), Link::Append, self.generation).map_err(|failure| match failure {
+        ended(status, Link::Append, self.generation).map_err(|failure| match failure {
             Failure::Error(error) => unanswered(error).into(),
             refused => refused,
         })?;
@@ -291,7 +291,7 @@ pub fn append(opening: &Opening, record: &[u8], commit: bool, deadline: Instant)
 }
 
 /// Begins an access, as soon as there is room. Returns its number and the generation of its queue pair.
-fn begin(
+pub fn begin(
     session: &Session,
     link: Link,
     op: SendOp,
@@ -307,8 +307,9 @@ fn begin(
     }
 }
 
-fn unless_done(status: WcStatus) -> Option<WcStatus> {
-    Some(status).filter(|status| *status != WcStatus::Success)
+/// Whether an access with this status was made.
+pub fn ended(status: WcStatus, link: Link, generation: u64) -> Result<(), Failure> {
+    refused(Some(status).filter(|status| *status != WcStatus::Success), link, generation)
 }
 
 /// A record whose acknowledgement is missing may be in the file.
@@ -343,7 +344,7 @@ impl<'a> Commit<'a> {
     /// Waits until it is done.
     pub fn finish(self, deadline: Instant) -> Result<(), Failure> {
         let status = self.opening.session.finish(self.number, deadline)?;
-        refused(unless_done(status), Link::Data, self.generation)
+        ended(status, Link::Data, self.generation)
     }
 }
 

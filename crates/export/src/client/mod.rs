@@ -29,6 +29,7 @@ mod known;
 mod pipeline;
 pub(crate) mod session;
 mod shared;
+pub(crate) mod slots;
 mod stream;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -48,8 +49,8 @@ pub use buffers::RECORD_BYTES_MAX;
 use config::text;
 pub use config::{Change, ClientConfig};
 pub use file::RemoteFile;
-pub use pipeline::{Completed, Completion, Pipeline};
 pub use interrupt::interruptible;
+pub use pipeline::{Completed, Completion, Pipeline};
 use shared::{Repeat, Shared};
 
 /// A connection to an export. Clones share it; it ends with the last clone and the last open file.

@@ -4,20 +4,15 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use terrace_nic::{Buffer, SendOp, Sge, WcStatus};
+use terrace_nic::{SendOp, WcStatus};
 
 use super::buffers::RECORD_BYTES_MAX;
 use super::file::RemoteFile;
 use super::session::{DEPTH, Opening, Session};
 use super::shared::Shared;
-use crate::ends::Domain;
+use super::slots::Slots;
 use crate::error::ExportError;
 use crate::proto::{Link, OpenAccess};
-
-/// `ibv_access_flags`.
-const LOCAL_WRITE: u32 = 1;
-/// Bytes behind each access's, for a record's offset.
-const OFFSET_BYTES: usize = 64;
 
 /// What an access has done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,18 +64,11 @@ pub struct Pipeline {
     shared: Arc<Shared>,
     access_bytes: usize,
     depth: usize,
-    memory: Option<Memory>,
+    /// The memory, and the serial number of its session.
+    memory: Option<(u64, Slots)>,
     free: Vec<usize>,
     in_flight: VecDeque<InFlight>,
     ended: Vec<Completion>,
-}
-
-/// Registered memory, on a session.
-struct Memory {
-    serial: u64,
-    buffer: Buffer,
-    /// Dropped after the buffer.
-    _domain: Arc<Domain>,
 }
 
 impl Pipeline {
@@ -108,31 +96,18 @@ impl Pipeline {
 
     /// Registers the memory on a session.
     fn use_session(&mut self, session: &Session) -> Result<(), ExportError> {
-        if self.memory.as_ref().is_some_and(|memory| memory.serial == session.serial) {
+        if self.memory.as_ref().is_some_and(|(serial, _)| *serial == session.serial) {
             return Ok(());
         }
         // Accesses of the old session use the old memory.
         self.repeat_all();
-        let bytes = self.depth * self.stride();
-        let buffer = Buffer::new(&session.domain().pd, bytes, LOCAL_WRITE)?;
-        self.memory = Some(Memory { serial: session.serial, buffer, _domain: session.domain().clone() });
+        let slots = Slots::new(session.domain(), self.depth, self.access_bytes)?;
+        self.memory = Some((session.serial, slots));
         Ok(())
     }
 
-    fn stride(&self) -> usize {
-        self.access_bytes.next_multiple_of(OFFSET_BYTES) + OFFSET_BYTES
-    }
-
-    fn sge(&self, slot: usize, at: usize, len: usize) -> Result<Sge, ExportError> {
-        let memory = self.memory.as_ref().ok_or(ExportError::Lost)?;
-        Ok(memory.buffer.sge(slot * self.stride() + at, len as u32))
-    }
-
-    fn copy_out(&self, slot: usize, at: usize, len: usize) -> Result<Vec<u8>, ExportError> {
-        let memory = self.memory.as_ref().ok_or(ExportError::Lost)?;
-        let mut bytes = vec![0; len];
-        memory.buffer.read(slot * self.stride() + at, &mut bytes)?;
-        Ok(bytes)
+    fn slots(&self) -> Result<&Slots, ExportError> {
+        self.memory.as_ref().map(|(_, slots)| slots).ok_or(ExportError::Lost)
     }
 
     /// Begins to read up to `len` bytes from an offset on.
@@ -242,10 +217,11 @@ impl Pipeline {
         len: usize,
         data: Option<&[u8]>,
     ) -> Result<(u64, u64), ExportError> {
-        if let (Some(data), Some(memory)) = (data, &self.memory) {
-            memory.buffer.write(slot * self.stride(), data)?;
+        let slots = self.slots()?;
+        if let Some(data) = data {
+            slots.write(slot, data)?;
         }
-        let (rkey, bytes) = (opening.rkey, self.sge(slot, 0, len)?);
+        let (rkey, bytes) = (opening.rkey, slots.sge(slot, len));
         let session = &opening.session;
         let link = if matches!(kind, Kind::Append { .. }) { Link::Append } else { Link::Data };
         let (_, generation) = session.pair(link)?;
@@ -253,9 +229,7 @@ impl Pipeline {
             Kind::Read => session.begin(link, SendOp::Read { va: offset, rkey }, &[bytes]),
             Kind::Write => session.begin(link, SendOp::Write { va: offset, rkey }, &[bytes]),
             Kind::Append { commit } => {
-                let at = self.stride() - OFFSET_BYTES;
-                let sges = [bytes, self.sge(slot, at, 8)?];
-                session.begin(link, SendOp::Append { rkey, commit }, &sges)
+                session.begin(link, SendOp::Append { rkey, commit }, &[bytes, slots.offset_sge(slot)])
             }
         };
         Ok((number?, generation))
@@ -320,18 +294,15 @@ impl Pipeline {
             access.file.file.note_written(&access.opening);
         }
         Ok(match access.kind {
-            Kind::Read => Completed::Read(self.copy_out(access.slot, 0, access.len)?),
+            Kind::Read => Completed::Read(self.slots()?.read(access.slot, access.len)?),
             Kind::Write => Completed::Written,
-            Kind::Append { .. } => {
-                let bytes = self.copy_out(access.slot, self.stride() - OFFSET_BYTES, 8)?;
-                Completed::Appended(bytes.try_into().map_or(0, u64::from_ne_bytes))
-            }
+            Kind::Append { .. } => Completed::Appended(self.slots()?.offset(access.slot)?),
         })
     }
 
     /// Repeats an access that has failed, as far as it may be repeated.
     fn repeat(&self, access: &InFlight, status: Option<WcStatus>) -> Result<Completed, ExportError> {
-        let data = || self.copy_out(access.slot, 0, access.len);
+        let data = || Ok::<_, ExportError>(self.slots()?.read(access.slot, access.len)?);
         match access.kind {
             Kind::Read => {
                 let mut bytes = vec![0; access.len];

@@ -75,6 +75,9 @@ pub enum ReplicaError {
     /// All members have refused the operation, and are still members.
     #[error("all members refuse: {0}")]
     Refused(ExportError),
+    /// The appender has as many appends in flight as it can.
+    #[error("the maximum of appends is in flight: wait first")]
+    Full,
     /// No member is left: the writer or the reader has ended.
     #[error("no member of the replicated file is left: open it again")]
     NoMember,

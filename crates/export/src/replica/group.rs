@@ -47,7 +47,7 @@ fn each<'a, P, T>(
 }
 
 /// Makes a copy that has refused an access ready for the next one.
-fn fault(copy: &Replica, failure: Failure, deadline: Instant) -> Fault {
+pub fn fault(copy: &Replica, failure: Failure, deadline: Instant) -> Fault {
     match failure {
         Failure::Refused { link, generation, status } => {
             match copy.opening.session.repair(link, generation, deadline) {

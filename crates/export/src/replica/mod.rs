@@ -8,10 +8,12 @@
 //! | `site` | one export: its connection, its lock, its record, its copy |
 //! | `group` | one access of several copies at once |
 //! | `opening` | finding the newest epoch, and taking the file over from its last writer |
+//! | `appending` | several appends in flight |
 //! | `writer` | dropping and admitting members |
 //! | `copying` | making copies equal |
 //! | `reader` | reading without the lock |
 
+mod appending;
 mod copying;
 mod epochs;
 mod error;
@@ -28,6 +30,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+pub use appending::{ReplicaAppended, ReplicaAppender};
 pub use error::ReplicaError;
 pub use reader::ReplicaReader;
 pub use record::MEMBERS_MAX;
@@ -246,8 +249,13 @@ impl ReplicatedFile {
         if record.len() > RECORD_BYTES_MAX {
             return Err(ReplicaError::Invalid("a record longer than 1 MiB"));
         }
-        let (writer, end, were_equal) = (&self.writer, self.writer.len, self.writer.are_equal);
-        let mut appended = group::append(&writer.copies, record, commit, writer.config.deadline());
+        let appended = group::append(&self.writer.copies, record, commit, self.writer.config.deadline());
+        self.conclude_append(appended, record.len() as u64)
+    }
+
+    /// Ends an append of so many bytes at the end of the file, and returns the record's offset.
+    fn conclude_append(&mut self, mut appended: group::Outcomes<u64>, len: u64) -> Result<u64, ReplicaError> {
+        let (end, were_equal) = (self.writer.len, self.writer.are_equal);
         for outcome in &mut appended {
             if outcome.as_ref().is_ok_and(|offset| *offset != end) {
                 *outcome = Err(Fault::Lost(ExportError::Invalid("another program has changed its length")));
@@ -255,7 +263,7 @@ impl ReplicatedFile {
         }
         let result = self.conclude_write(appended);
         match &result {
-            Ok(_) => self.writer.len = end + record.len() as u64,
+            Ok(_) => self.writer.len = end + len,
             // Some may have the record, if only its commit was refused.
             Err(ReplicaError::Refused(_)) => {
                 self.change(|open| Request::Truncate { open, len: end })?;

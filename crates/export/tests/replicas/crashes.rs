@@ -10,7 +10,7 @@ use terrace_export::{ReplicaError, ReplicaStatus, ReplicatedFile};
 use terrace_nic::PathChoice;
 
 use crate::hosts::{Host, TIMEOUT, addresses, config, hosts, less_than_timeouts, start_writer};
-use crate::load::{Load, make};
+use crate::load::{IN_FLIGHT, Load, make, record};
 
 fn rounds() -> u64 {
     std::env::var("TERRACE_REPLICA_ROUNDS").map_or(3, |rounds| rounds.parse().unwrap())
@@ -128,6 +128,45 @@ fn no_write_is_lost_with_writers(path: PathChoice, seed: u64) {
         let file = ReplicatedFile::open(&config).unwrap_or_else(|error| panic!("{what}: {error}"));
         check_found(&hosts, &file, &load, &what);
     }
+}
+
+/// A writer with appends in flight is killed, and exports are killed and stopped: what the next writer finds begins with what was
+/// acknowledged, and has no gap.
+fn no_append_is_lost_with_writers(path: PathChoice, seed: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    for round in 0..rounds() {
+        let (what, seed) = (format!("seed {seed}, round {round}"), random.random());
+        let mut hosts = hosts(path);
+        let mut writer = start_writer("create_and_append", &hosts, path, seed);
+        writer.expect("open ");
+        std::thread::sleep(Duration::from_micros(random.random_range(0..100_000)));
+        let ended = if round % 2 == 1 { disturb(&mut hosts, &mut random) } else { Vec::new() };
+        std::thread::sleep(Duration::from_micros(random.random_range(0..100_000)));
+        writer.signal(Signal::KILL);
+        let mut count = 0;
+        while let Some(line) = writer.next_line() {
+            assert!(!line.contains("outcome"), "{what}: {line}");
+            count += u64::from(line.starts_with("done ") && line.ends_with('\n'));
+        }
+        ended.into_iter().for_each(|index| hosts[index].go_on());
+        let config = config(&addresses(&hosts), path);
+        let file = ReplicatedFile::open(&config).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let acknowledged: Vec<_> = (0..count).flat_map(|number| record(seed, number)).collect();
+        let begun: Vec<_> = (0..count + IN_FLIGHT as u64).flat_map(|number| record(seed, number)).collect();
+        let found = hosts[0].bytes();
+        check_members(&hosts, &file.status(), &found, &what);
+        assert!(found.starts_with(&acknowledged) && begun.starts_with(&found), "{what}, {count} records");
+    }
+}
+
+#[test]
+fn no_append_is_lost_with_writers_by_packets() {
+    no_append_is_lost_with_writers(PathChoice::Udp, 5);
+}
+
+#[test]
+fn no_append_is_lost_with_writers_within_the_host() {
+    no_append_is_lost_with_writers(PathChoice::Local, 6);
 }
 
 /// Checks that all members have the same, and what was acknowledged.

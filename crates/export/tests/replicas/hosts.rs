@@ -9,11 +9,11 @@ use rustix::process::Signal;
 use terrace_export::{ClientConfig, ReplicaConfig, ReplicaError, ReplicatedFile, Server, ServerConfig};
 use terrace_nic::PathChoice;
 
-use crate::load::{Load, make};
+use crate::load::{Load, append_in_flight, make};
 use crate::process::Process;
 use crate::support::{port, server_config};
 
-/// What a child process does: `serve`; or, as a writer, `create` or `open` and write, or `admit`.
+/// What a child process does: `serve`; or, as a writer, `create` or `open` and write, `create_and_append`, or `admit`.
 const ROLE: &str = "REPLICA_TEST_ROLE";
 const DIRECTORY: &str = "REPLICA_TEST_DIRECTORY";
 const ADDRESSES: &str = "REPLICA_TEST_ADDRESSES";
@@ -135,12 +135,17 @@ fn child() {
 /// Writes to a replicated file until it fails, and says after each change how many were acknowledged.
 fn write(role: &str, config: &ReplicaConfig, seed: u64) {
     let mut file = match role {
-        "create" => ReplicatedFile::create(config, 0o644).unwrap(),
+        "create" | "create_and_append" => ReplicatedFile::create(config, 0o644).unwrap(),
         _ => ReplicatedFile::open(config).unwrap(),
     };
     println!("open {}", file.status().epoch);
-    if role == "admit" {
-        std::thread::park();
+    match role {
+        "admit" => std::thread::park(),
+        "create_and_append" => {
+            println!("outcome {}", append_in_flight(&mut file, seed));
+            std::thread::park();
+        }
+        _ => {}
     }
     let mut load = Load::new(seed);
     for done in 1.. {

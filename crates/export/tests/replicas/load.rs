@@ -1,11 +1,15 @@
 //! A random load whose results are known.
 
+use std::time::Duration;
+
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
-use terrace_export::{ReplicaError, ReplicatedFile};
+use terrace_export::{ReplicaAppended, ReplicaError, ReplicatedFile};
 
 /// The most bytes of a write or record.
 const BYTES_MAX: usize = 40_000;
+/// The records in flight of a writer that only appends.
+pub const IN_FLIGHT: usize = 16;
 /// Beyond this length the file is cut.
 const LEN_MAX: usize = 400_000;
 
@@ -61,6 +65,33 @@ impl Load {
         let is_len = found.len() == before.len() || found.len() == after.len();
         let is_byte = |(at, byte): (usize, &u8)| before.get(at) == Some(byte) || after.get(at) == Some(byte);
         is_len && found.iter().enumerate().all(is_byte)
+    }
+}
+
+/// The records of a writer that only appends.
+pub fn record(seed: u64, number: u64) -> Vec<u8> {
+    let mut random = StdRng::seed_from_u64(seed.wrapping_add(number));
+    let mut data = vec![0; random.random_range(1..BYTES_MAX)];
+    random.fill_bytes(&mut data);
+    data
+}
+
+/// Appends records with several in flight until that fails, and says of each that was acknowledged.
+pub fn append_in_flight(file: &mut ReplicatedFile, seed: u64) -> ReplicaError {
+    let mut appender = file.appender(IN_FLIGHT, BYTES_MAX).unwrap();
+    let (mut ended, mut next) = (Vec::new(), 0);
+    loop {
+        match appender.append(&record(seed, next), next % 4 == 0, next) {
+            Ok(()) => next += 1,
+            Err(ReplicaError::Full) => drop(appender.wait(&mut ended, Duration::from_secs(60))),
+            Err(error) => return error,
+        }
+        for ReplicaAppended { tag, result } in ended.drain(..) {
+            match result {
+                Ok(_) => println!("done {tag}"),
+                Err(error) => return error,
+            }
+        }
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
-use terrace_export::{ReplicaError, ReplicatedFile, Server};
+use terrace_export::{ReplicaAppended, ReplicaError, ReplicatedFile, Server};
 use terrace_nic::PathChoice;
 
 use crate::basics::{Exports, read_all};
@@ -250,6 +251,33 @@ fn members_that_are_full_at_once_stay_members() {
     let bytes = read_all(&mut file);
     assert!(bytes[..200_000] == expected[..200_000]);
     assert!(one.bytes() == bytes && other.bytes() == bytes);
+}
+
+#[test]
+fn appends_behind_one_that_is_refused_are_not_in_the_file() {
+    let (Some(one), Some(other)) = (Small::new(1024), Small::new(1024)) else { return };
+    let config = config(&[one.address(), other.address()], PathChoice::Udp);
+    let mut file = ReplicatedFile::create(&config, 0o644).unwrap();
+    let mut appender = file.appender(8, 100_000).unwrap();
+    let (mut ended, mut next) = (Vec::<ReplicaAppended>::new(), 0);
+    while ended.iter().all(|ended| ended.result.is_ok()) {
+        while appender.append(&[next as u8; 100_000], next % 3 == 0, next).is_ok() {
+            next += 1;
+        }
+        appender.wait(&mut ended, Duration::from_secs(60));
+    }
+    assert_eq!((appender.in_flight(), ended.len()), (0, next as usize));
+    let count = ended.iter().take_while(|ended| ended.result.is_ok()).count();
+    let is_refused = |ended: &ReplicaAppended| matches!(ended.result, Err(ReplicaError::Refused(_)));
+    assert!(ended[count..].iter().all(is_refused), "{ended:?}");
+    // The appender goes on behind what was acknowledged.
+    appender.append(b"short", true, next).unwrap();
+    drop(appender);
+    let mut expected: Vec<u8> = (0..count).flat_map(|number| [number as u8; 100_000]).collect();
+    expected.extend(b"short");
+    assert_eq!(file.status().members.len(), 2, "{:?}", file.status());
+    assert!(read_all(&mut file) == expected);
+    assert!(one.bytes() == expected && other.bytes() == expected);
 }
 
 #[test]
