@@ -49,7 +49,8 @@ impl Cm {
         suspects.into_iter().for_each(|conn| self.suspect(now, conn));
     }
 
-    /// Handles an ICMP port unreachable error for a probe: the UDP port is closed.
+    /// Handles an ICMP port unreachable error for a probe: the UDP port is closed. The next probe follows soon: the host answers, and may have
+    /// closed the port later than the first probe arrived.
     pub fn handle_port_unreachable(&mut self, now: Time, host: IpAddr, port: u16) {
         let host = host.to_canonical();
         let is_at_port =
@@ -59,6 +60,10 @@ impl Cm {
             connection.port_unreachables += 1;
             if connection.port_unreachables >= PORT_UNREACHABLES_MAX {
                 self.end_lost_connection(now, conn);
+            } else if let Some(retransmission) = connection.retransmission.as_mut() {
+                let interval_ns = self.config.timing.first_interval_ns;
+                retransmission.interval_ns = interval_ns;
+                self.set_deadline(conn, Some(now.after_ns(interval_ns)));
             } else {
                 self.suspect(now, conn);
             }

@@ -581,6 +581,26 @@ fn repeated_port_unreachable_errors_end_a_connection() {
 }
 
 #[test]
+fn a_port_that_is_closed_late_is_found_closed_as_fast() {
+    let mut world = lossless();
+    let [_, passive] = world.connected();
+    world.set_faults(all_lost());
+    world.ends[1].suspect_host(world.now, address(0));
+    world.run_for(1000);
+    let interval_ns = Timing::default().first_interval_ns;
+    // The first probe has arrived before the port was closed. Each later one brings an error.
+    for _ in 0..3 {
+        let sent = world.sent;
+        world.run_for(interval_ns);
+        assert_eq!(world.sent, sent + 1, "the next probe is sent an interval later");
+        world.ends[1].handle_port_unreachable(world.now, address(0), 4791);
+    }
+    world.run_for(1000);
+    let event = world.take_event(1);
+    assert_eq!((event.conn, event.kind), (passive, EventKind::Disconnected { timed_out: false }));
+}
+
+#[test]
 fn a_suspected_host_is_probed_immediately() {
     let mut world = lossless();
     world.connected();

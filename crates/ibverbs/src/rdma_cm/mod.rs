@@ -18,6 +18,7 @@
 //! | `rendezvous` | the host's registry of listeners and their processes |
 //! | `report` | translation of the connection manager's events for programs |
 //! | `service`, `clock` | the process's connection manager with its NIC, thread and lock; its clock |
+//! | `probes` | the sockets of keepalive probes |
 //! | `forwarding` | forwarding of datagrams to other processes of this host; service without a connection manager |
 //!
 //! `docs/decisions/0027-connections-by-address.md` gives the reasons for this design.
@@ -31,6 +32,7 @@ mod descriptor;
 pub mod forwarding;
 mod id;
 mod multicast;
+mod probes;
 mod rendezvous;
 mod report;
 mod resolve;

@@ -6,15 +6,14 @@
 //! The lock is the innermost of this library: a thread that holds it opens or closes no NIC, and does not block.
 
 use std::ffi::c_int;
-use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use terrace_cm::{Cm, Config, Limits, Timing, Transmit};
-use terrace_nic::{Device, Probe, Time};
+use terrace_nic::{Device, Time};
 use terrace_wire::Path;
 use terrace_wire::cm::CM_CLASS;
 
@@ -23,6 +22,7 @@ use super::clock::now;
 use super::descriptor::{self, FileId};
 use super::forwarding::{forward_or_handle, serve_without_manager};
 use super::id::{File, Ids};
+use super::probes::Probes;
 use crate::errno::{ENOMEM, Errno, Result};
 use crate::shim::signals::without_signals;
 use crate::{identity, nic};
@@ -38,8 +38,8 @@ pub struct Service {
     /// The time at which the thread's sleep times out.
     wake_at: Option<Time>,
     has_thread: bool,
-    /// Probes that may still fail with an ICMP error, their destinations and deadlines.
-    probes: Vec<(Probe, SocketAddr, Time)>,
+    /// Probes that may still fail with an ICMP error.
+    probes: Probes,
 }
 
 static SERVICE: Mutex<Option<Box<Service>>> = Mutex::new(None);
@@ -159,7 +159,7 @@ impl Service {
             wake_event: unsafe { OwnedFd::from_raw_fd(wake_event) },
             wake_at: None,
             has_thread: false,
-            probes: Vec::new(),
+            probes: Probes::default(),
         })
     }
 
@@ -215,31 +215,21 @@ impl Service {
         }
     }
 
-    /// Sends a datagram. One probe per peer at a time is sent from a socket that reports ICMP errors: an error concerns
-    /// all connections to that peer.
+    /// Sends a datagram: a probe, if it can be, from a socket that reports ICMP errors.
     fn send(&mut self, device: &Device, transmit: &Transmit) -> std::result::Result<(), terrace_nic::Error> {
         let peer = transmit.path.remote;
-        let is_new = self.probes.len() < PROBES_MAX && self.probes.iter().all(|(_, other, _)| *other != peer);
-        if !transmit.is_probe || !is_new {
+        if !transmit.is_probe || !self.probes.wants(peer, now()) {
             return device.send_management(&transmit.path, &transmit.bytes);
         }
         let probe = device.probe_management(&transmit.path, &transmit.bytes)?;
-        self.probes.push((probe, peer, now().after_ns(PROBE_TIMEOUT_NS)));
+        self.probes.add(probe, peer, now());
         self.wake_thread();
         Ok(())
     }
 
-    /// Reports the ICMP errors of probes to the manager, and drops expired probes.
+    /// Reports the ICMP errors of probes to the manager.
     fn handle_probe_errors(&mut self) {
-        let mut unreachable = Vec::new();
-        self.probes.retain(|(probe, peer, until)| {
-            let error = probe.take_error();
-            if error.as_ref().is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
-                unreachable.push(*peer);
-            }
-            error.is_none() && *until > now()
-        });
-        for peer in unreachable {
+        for peer in self.probes.take_refused(now()) {
             self.cm.handle_port_unreachable(now(), peer.ip(), peer.port());
         }
     }
@@ -291,8 +281,8 @@ impl Service {
     /// The descriptors that the thread polls, and the time at which its sleep times out.
     fn watch(&mut self) -> (Vec<(RawFd, FileId)>, Option<Time>) {
         let next_check = self.depends_on_others().then(|| now().after_ns(INSTANCE_0_CHECK_NS));
-        let probes_end = self.probes.iter().map(|(.., until)| *until).min();
-        self.wake_at = [self.cm.poll_timeout(), next_check, probes_end].into_iter().flatten().min();
+        self.wake_at =
+            [self.cm.poll_timeout(), next_check, self.probes.deadline()].into_iter().flatten().min();
         let ends = self.ids.files.iter().map(|(file, it)| (it.end.as_raw_fd(), *file)).collect();
         (ends, self.wake_at)
     }
@@ -335,11 +325,6 @@ fn receive(path: &Path, bytes: &[u8]) {
     let _ = handled;
 }
 
-/// Time after which a probe's socket is closed, and limit of such sockets. ICMP errors of further probes are not
-/// noticed.
-const PROBE_TIMEOUT_NS: u64 = 1_000_000_000;
-const PROBES_MAX: usize = 32;
-
 /// Interval at which a process with another instance index checks whether instance index 0 is in use.
 const INSTANCE_0_CHECK_NS: u64 = 1_000_000_000;
 
@@ -350,9 +335,7 @@ fn run() {
         let watched = {
             let mut service = locked();
             let Some(service) = service.as_mut() else { return };
-            let probes: Vec<RawFd> =
-                service.probes.iter().map(|(probe, ..)| probe.as_fd().as_raw_fd()).collect();
-            (service.watch(), probes, service.wake_event.as_raw_fd())
+            (service.watch(), service.probes.fds(), service.wake_event.as_raw_fd())
         };
         let ((ends, until), probes, wake_event) = watched;
         let hung_up = sleep(wake_event, &ends, &probes, until);
