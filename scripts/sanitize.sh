@@ -30,13 +30,16 @@ address() {
         --skip memory_stays_within_the_budget --skip three_threads_revoke_each_others_bias
 }
 
+# thread PACKAGE [TESTS...]: all tests of a package, or those that cargo's options name.
 thread() {
+    local package=$1
+    shift
     # The standard library has to be instrumented, or its locks and channels would be reported as races. Children of a
     # fork start threads in these tests. Two tests are skipped because they check the installed signal handlers, which
-    # the tool replaces.
+    # the tool replaces. A process ends with its first race: nodes that the tests kill would report theirs to nobody.
     RUSTFLAGS="-Zsanitizer=thread" CARGO_TARGET_DIR=$directory/thread \
-        TSAN_OPTIONS="handle_segv=0 handle_sigbus=0 die_after_fork=0" \
-        cargo +nightly test --locked --no-fail-fast -Zbuild-std --target $target --tests --package "$1" -- --test-threads 1 \
+        TSAN_OPTIONS="halt_on_error=1 handle_segv=0 handle_sigbus=0 die_after_fork=0" \
+        cargo +nightly test --locked --no-fail-fast -Zbuild-std --target $target --package "$package" "${@:---tests}" -- --test-threads 1 \
         --skip a_handler_from_later_gets_them_as_well --skip a_handler_over_ours_that_chains --skip three_threads_revoke_each_others_bias
 }
 
@@ -59,9 +62,10 @@ for crate in $crates; do
 done
 if [ -z "$only" ] || [ "$only" = thread ]; then
     rustup component add rust-src --toolchain nightly >/dev/null 2>&1 || true
-    for crate in terrace-sync terrace-hostmem terrace-shm terrace-memory terrace-pages terrace-nic; do
+    for crate in terrace-sync terrace-hostmem terrace-shm terrace-memory terrace-pages terrace-nic terrace-node; do
         check "thread: $crate" thread $crate
     done
+    check "thread: killed nodes" thread terrace-cli --test crash
 fi
 if [ -z "$only" ] || [ "$only" = valgrind ] || [ "$only" = short ]; then
     command -v valgrind >/dev/null || { echo "sanitize: valgrind is missing (Debian: apt-get install valgrind)" >&2; exit 1; }
