@@ -122,6 +122,18 @@ class Mounts(unittest.TestCase):
             self.assertEqual(done.returncode, 1)
             self.assertIn("there is no /dev/fuse: modprobe fuse", done.stderr)
 
+    def test_the_command_sleeps_until_its_end(self):
+        with place.mounted() as at:
+            status = pathlib.Path(f"/proc/{at.mount.process.pid}/status")
+
+            def wakeups():
+                return status.read_text().split("\nvoluntary_ctxt_switches:")[1].split()[0]
+
+            time.sleep(0.2)
+            before = wakeups()
+            time.sleep(0.5)
+            self.assertEqual(wakeups(), before)
+
     def test_umount_ends_the_command(self):
         with place.mounted() as at:
             subprocess.run(["umount", at.path], check=True)

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 import unittest
 
 from support import TERRACE, USAGE
@@ -246,6 +247,18 @@ class Ends(SwapFile):
         device = self.device(listen)
         succeed("umount", self.mount_point)
         self.assertEqual(device.wait(LIMIT_S), 0)
+
+    def test_the_command_sleeps_until_its_end(self):
+        _, listen = self.node()
+        device = self.device(listen)
+
+        def wakeups():
+            return pathlib.Path(f"/proc/{device.pid}/status").read_text().split("\nvoluntary_ctxt_switches:")[1].split()[0]
+
+        time.sleep(0.2)
+        before = wakeups()
+        time.sleep(0.5)
+        self.assertEqual(wakeups(), before)
 
     def test_the_process_is_never_swapped_out_or_killed_for_memory(self):
         _, listen = self.node()

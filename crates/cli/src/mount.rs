@@ -3,14 +3,14 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signalfd::SignalFd;
 use terrace_export::{Client, ClientConfig, ExportError, FileId, FileKind};
 use terrace_mount::{MountConfig, mount as mount_export};
 use terrace_nic::{PathChoice, PortConfig};
@@ -39,8 +39,6 @@ again, and then fails with \"Input/output error\".";
 
 /// The port of exports.
 const PORT: u16 = 7447;
-/// Signals are looked for that often.
-const SIGNALS_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Options of `terrace mount`.
 #[derive(Args, Clone)]
@@ -179,9 +177,7 @@ fn one_after_another(errors: &[ExportError]) -> String {
 
 /// Mounts, and serves the kernel until it is unmounted, SIGINT, SIGTERM or SIGHUP.
 pub fn mount(options: &Options) -> Result<(), MountError> {
-    let termination = termination::block(&[]);
-    let signals = SignalFd::with_flags(&termination, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
-        .map_err(io::Error::from)?;
+    let signals = termination::descriptor(&termination::block(&[]))?;
     options.log.install();
     let Some((client, root)) = connect_unless_ended(options, &signals)? else { return Ok(()) };
     let config = MountConfig {
@@ -199,9 +195,7 @@ pub fn mount(options: &Options) -> Result<(), MountError> {
     };
     let mounted = mount_export(client, &config).map_err(refused)?;
     announce(&config);
-    while !mounted.is_unmounted() && !matches!(signals.read_signal(), Ok(Some(_))) {
-        thread::sleep(SIGNALS_INTERVAL);
-    }
+    termination::wait(&signals, mounted.ended());
     mounted
         .unmount()
         .map_err(|reason| MountError::Unmount { mount_point: options.mount_point.clone(), reason })
@@ -212,27 +206,19 @@ fn connect_unless_ended(
     options: &Options,
     signals: &SignalFd,
 ) -> Result<Option<(Client, FileId)>, MountError> {
-    let (sender, receiver) = mpsc::channel();
+    let (ended, end) = io::pipe()?;
     let options = options.clone();
     let connect = move || {
-        let connected = connect(&options)
-            .and_then(|client| directory(&client, &options.source.directory).map(|root| (client, root)));
-        // After a signal nobody receives it.
-        let _ = sender.send(connected);
+        let _end = end;
+        let client = connect(&options)?;
+        directory(&client, &options.source.directory).map(|root| (client, root))
     };
-    thread::Builder::new().name("terrace-connect".into()).spawn(connect)?;
-    loop {
-        match receiver.recv_timeout(SIGNALS_INTERVAL) {
-            Ok(connected) => return connected.map(Some),
-            Err(RecvTimeoutError::Timeout) if matches!(signals.read_signal(), Ok(Some(_))) => {
-                return Ok(None);
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(io::Error::other("the thread that connects has ended").into());
-            }
-        }
+    let thread = thread::Builder::new().name("terrace-connect".into()).spawn(connect)?;
+    if termination::wait(signals, ended.as_fd()).is_some() {
+        return Ok(None);
     }
+    let connected = thread.join();
+    connected.map_err(|_| io::Error::other("the thread that connects has ended"))?.map(Some)
 }
 
 /// Connects to the first address of the host at which an export answers.

@@ -1,22 +1,16 @@
 //! How a kernel reaches a swap device: by a unix socket, or as a file.
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 use clap::Args;
 use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signalfd::SignalFd;
 use terrace_far_memory::Client;
 use terrace_nbd::{CONNECTIONS_MAX, ClientQueue, Counters, FILE_NAME, FileServer, Server, ServerError};
 
-use crate::fuse;
 use crate::swap_device::SwapDeviceError;
-
-/// Signals are looked for that often, and so is the end of the mount.
-const SIGNALS_INTERVAL: Duration = Duration::from_millis(50);
+use crate::{fuse, termination};
 
 /// Where the device is served.
 #[derive(Args, Clone)]
@@ -73,9 +67,7 @@ impl Front {
             }
             (error, _) => error.into(),
         };
-        let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
-        let signals = SignalFd::with_flags(signals, flags).map_err(io::Error::from);
-        let signals = signals.map_err(ServerError::System)?;
+        let signals = termination::descriptor(signals).map_err(ServerError::System)?;
         Ok(Front::File(FileServer::start(mount_point, source, queue).map_err(refused)?, signals))
     }
 
@@ -89,14 +81,10 @@ impl Front {
 
     /// The next signal. `None` if the file has been unmounted.
     pub fn wait(&self, signals: &SigSet) -> Option<Signal> {
-        let Front::File(server, received) = self else { return signals.wait().ok() };
-        while !server.is_unmounted() {
-            if let Ok(Some(signal)) = received.read_signal() {
-                return Signal::try_from(signal.ssi_signo as i32).ok();
-            }
-            thread::sleep(SIGNALS_INTERVAL);
+        match self {
+            Front::Socket(_) => signals.wait().ok(),
+            Front::File(server, received) => termination::wait(received, server.ended()),
         }
-        None
     }
 
     /// Answers requests in flight, and ends the device.

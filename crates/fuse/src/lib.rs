@@ -5,16 +5,17 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-use std::io;
+use std::io::{self, PipeReader, PipeWriter};
 use std::mem::ManuallyDrop;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use fuser::{BackgroundSession, Config, Filesystem, MountOption, Notifier, Session};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 /// How long unmounting waits for programs to close their files.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
@@ -25,7 +26,14 @@ pub struct Mounted {
     /// Dropping it would unmount what is at the mount point by then: fuser 0.18 takes an ended session for a mounted one
     /// (`mnt::is_mounted`).
     session: ManuallyDrop<BackgroundSession>,
+    ended: PipeReader,
     has_unmounted: bool,
+}
+
+/// A part of each file system, which is dropped with it when the session has ended.
+pub struct SessionEnd {
+    /// The other end of [`Mounted::ended`].
+    _pipe: PipeWriter,
 }
 
 /// Options of the mount: the name of its source in `/proc/mounts`, and neither setuid programs nor devices.
@@ -48,22 +56,27 @@ fn fs_name(source: &str, is_root: bool) -> String {
 }
 
 impl Mounted {
-    /// Mounts a file system, and answers its requests on threads of their own. A mount there whose process was killed is
-    /// detached before.
+    /// Mounts the file system that `filesystem` returns, and answers its requests on threads of their own. A mount there whose
+    /// process was killed is detached before.
     ///
     /// # Errors
     /// The kernel's or fusermount3's: no right, no such directory, no FUSE; a mount point that is no directory; an error of
-    /// the file system's `init`.
-    pub fn mount<F: Filesystem>(filesystem: F, mount_point: &Path, config: &Config) -> io::Result<Mounted> {
+    /// the file system's `init`; no descriptors.
+    pub fn mount<F: Filesystem>(
+        filesystem: impl FnOnce(SessionEnd) -> F,
+        mount_point: &Path,
+        config: &Config,
+    ) -> io::Result<Mounted> {
         detach_dead(mount_point);
         let path = mount_point.canonicalize()?;
         // The kernel would mount a directory there, and then fail all accesses to it.
         if !path.metadata()?.is_dir() {
             return Err(io::ErrorKind::NotADirectory.into());
         }
-        let session = Session::new(filesystem, &path, config)?;
+        let (ended, pipe) = io::pipe()?;
+        let session = Session::new(filesystem(SessionEnd { _pipe: pipe }), &path, config)?;
         let place = Place { mount_id: mount_id(&path)?, path };
-        Ok(Mounted { place, session: ManuallyDrop::new(session.spawn()?), has_unmounted: false })
+        Ok(Mounted { place, session: ManuallyDrop::new(session.spawn()?), ended, has_unmounted: false })
     }
 
     /// Tells the kernel that what it has cached is not true any more.
@@ -73,7 +86,26 @@ impl Mounted {
 
     /// Whether it has been unmounted from outside, by `umount` or `fusermount3 -u`.
     pub fn is_unmounted(&self) -> bool {
-        self.session.guard.is_finished()
+        self.wait_for_end(Duration::ZERO)
+    }
+
+    /// A descriptor that hangs up (`POLLHUP`) when [`Mounted::is_unmounted`].
+    pub fn ended(&self) -> BorrowedFd<'_> {
+        self.ended.as_fd()
+    }
+
+    /// Waits for the end of the session, for so long at most. Returns whether it has ended.
+    fn wait_for_end(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Limits are seconds.
+            let left = Timespec::try_from(left).unwrap_or_default();
+            match poll(&mut [PollFd::new(&self.ended, PollFlags::empty())], Some(&left)) {
+                Err(Errno::INTR) => {}
+                other => return other.is_ok_and(|count| count > 0),
+            }
+        }
     }
 
     /// Unmounts, unless that has been done from outside, and waits for the end of the session, which programs with open files
@@ -81,21 +113,14 @@ impl Mounted {
     ///
     /// # Errors
     /// That of the command that unmounts.
-    pub fn unmount(mut self) -> io::Result<()> {
-        self.end()
-    }
-
-    fn end(&mut self) -> io::Result<()> {
+    pub fn unmount(&mut self) -> io::Result<()> {
         if std::mem::replace(&mut self.has_unmounted, true) {
             return Ok(());
         }
         if !self.is_unmounted() && self.place.is_top() {
             detach(&self.place.path)?;
         }
-        let deadline = Instant::now() + CLOSE_TIME_MAX;
-        while !self.is_unmounted() && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(10));
-        }
+        self.wait_for_end(CLOSE_TIME_MAX);
         Ok(())
     }
 }
@@ -103,7 +128,7 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         // `unmount` returns the error to those who want it.
-        let _ = self.end();
+        let _ = self.unmount();
     }
 }
 

@@ -14,6 +14,7 @@ use fuser::{
 };
 use rustix::fs::{FallocateFlags, OFlags};
 use terrace_export::{LockKind, SetAttributes};
+use terrace_fuse::SessionEnd;
 
 use crate::attributes::{errno, set_time};
 use crate::locks::{LockRequest, set_lock};
@@ -26,8 +27,11 @@ const WRITE_BYTES_MAX: u32 = 1 << 20;
 /// Requests that the kernel has in flight for readahead.
 const BACKGROUND_MAX: u16 = 32;
 
-/// Answers the kernel's requests.
-pub(crate) struct Requests<R: Remote>(pub(crate) Arc<Mount<R>>);
+/// Answers the kernel's requests, until the session ends.
+pub(crate) struct Requests<R: Remote>(
+    pub(crate) Arc<Mount<R>>,
+    #[expect(dead_code, reason = "dropping it tells the end of the session")] pub(crate) SessionEnd,
+);
 
 fn caller(request: &Request) -> Caller {
     Caller { uid: request.uid(), gid: request.gid() }

@@ -1,6 +1,7 @@
 //! Mounting and unmounting.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +40,7 @@ pub struct MountConfig {
 /// A mounted export. Dropping it unmounts.
 pub struct Mounted<R: Remote> {
     mount: Arc<Mount<R>>,
-    session: Option<terrace_fuse::Mounted>,
+    session: terrace_fuse::Mounted,
     has_ended: Arc<AtomicBool>,
     housekeeper: Option<JoinHandle<()>>,
 }
@@ -50,7 +51,7 @@ pub struct Mounted<R: Remote> {
 /// The kernel's or fusermount3's: no right, no such directory, no FUSE; a mount point that is no directory.
 pub fn mount<R: Remote>(remote: R, config: &MountConfig) -> io::Result<Mounted<R>> {
     let mount = Arc::new(Mount::new(Arc::new(remote), config.root, config.ttl, config.serves_others)?);
-    let requests = Requests(mount.clone());
+    let requests = |end| Requests(mount.clone(), end);
     let session = terrace_fuse::Mounted::mount(requests, &config.mount_point, &fuse_config(config))?;
     let notifier = session.notifier();
     let has_ended = Arc::new(AtomicBool::new(false));
@@ -60,7 +61,7 @@ pub fn mount<R: Remote>(remote: R, config: &MountConfig) -> io::Result<Mounted<R
             .name("mount-changes".into())
             .spawn(move || keep_house(&mount, &notifier, &has_ended))?
     };
-    Ok(Mounted { mount, session: Some(session), has_ended, housekeeper: Some(housekeeper) })
+    Ok(Mounted { mount, session, has_ended, housekeeper: Some(housekeeper) })
 }
 
 fn fuse_config(config: &MountConfig) -> Config {
@@ -91,9 +92,9 @@ fn keep_house<R: Remote>(mount: &Mount<R>, notifier: &Notifier, has_ended: &Atom
 }
 
 impl<R: Remote> Mounted<R> {
-    /// Whether it has been unmounted from outside, by `umount` or `fusermount3 -u`.
-    pub fn is_unmounted(&self) -> bool {
-        self.session.as_ref().is_none_or(terrace_fuse::Mounted::is_unmounted)
+    /// A descriptor that hangs up (`POLLHUP`) when it has been unmounted from outside, by `umount` or `fusermount3 -u`.
+    pub fn ended(&self) -> BorrowedFd<'_> {
+        self.session.ended()
     }
 
     /// Writes everything that is dirty, and unmounts. Files that are still open fail from then on.
@@ -105,16 +106,14 @@ impl<R: Remote> Mounted<R> {
     }
 
     fn end(&mut self) -> io::Result<()> {
-        let Some(session) = self.session.take() else { return Ok(()) };
+        let Some(housekeeper) = self.housekeeper.take() else { return Ok(()) };
         // Programs that still have files open are told of errors by closing them.
         let _ = self.mount.write_all();
-        let result = session.unmount();
+        let result = self.session.unmount();
         let written = self.mount.write_all();
         self.has_ended.store(true, Ordering::Release);
-        if let Some(housekeeper) = self.housekeeper.take() {
-            // A panic of it has been printed.
-            let _ = housekeeper.join();
-        }
+        // A panic of it has been printed.
+        let _ = housekeeper.join();
         result?;
         written.map_err(|errno| {
             let reason = io::Error::from_raw_os_error(errno.code());

@@ -12,7 +12,7 @@ use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signalfd::SignalFd;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
@@ -75,9 +75,7 @@ pub fn top(options: &Options) -> Result<(), TopError> {
         return Err(TopError::NoDevice(pid));
     }
     let mut screen = Screen::new(first, options.interval);
-    let signals =
-        SignalFd::with_flags(&termination::block(&[]), SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
-            .map_err(io::Error::from)?;
+    let signals = termination::descriptor(&termination::block(&[]))?;
     let mut terminal = ratatui::try_init()?;
     let outcome = show(&mut terminal, &mut screen, options, &signals);
     ratatui::restore();

@@ -8,9 +8,9 @@ mod local;
 use std::env;
 use std::io;
 use std::path::PathBuf;
-use std::thread;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use terrace_mount::{MountConfig, mount};
 
 fn main() -> io::Result<()> {
@@ -28,8 +28,6 @@ fn main() -> io::Result<()> {
         is_read_only: false,
     };
     let mounted = mount(local, &config)?;
-    while !mounted.is_unmounted() {
-        thread::sleep(Duration::from_millis(100));
-    }
+    poll(&mut [PollFd::new(&mounted.ended(), PollFlags::empty())], None)?;
     mounted.unmount()
 }

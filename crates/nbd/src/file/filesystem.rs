@@ -14,6 +14,7 @@ use fuser::{
 };
 use rustix::fs::FallocateFlags;
 use terrace_far_memory::PAGE_BYTES;
+use terrace_fuse::SessionEnd;
 use terrace_sync::Mutex;
 
 use super::worker::{self, Reply};
@@ -35,6 +36,7 @@ pub(super) struct SwapFile {
     /// Free buffers for data of WRITEs.
     buffers: Mutex<Receiver<Vec<u8>>>,
     counters: Arc<Counters>,
+    _end: SessionEnd,
 }
 
 impl SwapFile {
@@ -43,8 +45,9 @@ impl SwapFile {
         requests: SyncSender<Option<worker::Request>>,
         buffers: Mutex<Receiver<Vec<u8>>>,
         counters: Arc<Counters>,
+        end: SessionEnd,
     ) -> SwapFile {
-        SwapFile { size_bytes, started: SystemTime::now(), requests, buffers, counters }
+        SwapFile { size_bytes, started: SystemTime::now(), requests, buffers, counters, _end: end }
     }
 
     fn attributes(&self, ino: INodeNo) -> Option<FileAttr> {

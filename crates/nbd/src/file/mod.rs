@@ -13,6 +13,7 @@
 mod filesystem;
 mod worker;
 
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -38,8 +39,7 @@ const WRITE_BUFFERS: usize = 32;
 
 /// A device that is served as a file, until it is stopped or dropped.
 pub struct FileServer {
-    /// Absent after the end.
-    mounted: Option<terrace_fuse::Mounted>,
+    mounted: terrace_fuse::Mounted,
     requests: SyncSender<Option<Request>>,
     is_stopped: Arc<AtomicBool>,
     counters: Arc<Counters>,
@@ -71,14 +71,12 @@ impl FileServer {
             let _ = free.try_send(Vec::with_capacity(WRITE_BYTES_MAX as usize));
         }
         let worker = Worker::new(device, received, free, is_stopped.clone());
-        let thread = std::thread::Builder::new().name("terrace-file".into()).spawn(move || worker.run())?;
-        let file = SwapFile::new(size_bytes, requests.clone(), Mutex::new(buffers), counters.clone());
-        // Dropping it ends the thread, should mounting fail.
-        let mut server = FileServer { mounted: None, requests, is_stopped, counters, thread: Some(thread) };
+        let file =
+            |end| SwapFile::new(size_bytes, requests.clone(), Mutex::new(buffers), counters.clone(), end);
         let mounted = terrace_fuse::Mounted::mount(file, mount_point, &config(source))
             .map_err(|source| ServerError::Mount { mount_point: mount_point.to_path_buf(), source })?;
-        server.mounted = Some(mounted);
-        Ok(server)
+        let thread = std::thread::Builder::new().name("terrace-file".into()).spawn(move || worker.run())?;
+        Ok(FileServer { mounted, requests, is_stopped, counters, thread: Some(thread) })
     }
 
     /// The device's counters. Its connections are handles of the file.
@@ -86,9 +84,10 @@ impl FileServer {
         &self.counters
     }
 
-    /// Whether it has been unmounted from outside and no handle of the file is open: nothing can use it any more.
-    pub fn is_unmounted(&self) -> bool {
-        self.mounted.as_ref().is_none_or(terrace_fuse::Mounted::is_unmounted)
+    /// A descriptor that hangs up (`POLLHUP`) when the file has been unmounted from outside and no handle of it is open: nothing
+    /// can use it any more.
+    pub fn ended(&self) -> BorrowedFd<'_> {
+        self.mounted.ended()
     }
 
     /// Unmounts, answers the requests that were taken, and closes. This takes at most 12 seconds. Handles of the file that are
@@ -98,8 +97,7 @@ impl FileServer {
 
 impl Drop for FileServer {
     fn drop(&mut self) {
-        let unmounted = self.mounted.take().map_or(Ok(()), terrace_fuse::Mounted::unmount);
-        if let Err(error) = unmounted {
+        if let Err(error) = self.mounted.unmount() {
             tracing::warn!(%error, "the swap file's directory stays mounted");
         }
         self.is_stopped.store(true, Relaxed);
