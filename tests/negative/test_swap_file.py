@@ -234,6 +234,8 @@ class Ends(SwapFile):
     def test_a_mount_that_a_killed_device_has_left_is_replaced(self):
         _, listen = self.node()
         device = self.device(listen)
+        # The kernel has the attributes of the directory from now on.
+        succeed("stat", self.mount_point)
         fd = self.opened()
         device.kill()
         device.wait(LIMIT_S)

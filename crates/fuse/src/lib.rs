@@ -132,10 +132,10 @@ impl Drop for Mounted {
     }
 }
 
-/// Detaches a mount whose process was killed, so that the mount point can be used again.
+/// Detaches a mount whose process was killed, so that the mount point can be used again. The kernel may still have its attributes; this
+/// request it passes on.
 fn detach_dead(mount_point: &Path) {
-    let Err(error) = mount_point.metadata() else { return };
-    if error.raw_os_error() == Some(fuser::Errno::ENOTCONN.code()) {
+    if rustix::fs::statvfs(mount_point).err() == Some(Errno::NOTCONN) {
         // If that fails, mounting says why.
         let _ = detach(mount_point);
     }
