@@ -145,6 +145,29 @@ class Files(SwapFile):
             thread.join(LIMIT_S)
         self.assertEqual(os.pread(fd, PAGE, 0), b"".join(bytes([index * 16 + 3]) * part for index in range(8)))
 
+    def test_requests_take_no_memory_from_the_system(self):
+        """A kernel that swaps to the file may have none. Each page that comes is a fault."""
+        _, listen = self.node("64M")
+        device = self.device(listen, options=("--path", "udp"))
+        fd, status = self.opened(), pathlib.Path(f"/proc/{device.pid}/stat")
+
+        def faults():
+            return int(status.read_text().rsplit(")", 1)[1].split()[7])
+
+        def use(index):
+            rng = random.Random(index)
+            for _ in range(50):
+                length, offset = rng.choice([PAGE, 4 * PAGE, 32 * PAGE]), rng.randrange(SIZE // PAGE - 32) * PAGE
+                os.pwrite(fd, bytes([index]) * length, offset) if rng.random() < 0.6 else os.pread(fd, length, offset)
+
+        before = faults()
+        threads = [threading.Thread(target=use, args=(index,)) for index in range(64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+        self.assertEqual(faults() - before, 0)
+
     def test_a_full_node_is_enospc(self):
         _, listen = self.node("1M")
         device = self.device(listen)

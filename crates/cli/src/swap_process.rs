@@ -3,7 +3,6 @@
 use std::fs;
 use std::io;
 
-use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{Resource, configure_io_flusher_behavior, getrlimit};
 
 use crate::swap_device::SwapDeviceError;
@@ -15,6 +14,7 @@ const NEVER_KILLED: &str = "-1000";
 /// it for its memory. Threads that start later inherit the first. An unprivileged process has neither, which the log says: as a
 /// warning if the process serves its own kernel.
 pub fn protect(serves_own_kernel: bool) {
+    terrace_vm::keep_heap();
     let is_flusher = configure_io_flusher_behavior(true).map_err(io::Error::from);
     let is_kept = fs::write("/proc/self/oom_score_adj", NEVER_KILLED);
     let attempts = [
@@ -35,9 +35,9 @@ pub fn protect(serves_own_kernel: bool) {
 /// # Errors
 /// `Lock` without the right to lock so much.
 pub fn lock_memory() -> Result<(), SwapDeviceError> {
-    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE).map_err(|error| {
+    terrace_vm::lock_memory().map_err(|error| {
         let limit = getrlimit(Resource::Memlock).current;
         let limit = limit.map_or("unlimited".into(), |bytes| format!("{} KiB", bytes >> 10));
-        SwapDeviceError::Lock { error: error.into(), limit }
+        SwapDeviceError::Lock { error, limit }
     })
 }

@@ -1,6 +1,7 @@
 //! The shared registry: the regions of a process and the queue pairs that give access to them, as records that the
 //! process alone writes and other processes of the same host and user read.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -102,12 +103,15 @@ pub struct SharedRegistry {
 }
 
 impl SharedRegistry {
+    /// The name of its file, which has none in a file system (`memfd_create(2)`).
+    pub const NAME: &CStr = c"terrace-shared-registry";
+
     /// A registry that publishes nothing yet. Keys lead to records by `order`.
     ///
     /// # Errors
     /// When the system has no descriptors or address space left.
     pub fn new(order: &KeyOrder) -> io::Result<SharedRegistry> {
-        let segment = Segment::create(c"terrace-shared-registry", REGISTRY_BYTES, Others::Read)?;
+        let segment = Segment::create(SharedRegistry::NAME, REGISTRY_BYTES, Others::Read)?;
         let entries = order.rounds().iter().flatten();
         let quads = tables(&segment);
         for (index, &entry) in entries.enumerate() {

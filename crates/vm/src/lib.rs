@@ -18,6 +18,7 @@
 //! | [`discard`](discard()) | what the program gives up of it |
 //! | `changes` | the program's changes of mappings, and when this crate permits none |
 //! | `known_files` | the swap files, as the kernel lists their mappings |
+//! | `locked` | memory that never leaves |
 //! | `moving` | private memory moves into a file, while other threads of the process use it |
 //! | `guard` | threads that touch a range wait: `userfaultfd` |
 //! | [`userfault`] | faults become messages, and pages are put there, moved away and protected |
@@ -39,6 +40,7 @@ mod eviction_area;
 mod guard;
 pub mod handshake;
 mod known_files;
+mod locked;
 pub mod maps;
 mod moving;
 pub mod pagemap;
@@ -55,6 +57,7 @@ pub use backing_store::{BackingStore, Completion, FileStore, PageBytes, Transfer
 pub use changes::{Change, forget_changes_in_child};
 pub use discard::{discard, has_swapped};
 pub use eviction_area::{BATCH_PAGES, EvictionArea, Task};
+pub use locked::{keep_heap, lock_memory};
 pub use refusal::{Refusal, SwapError};
 pub use swap_space::{BACKED_MIN_BYTES, SwapSpace};
 pub use swapped::Swapped;

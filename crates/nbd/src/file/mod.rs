@@ -53,6 +53,8 @@ impl FileServer {
     /// Serves pages as the file [`FILE_NAME`] below a mount point, an empty directory. `source` is the name in `/proc/mounts`. A
     /// mount that a killed server has left there is replaced.
     ///
+    /// When this returns, all threads run and have their buffers.
+    ///
     /// # Errors
     /// See [`ServerError`].
     pub fn start<Q: PageQueue>(
@@ -76,6 +78,8 @@ impl FileServer {
         let mounted = terrace_fuse::Mounted::mount(file, mount_point, &config(source))
             .map_err(|source| ServerError::Mount { mount_point: mount_point.to_path_buf(), source })?;
         let thread = std::thread::Builder::new().name("terrace-file".into()).spawn(move || worker.run())?;
+        // A request that fuser's thread answers: it has its buffer from then on, and allocates nothing more.
+        let _ = rustix::fs::statvfs(mount_point);
         Ok(FileServer { mounted, requests, is_stopped, counters, thread: Some(thread) })
     }
 
