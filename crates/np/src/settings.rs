@@ -28,6 +28,8 @@ pub struct Settings {
     pub version_age_ns: u64,
     /// How long a peer may have memory held while its queue pair takes no request, in nanoseconds.
     pub hold_ns_max: u64,
+    /// How long a peer may have memory held although its queue pair takes requests, in nanoseconds.
+    pub busy_hold_ns_max: u64,
 }
 
 impl Default for Settings {
@@ -41,6 +43,7 @@ impl Default for Settings {
             check_delay_ns: 100_000,
             version_age_ns: 1_000_000_000,
             hold_ns_max: 10_000_000_000,
+            busy_hold_ns_max: 300_000_000_000,
         }
     }
 }

@@ -41,8 +41,8 @@ pub(crate) struct State {
     pub control: Option<ControlQp>,
     pub keys: Keys,
     pub holds: Holds,
-    /// The PSN that the queue pair expected when it was last looked at. It changes with each request of the peer.
-    expected_psn: u32,
+    /// The PSN that the queue pair expected when the limit of held ranges began, while there are any. It changes with each request of the peer.
+    expected_psn: Option<u32>,
     /// READs of what the peer has lent, by the ids of its requests.
     pub fetching: HashMap<u64, Move>,
     pub regions: Regions,
@@ -59,6 +59,7 @@ fn new_target(settings: &Settings) -> Target {
         call_count_max: CALL_COUNT_MAX,
         move_bytes_max: CALL_BYTES_MAX,
         hold_ns_max: settings.hold_ns_max,
+        busy_hold_ns_max: settings.busy_hold_ns_max,
     })
 }
 
@@ -72,7 +73,7 @@ impl State {
             control: None,
             keys: Keys::default(),
             holds: Holds::default(),
-            expected_psn: 0,
+            expected_psn: None,
             fetching: HashMap::new(),
             regions: Regions::default(),
             forgetting: Vec::new(),
@@ -171,11 +172,17 @@ impl State {
         session.set_deadline(deadlines.into_iter().flatten().min());
     }
 
-    /// Notes whether the peer's requests go on, if it has memory held for some of them.
+    /// Notes whether the peer's requests go on, if it has memory held for some of them. Only when the first range is held, and when a limit has
+    /// passed: this takes the queue pair's lock.
     fn note_peer_progress(&mut self, qp: &Arc<QueuePair>, now: Time) {
-        if self.target.is_holding() {
+        if !self.target.is_holding() {
+            self.expected_psn = None;
+        } else if self.expected_psn.is_none()
+            || self.target.deadline().is_some_and(|deadline| deadline <= now)
+        {
             let expected_psn = qp.query().rq_psn;
-            if std::mem::replace(&mut self.expected_psn, expected_psn) != expected_psn {
+            let before = self.expected_psn.replace(expected_psn);
+            if before.is_some_and(|before| before != expected_psn) {
                 self.target.note_progress(now);
             }
         }

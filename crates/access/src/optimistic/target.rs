@@ -76,6 +76,9 @@ pub struct TargetConfig {
     /// range of a WRITE with immediate held while earlier messages of its queue pair, and then the immediate, wait for
     /// receives: so this limits how long receives may be missing.
     pub hold_ns_max: u64,
+    /// How long a range may be held although the queue pair makes progress, in nanoseconds. What is held is missing to others, so a peer that
+    /// never releases it is disconnected, too: its requests fail.
+    pub busy_hold_ns_max: u64,
 }
 
 /// A transfer between this end's region and the peer's memory.
@@ -128,8 +131,11 @@ enum Job {
     Atomic(Atomic),
     /// Not ready yet.
     Hold,
-    /// Held; the peer's queue pair has made no progress since the time.
-    Held(Time),
+    /// Held since a time; the peer's queue pair has made no progress since a later one.
+    Held {
+        since: Time,
+        idle_since: Time,
+    },
 }
 
 /// The target of one [`Initiator`](super::Initiator): another one's ids would not follow in succession with its ids. See the
@@ -272,10 +278,10 @@ impl Target {
                 *job = Job::Moving(now);
             }
             Job::Hold => {
-                *job = Job::Held(now);
+                *job = Job::Held { since: now, idle_since: now };
                 self.answer(id, done(Status::Ok));
             }
-            Job::Held(_) | Job::Moving(_) | Job::Answered(_) => {}
+            Job::Held { .. } | Job::Moving(_) | Job::Answered(_) => {}
         }
     }
 
@@ -319,20 +325,20 @@ impl Target {
     /// Restarts the limit of held ranges: the peer's queue pair has taken a request. Those for the ranges come behind earlier ones.
     pub fn note_progress(&mut self, now: Time) {
         for job in self.jobs.values_mut() {
-            if let Job::Held(since) = job {
-                *since = now;
+            if let Job::Held { idle_since, .. } = job {
+                *idle_since = now;
             }
         }
     }
 
     /// Whether a peer has a range held.
     pub fn is_holding(&self) -> bool {
-        self.jobs.values().any(|job| matches!(job, Job::Held(_)))
+        self.jobs.values().any(|job| matches!(job, Job::Held { .. }))
     }
 
     /// Ends what a peer had held. A peer that gives up a request before it is ready gets no answer.
     fn end_hold(&mut self, id: u64, memory: &mut impl TargetMemory) {
-        if matches!(self.jobs.get(&id), Some(Job::Hold | Job::Held(_))) {
+        if matches!(self.jobs.get(&id), Some(Job::Hold | Job::Held { .. })) {
             self.jobs.remove(&id);
             memory.release(id);
         }
@@ -361,9 +367,11 @@ impl Target {
             return None;
         }
         let held = self.jobs.values().filter_map(|job| match job {
-            Job::Held(since) | Job::Moving(since) | Job::Answered(since) => {
-                Some(since.after_ns(self.config.hold_ns_max))
+            Job::Held { since, idle_since } => {
+                let TargetConfig { hold_ns_max, busy_hold_ns_max, .. } = self.config;
+                Some(idle_since.after_ns(hold_ns_max).min(since.after_ns(busy_hold_ns_max)))
             }
+            Job::Moving(since) | Job::Answered(since) => Some(since.after_ns(self.config.hold_ns_max)),
             _ => None,
         });
         held.min()
@@ -408,7 +416,7 @@ impl Job {
             Job::Store { rkey, va, data } => (*rkey, *va, data.len() as u32),
             Job::Move(transfer) => (transfer.region.0, transfer.region.1, transfer.length),
             Job::Atomic(atomic) => (atomic.rkey, atomic.va, 8),
-            Job::Hold | Job::Held(_) | Job::Moving(_) | Job::Answered(_) => (0, 0, 0),
+            Job::Hold | Job::Held { .. } | Job::Moving(_) | Job::Answered(_) => (0, 0, 0),
         }
     }
 }

@@ -54,7 +54,12 @@ struct Harness {
 
 impl Harness {
     fn new(answer: Result<Held, Status>) -> Harness {
-        let target = Target::new(TargetConfig { call_count_max: 4, move_bytes_max: 60, hold_ns_max: 1000 });
+        let target = Target::new(TargetConfig {
+            call_count_max: 4,
+            move_bytes_max: 60,
+            hold_ns_max: 1000,
+            busy_hold_ns_max: 5000,
+        });
         Harness { target, memory: Memory { bytes: vec![1; 100], held: Vec::new(), answer } }
     }
 
@@ -216,7 +221,7 @@ fn a_peer_that_holds_a_range_for_too_long_is_disconnected() {
 }
 
 #[test]
-fn a_peer_may_hold_a_range_for_as_long_as_its_requests_go_on() {
+fn a_peer_may_hold_a_range_while_its_requests_go_on() {
     let mut harness = Harness::new(Ok(Held::Now));
     harness.take(1, hold());
     harness.check_answer(1, done(Status::Ok));
@@ -226,6 +231,19 @@ fn a_peer_may_hold_a_range_for_as_long_as_its_requests_go_on() {
     }
     assert_eq!(harness.target.poll_action(Time(3699)), None);
     assert_eq!(harness.target.poll_action(Time(3700)), Some(TargetAction::Break));
+}
+
+#[test]
+fn a_peer_whose_requests_go_on_does_not_hold_a_range_for_ever() {
+    let mut harness = Harness::new(Ok(Held::Now));
+    harness.take(1, hold());
+    harness.check_answer(1, done(Status::Ok));
+    for now in (900..5000).step_by(900).map(Time) {
+        assert_eq!(harness.target.poll_action(now), None);
+        harness.target.note_progress(now);
+    }
+    assert_eq!(harness.target.deadline(), Some(Time(5000)));
+    assert_eq!(harness.target.poll_action(Time(5000)), Some(TargetAction::Break));
 }
 
 #[test]

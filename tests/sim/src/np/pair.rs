@@ -130,6 +130,7 @@ impl Pair {
                 call_count_max: plan.call_count_max,
                 move_bytes_max: plan.call_bytes_max,
                 hold_ns_max: HOLD_NS_MAX,
+                busy_hold_ns_max: 30 * HOLD_NS_MAX,
             }),
             control,
             unanswered: BTreeMap::new(),
