@@ -212,6 +212,13 @@ impl<R: Remote> Mount<R> {
         Ok(())
     }
 
+    /// Writes some of what is dirty, if all files together have more dirty bytes than writers may leave.
+    pub(crate) fn write_excess(&self, handle: u64) {
+        if let Some(file) = self.files.get(handle) {
+            file.inode.dirty.write_excess();
+        }
+    }
+
     /// Writes what is dirty, and has the server note the time, which is the version by which others see the change. Returns the
     /// attributes if the server was asked for them.
     ///

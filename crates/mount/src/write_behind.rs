@@ -64,6 +64,10 @@ impl Budget {
         self.dirty.load(Ordering::Relaxed) > self.limit
     }
 
+    fn is_half_used(&self) -> bool {
+        self.dirty.load(Ordering::Relaxed) > self.limit / 2
+    }
+
     /// An empty buffer. Fresh memory would cost a page fault for each page of it.
     fn take_buffer(&self, len: usize) -> Vec<u8> {
         match len {
@@ -200,6 +204,14 @@ impl DirtyFile {
         // A writer that is faster than the server writes by itself, so it takes the server's time.
         while self.budget.is_exceeded() && self.write_some() {}
         if is_full { Next::Submit } else { Next::Nothing }
+    }
+
+    /// Writes up to [`EXTENTS_MAX`] extents if more than half of what may be dirty is, unless another thread writes some: a server that
+    /// is stopped would hold all threads otherwise.
+    pub(crate) fn write_excess(&self) {
+        if self.budget.is_half_used() && self.state.lock().in_flight.is_empty() {
+            self.write_some();
+        }
     }
 
     /// Whether nothing is dirty or in flight.
@@ -682,6 +694,18 @@ mod tests {
         let half = vec![1; EXTENT_BYTES / 2];
         assert_eq!(file.write(&sink, 0, &half), Next::Nothing);
         assert_eq!(file.write(&sink, half.len() as u64, &half), Next::Submit);
+    }
+
+    #[test]
+    fn more_than_half_of_the_limit_is_written_when_the_program_has_its_answer() {
+        let (file, memory, sink) = dirty_file(1000);
+        file.write(&sink, 0, &[1; 500]);
+        file.write_excess();
+        assert!(memory.bytes.lock().is_empty(), "so much may be dirty");
+        file.write(&sink, 500, &[1]);
+        assert!(memory.bytes.lock().is_empty(), "the program has no answer yet");
+        file.write_excess();
+        assert_eq!(memory.bytes.lock().len(), 501);
     }
 
     #[test]
