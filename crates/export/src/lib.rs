@@ -35,7 +35,7 @@ mod server;
 
 pub use client::{
     Change, Client, ClientConfig, Completed, Completion, Pipeline, RECORD_BYTES_MAX, RemoteFile,
-    interruptible,
+    call_before_sleep, interruptible,
 };
 pub use error::{ExportError, UNKNOWN_FILE, UNKNOWN_OPEN};
 pub use proto::{

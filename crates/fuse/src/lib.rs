@@ -7,9 +7,10 @@
 
 use std::io::{self, PipeReader, PipeWriter};
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fuser::{BackgroundSession, Config, Filesystem, MountOption, Notifier, Session};
@@ -28,6 +29,8 @@ pub struct Mounted {
     session: ManuallyDrop<BackgroundSession>,
     ended: PipeReader,
     has_unmounted: bool,
+    /// A descriptor of the connection to the kernel.
+    device: Arc<OwnedFd>,
 }
 
 /// A part of each file system, which is dropped with it when the session has ended.
@@ -76,7 +79,13 @@ impl Mounted {
         let (ended, pipe) = io::pipe()?;
         let session = Session::new(filesystem(SessionEnd { _pipe: pipe }), &path, config)?;
         let place = Place { mount_id: mount_id(&path)?, path };
-        Ok(Mounted { place, session: ManuallyDrop::new(session.spawn()?), ended, has_unmounted: false })
+        let device = Arc::new(session.as_fd().try_clone_to_owned()?);
+        Ok(Mounted { place, session: ManuallyDrop::new(session.spawn()?), ended, has_unmounted: false, device })
+    }
+
+    /// A descriptor of the connection to the kernel: readable when there is a request.
+    pub fn device(&self) -> Arc<OwnedFd> {
+        self.device.clone()
     }
 
     /// Tells the kernel that what it has cached is not true any more.

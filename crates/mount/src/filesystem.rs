@@ -118,14 +118,33 @@ impl<R: Remote> Filesystem for Requests<R> {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _turn = self.0.turns.begin();
         self.reply_entry(reply, self.0.lookup(parent.0, name));
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, count: u64) {
+        // No turn: one request may be several of these calls.
         self.0.inodes.forget(ino.0, count);
     }
 
+    fn ioctl(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _flags: fuser::IoctlFlags,
+        _command: u32,
+        _input: &[u8],
+        _output_len: u32,
+        reply: fuser::ReplyIoctl,
+    ) {
+        let _turn = self.0.turns.begin();
+        // There are none. Python asks of each file that it opens whether it is a terminal.
+        reply.error(Errno::ENOSYS);
+    }
+
     fn getattr(&self, _request: &Request, ino: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+        let _turn = self.0.turns.begin();
         match self.0.attributes(ino.0) {
             Ok(attr) => reply.attr(&self.0.ttl, &attr),
             Err(errno) => reply.error(errno),
@@ -150,6 +169,7 @@ impl<R: Remote> Filesystem for Requests<R> {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        let _turn = self.0.turns.begin();
         let set = SetAttributes {
             mode: mode.map(|mode| mode & 0o7777),
             uid,
@@ -165,6 +185,7 @@ impl<R: Remote> Filesystem for Requests<R> {
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
+        let _turn = self.0.turns.begin();
         match self.0.read_link(ino.0) {
             Ok(target) => reply.data(target.as_bytes()),
             Err(errno) => reply.error(errno),
@@ -181,6 +202,7 @@ impl<R: Remote> Filesystem for Requests<R> {
         _rdev: u32,
         reply: ReplyEntry,
     ) {
+        let _turn = self.0.turns.begin();
         self.reply_entry(reply, self.0.make_node(caller(request), parent.0, name, mode));
     }
 
@@ -193,18 +215,22 @@ impl<R: Remote> Filesystem for Requests<R> {
         _umask: u32,
         reply: ReplyEntry,
     ) {
+        let _turn = self.0.turns.begin();
         self.reply_entry(reply, self.0.make_directory(caller(request), parent.0, name, mode));
     }
 
     fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _turn = self.0.turns.begin();
         reply_empty(reply, self.0.unlink(parent.0, name));
     }
 
     fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _turn = self.0.turns.begin();
         reply_empty(reply, self.0.remove_directory(parent.0, name));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let _turn = self.0.turns.begin();
         self.reply_entry(reply, self.0.symlink(caller(request), parent.0, name, target.as_os_str()));
     }
 
@@ -218,14 +244,17 @@ impl<R: Remote> Filesystem for Requests<R> {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.0.turns.begin();
         reply_empty(reply, self.0.rename(parent.0, name, new_parent.0, new_name, flags));
     }
 
     fn link(&self, _request: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _turn = self.0.turns.begin();
         self.reply_entry(reply, self.0.link(ino.0, parent.0, name));
     }
 
     fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let _turn = self.0.turns.begin();
         match self.0.open(ino.0, flags) {
             Ok((handle, flags)) => reply.opened(FileHandle(handle), flags),
             Err(errno) => reply.error(errno),
@@ -242,6 +271,7 @@ impl<R: Remote> Filesystem for Requests<R> {
         flags: i32,
         reply: ReplyCreate,
     ) {
+        let _turn = self.0.turns.begin();
         match self.0.create(caller(request), parent.0, name, mode, OpenFlags(flags)) {
             Ok((entry, handle)) => reply.created(
                 &self.0.ttl,
@@ -265,6 +295,7 @@ impl<R: Remote> Filesystem for Requests<R> {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        let _turn = self.0.turns.begin();
         match self.0.read(handle.0, offset, size) {
             Ok(bytes) => reply.data(&bytes),
             Err(errno) => reply.error(errno),
@@ -283,6 +314,7 @@ impl<R: Remote> Filesystem for Requests<R> {
         _owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        let _turn = self.0.turns.begin();
         // A page of a mapping: its error belongs to the mapping, which the kernel tells only now.
         let is_page = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let is_synchronous = OFlags::from_bits_retain(flags.0 as u32)
@@ -291,6 +323,8 @@ impl<R: Remote> Filesystem for Requests<R> {
             Ok(()) => reply.written(data.len() as u32),
             Err(errno) => reply.error(errno),
         }
+        // The program goes on meanwhile.
+        self.0.write_excess(handle.0);
     }
 
     fn flush(
@@ -301,6 +335,7 @@ impl<R: Remote> Filesystem for Requests<R> {
         owner: LockOwner,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.0.turns.begin();
         let result = self.0.flush(handle.0);
         self.unlock_all(handle, owner.0);
         reply_empty(reply, result);
@@ -316,6 +351,7 @@ impl<R: Remote> Filesystem for Requests<R> {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.0.turns.begin();
         self.unlock_open_file(handle);
         reply_empty(reply, self.0.release(handle.0));
     }
@@ -323,13 +359,12 @@ impl<R: Remote> Filesystem for Requests<R> {
     fn fsync(
         &self,
         _request: &Request,
-        // The program goes on meanwhile.
-        self.0.write_excess(handle.0);
         _ino: INodeNo,
         handle: FileHandle,
         only_data: bool,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.0.turns.begin();
         reply_empty(reply, self.0.synchronize(handle.0, only_data));
     }
 
@@ -345,6 +380,7 @@ impl<R: Remote> Filesystem for Requests<R> {
         pid: u32,
         reply: ReplyLock,
     ) {
+        let _turn = self.0.turns.begin();
         let Some(request) = lock_request((owner, handle), (start, end), kind, pid) else {
             return reply.error(Errno::EINVAL);
         };
@@ -371,6 +407,7 @@ impl<R: Remote> Filesystem for Requests<R> {
         waits: bool,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.0.turns.begin();
         let Some(request) = lock_request((owner, handle), (start, end), kind, pid) else {
             return reply.error(Errno::EINVAL);
         };
@@ -396,6 +433,7 @@ impl<R: Remote> Filesystem for Requests<R> {
         mode: i32,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.0.turns.begin();
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let result = match FallocateFlags::from_bits_retain(mode as u32) == punch {
             true => self.0.punch(handle.0, offset, length),
@@ -405,6 +443,7 @@ impl<R: Remote> Filesystem for Requests<R> {
     }
 
     fn opendir(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let _turn = self.0.turns.begin();
         match self.0.open_directory(ino.0) {
             Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
             Err(errno) => reply.error(errno),
@@ -419,6 +458,7 @@ impl<R: Remote> Filesystem for Requests<R> {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
+        let _turn = self.0.turns.begin();
         match self.0.read_directory(handle.0, offset, &mut reply) {
             Ok(()) => reply.ok(),
             Err(errno) => reply.error(errno),
@@ -433,6 +473,7 @@ impl<R: Remote> Filesystem for Requests<R> {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
+        let _turn = self.0.turns.begin();
         match self.0.read_directory_plus(handle.0, offset, &mut reply) {
             Ok(()) => reply.ok(),
             Err(errno) => reply.error(errno),
@@ -447,6 +488,7 @@ impl<R: Remote> Filesystem for Requests<R> {
         _flags: OpenFlags,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.0.turns.begin();
         self.0.close_directory(handle.0);
         reply.ok();
     }
@@ -459,10 +501,12 @@ impl<R: Remote> Filesystem for Requests<R> {
         _only_data: bool,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.0.turns.begin();
         reply_empty(reply, self.0.synchronize_directory(ino.0));
     }
 
     fn statfs(&self, _request: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        let _turn = self.0.turns.begin();
         let result = self
             .0
             .inode(ino.0)
@@ -483,6 +527,7 @@ impl<R: Remote> Filesystem for Requests<R> {
     }
 
     fn access(&self, _request: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
+        let _turn = self.0.turns.begin();
         let result = self.0.inode(ino.0).and_then(|inode| {
             let mode = (mask.bits() & 7) as u8;
             self.0.remote.check_access(inode.id, mode).map_err(|error| errno(&error))

@@ -15,6 +15,7 @@
 //! | `names`, `directories`, `files` | what requests do |
 //! | `new_directory` | names that a directory cannot have yet |
 //! | `inodes`, `handles` | numbers for files, and for open files |
+//! | `turns` | which thread reads the kernel's next request |
 //! | `write_behind`, `readahead`, `workers` | bytes on their way, and the threads that carry them |
 //! | `locks` | locks of files, and the programs that wait for them |
 //! | `repeat` | requests whose answer was lost |
@@ -44,6 +45,7 @@ mod readahead;
 mod remote;
 mod repeat;
 mod session;
+mod turns;
 mod workers;
 mod write_behind;
 

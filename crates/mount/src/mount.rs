@@ -14,6 +14,7 @@ use crate::handles::Handles;
 use crate::inodes::InodeTable;
 use crate::locks::LockWaiters;
 use crate::remote::Remote;
+use crate::turns::Turns;
 use crate::workers::Workers;
 use crate::write_behind::Budget;
 
@@ -21,6 +22,8 @@ use crate::write_behind::Budget;
 const DIRTY_BYTES_MAX: usize = 32 << 20;
 /// Bytes are written when they have been dirty for so long.
 const DIRTY_AGE_MAX: Duration = Duration::from_secs(1);
+/// Threads that answer the kernel's requests. A request that waits for the server takes one.
+pub(crate) const THREADS: usize = 8;
 /// Threads that read ahead and write behind.
 pub(crate) const WORKERS: usize = 4;
 
@@ -32,6 +35,7 @@ pub(crate) struct Mount<R: Remote> {
     pub(crate) directories: Handles<OpenDirectory<R>>,
     pub(crate) workers: Workers,
     pub(crate) lock_waiters: LockWaiters<R>,
+    pub(crate) turns: Arc<Turns>,
     /// How long the kernel believes names and attributes.
     pub(crate) ttl: Duration,
     /// Whether other users than the one who mounts have access.
@@ -57,6 +61,7 @@ impl<R: Remote> Mount<R> {
             directories: Handles::default(),
             workers: Workers::start(WORKERS)?,
             lock_waiters: LockWaiters::start()?,
+            turns: Turns::new(THREADS),
             ttl,
             serves_others,
         })

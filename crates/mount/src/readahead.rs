@@ -10,6 +10,8 @@ use std::ops::Range;
 use fuser::Errno;
 use terrace_sync::{Condvar, Mutex};
 
+use crate::turns;
+
 /// Bytes of one read ahead.
 pub(crate) const CHUNK_BYTES: u64 = 512 << 10;
 /// So many bytes one after another begin readahead.
@@ -91,6 +93,7 @@ impl ReadAhead {
             let at = range.start + filled as u64;
             let chunk = state.chunks.iter().find(|chunk| chunk.range.contains(&at))?;
             let Content::Ready(bytes) = &chunk.content else {
+                turns::pass();
                 self.arrived.wait(&mut state);
                 continue;
             };

@@ -12,11 +12,9 @@ use fuser::{Config, MountOption, Notifier, SessionACL};
 use terrace_export::FileId;
 
 use crate::filesystem::Requests;
-use crate::mount::Mount;
+use crate::mount::{Mount, THREADS};
 use crate::remote::Remote;
 
-/// Threads that answer the kernel's requests. A request that waits for the server takes one.
-const THREADS: usize = 8;
 /// How often the housekeeping thread looks for old dirty bytes.
 const HOUSEKEEPING: Duration = Duration::from_millis(200);
 
@@ -53,6 +51,7 @@ pub fn mount<R: Remote>(remote: R, config: &MountConfig) -> io::Result<Mounted<R
     let mount = Arc::new(Mount::new(Arc::new(remote), config.root, config.ttl, config.serves_others)?);
     let requests = |end| Requests(mount.clone(), end);
     let session = terrace_fuse::Mounted::mount(requests, &config.mount_point, &fuse_config(config))?;
+    mount.turns.set_device(session.device());
     let notifier = session.notifier();
     let has_ended = Arc::new(AtomicBool::new(false));
     let housekeeper = {

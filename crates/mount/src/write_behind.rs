@@ -27,6 +27,7 @@ use terrace_export::ExportError;
 use terrace_sync::{Condvar, Mutex};
 
 use crate::attributes::errno;
+use crate::turns;
 
 /// An extent of so many bytes is full.
 pub(crate) const EXTENT_BYTES: usize = 1 << 20;
@@ -210,6 +211,8 @@ impl DirtyFile {
     /// is stopped would hold all threads otherwise.
     pub(crate) fn write_excess(&self) {
         if self.budget.is_half_used() && self.state.lock().in_flight.is_empty() {
+            // It takes longer than the program until its next write.
+            turns::pass();
             self.write_some();
         }
     }
@@ -324,6 +327,7 @@ impl DirtyFile {
                 return if state.give_ups == give_ups { Ok(writes) } else { Err(Errno::EIO) };
             }
             if !state.in_flight.is_empty() {
+                turns::pass();
                 self.written.wait(&mut state);
             }
         }

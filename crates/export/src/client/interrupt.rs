@@ -1,4 +1,4 @@
-//! Calls that end before their deadline, because the program that waits for them has something else to do.
+//! Calls whose thread has something else to do while they wait.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -17,6 +17,20 @@ struct Interrupt {
 
 thread_local! {
     static INTERRUPT: Cell<Option<Interrupt>> = const { Cell::new(None) };
+    static BEFORE_SLEEP: Cell<Option<fn()>> = const { Cell::new(None) };
+}
+
+/// Has this thread call `hook` whenever it is about to sleep in a call of a [`Client`](crate::Client) or
+/// [`RemoteFile`](crate::RemoteFile), from now on. The hook makes no such call.
+pub fn call_before_sleep(hook: fn()) {
+    BEFORE_SLEEP.set(Some(hook));
+}
+
+/// The thread is about to sleep.
+pub fn before_sleep() {
+    if let Some(hook) = BEFORE_SLEEP.get() {
+        hook();
+    }
 }
 
 /// Calls `act`. While a call of a [`Client`](crate::Client) or [`RemoteFile`](crate::RemoteFile) in it waits on this thread, it asks
@@ -57,8 +71,9 @@ pub fn check() -> Result<(), ExportError> {
     if (interrupt.is_interrupted)() { Err(ExportError::Interrupted) } else { Ok(()) }
 }
 
-/// When a call that waits until `deadline` calls [`check`] next, or the deadline.
+/// When a call that is about to sleep until `deadline` calls [`check`] next, or the deadline.
 pub fn next_check(deadline: Instant) -> Instant {
+    before_sleep();
     match INTERRUPT.get() {
         Some(_) => deadline.min(Instant::now() + INTERVAL),
         None => deadline,

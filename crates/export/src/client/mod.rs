@@ -49,7 +49,7 @@ pub use buffers::RECORD_BYTES_MAX;
 use config::text;
 pub use config::{Change, ClientConfig};
 pub use file::RemoteFile;
-pub use interrupt::interruptible;
+pub use interrupt::{call_before_sleep, interruptible};
 pub use pipeline::{Completed, Completion, Pipeline};
 use shared::{Repeat, Shared};
 

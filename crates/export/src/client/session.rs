@@ -248,6 +248,7 @@ impl Session {
                 return result;
             }
             interrupt::check()?;
+            interrupt::before_sleep();
             let mut waiting = self.waiting.lock();
             found = poll_ready(&mut waiting);
             if found.is_none() {
