@@ -80,7 +80,13 @@ impl Mounted {
         let session = Session::new(filesystem(SessionEnd { _pipe: pipe }), &path, config)?;
         let place = Place { mount_id: mount_id(&path)?, path };
         let device = Arc::new(session.as_fd().try_clone_to_owned()?);
-        Ok(Mounted { place, session: ManuallyDrop::new(session.spawn()?), ended, has_unmounted: false, device })
+        Ok(Mounted {
+            place,
+            session: ManuallyDrop::new(session.spawn()?),
+            ended,
+            has_unmounted: false,
+            device,
+        })
     }
 
     /// A descriptor of the connection to the kernel: readable when there is a request.
