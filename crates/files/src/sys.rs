@@ -161,9 +161,7 @@ impl Handle {
     /// # Errors
     /// The system's, and how many bytes are written; `FileTooLarge` for a range beyond the process's limit.
     pub fn write_all(&self, offset: u64, data: &[u8]) -> Result<(), (usize, io::Error)> {
-        // A write beyond the limit would end the process by SIGXFSZ.
-        let limit = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
-        if offset.saturating_add(data.len() as u64) > limit {
+        if offset.saturating_add(data.len() as u64) > len_max() {
             return Err((0, io::ErrorKind::FileTooLarge.into()));
         }
         let mut done = 0;
@@ -181,8 +179,11 @@ impl Handle {
     /// Makes the file longer or shorter.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's; `FileTooLarge` for a file that would become longer than the process's limit.
     pub fn set_len(&self, len: u64) -> io::Result<()> {
+        if len > len_max() && len > self.len()? {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
         Ok(rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&self.file, len))?)
     }
 
@@ -211,6 +212,11 @@ impl Handle {
     pub fn sync_data(&self) -> io::Result<()> {
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.file))?)
     }
+}
+
+/// The longest file that the process may write (`RLIMIT_FSIZE`), in bytes: a call beyond that would end the process by SIGXFSZ.
+fn len_max() -> u64 {
+    getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
 /// The status of a file.
