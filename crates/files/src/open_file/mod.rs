@@ -202,7 +202,19 @@ impl OpenFile {
         if let Holding::Open(handle, _) = &self.layout.read().holding {
             return Ok(handle.clone());
         }
-        let mut layout = self.layout.write();
+        self.open_parked(&mut self.layout.write())
+    }
+
+    /// The same, unless the layout is just being changed, which may take as long as the disk does.
+    fn try_handle(self: &Arc<OpenFile>) -> Option<Result<Arc<Handle>, AccessError>> {
+        self.is_handle_used.store(true, Ordering::Relaxed);
+        if let Holding::Open(handle, _) = &self.layout.try_read()?.holding {
+            return Some(Ok(handle.clone()));
+        }
+        Some(self.open_parked(&mut *self.layout.try_write()?))
+    }
+
+    fn open_parked(self: &Arc<OpenFile>, layout: &mut Layout) -> Result<Arc<Handle>, AccessError> {
         let parked = match &layout.holding {
             Holding::Open(handle, _) => return Ok(handle.clone()),
             Holding::Parked(parked) => parked,
@@ -260,9 +272,10 @@ impl OpenFile {
 
     fn change_alone(self: &Arc<OpenFile>, change: impl FnOnce(&Handle) -> io::Result<()>) -> io::Result<()> {
         let handle = self.handle().map_err(io::Error::other)?;
+        // First, because deferred accesses may take long: nobody that appends waits for them.
+        let _changes = self.rest().changes.write();
         let mut end = self.rest().end.lock();
         end.forget();
-        let _changes = self.rest().changes.write();
         let mut layout = self.layout.write();
         let changed = change(&handle);
         let now_ms = coarse_ms();
@@ -302,26 +315,28 @@ impl OpenFile {
             && part.addr.saturating_add(part.len) <= self.len.load(Ordering::Relaxed)
     }
 
-    /// Checks that a range does not reach beyond the file's end. Returns the handle.
+    /// Checks that a range does not reach beyond the file's end. Returns the handle. `None` while the layout changes.
     ///
     /// # Errors
     /// `OutOfRange`; `Device` without a descriptor.
-    fn check_end(self: &Arc<OpenFile>, part: HostRange, now_ms: u64) -> Result<Arc<Handle>, AccessError> {
-        let handle = self.handle()?;
-        if self.is_within(part, now_ms)
-            || part.addr.saturating_add(part.len) <= self.read_len(&handle, now_ms)
-        {
-            return Ok(handle);
-        }
-        Err(AccessError::OutOfRange)
+    fn check_end(
+        self: &Arc<OpenFile>,
+        part: HostRange,
+        now_ms: u64,
+    ) -> Option<Result<Arc<Handle>, AccessError>> {
+        Some(self.try_handle()?.and_then(|handle| {
+            let is_within = self.is_within(part, now_ms)
+                || part.addr.saturating_add(part.len) <= self.read_len(&handle, now_ms);
+            if is_within { Ok(handle) } else { Err(AccessError::OutOfRange) }
+        }))
     }
 
-    /// Checks that a range does not reach beyond the file's end.
+    /// Checks that a range does not reach beyond the file's end. While the layout changes, a deferred access finds that out.
     ///
     /// # Errors
     /// `OutOfRange`; `Device` without a descriptor.
     pub fn check(self: &Arc<OpenFile>, part: HostRange) -> Result<(), AccessError> {
-        self.check_end(part, coarse_ms()).map(drop)
+        self.check_end(part, coarse_ms()).map_or(Ok(()), |checked| checked.map(drop))
     }
 
     /// Adds a deferred access. Returns its job if it need not wait.

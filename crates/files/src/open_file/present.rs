@@ -30,20 +30,21 @@ impl OpenFile {
         }
     }
 
-    /// Whether an access can be made now.
+    /// Whether an access can be made now: not while the layout changes.
     pub fn is_present(self: &Arc<OpenFile>, part: HostRange) -> bool {
         let now_ms = coarse_ms();
         if self.is_within(part, now_ms) && !self.is_blocked(part, Direction::Write) {
-            let layout = self.layout.read();
+            let Some(layout) = self.layout.try_read() else { return false };
             if layout.window(part).is_some_and(|window| window.is_known(part, now_ms)) {
                 return true;
             }
         }
-        let Ok(handle) = self.check_end(part, now_ms) else { return false };
+        let Some(Ok(handle)) = self.check_end(part, now_ms) else { return false };
         if self.is_blocked(part, Direction::Write) {
             return false;
         }
-        match self.layout.read().window(part) {
+        let Some(layout) = self.layout.try_read() else { return false };
+        match layout.window(part) {
             _ if self.kind == Kind::Memory => true,
             Some(window) => self.needs_no_disk(&handle, window, part, Direction::Read, now_ms),
             // The access itself finds out.
@@ -71,14 +72,14 @@ impl OpenFile {
             })
     }
 
-    /// Reads a range if that takes no disk.
+    /// Reads a range if that takes no disk. `None` also while the layout changes: the thread that serves packets does not wait.
     ///
     /// # Errors
     /// `OutOfRange` beyond the end.
     pub fn read(self: &Arc<OpenFile>, part: HostRange, out: &mut [u8]) -> Option<Result<(), AccessError>> {
         let now_ms = coarse_ms();
         if self.is_within(part, now_ms) && !self.is_blocked(part, Direction::Read) {
-            let layout = self.layout.read();
+            let layout = self.layout.try_read()?;
             if let Some(window) = layout.window(part).filter(|window| window.is_known(part, now_ms)) {
                 return copy_out(window, part, out).then_some(Ok(()));
             }
@@ -94,7 +95,7 @@ impl OpenFile {
         mut out: &mut [u8],
         now_ms: u64,
     ) -> Option<Result<(), AccessError>> {
-        let handle = match self.check_end(part, now_ms) {
+        let handle = match self.check_end(part, now_ms)? {
             Ok(handle) => handle,
             Err(error) => return Some(Err(error)),
         };
@@ -103,7 +104,7 @@ impl OpenFile {
         }
         for piece in self.pieces(part) {
             self.make_window(&handle, piece, Direction::Read, now_ms);
-            let layout = self.layout.read();
+            let layout = self.layout.try_read()?;
             let (here, rest) = out.split_at_mut(piece.len as usize);
             if let Some(window) = layout.window(piece) {
                 if self.needs_no_disk(&handle, window, piece, Direction::Read, now_ms) {
@@ -150,7 +151,7 @@ impl OpenFile {
         }
     }
 
-    /// Writes to a range if that takes no disk.
+    /// Writes to a range if that takes no disk. `None` also while the layout changes.
     ///
     /// # Errors
     /// `OutOfRange` beyond the end; `Permission` if the file is not open for writing.
@@ -191,7 +192,7 @@ impl OpenFile {
     ) -> Option<Result<(), AccessError>> {
         let now_ms = coarse_ms();
         if self.is_within(part, now_ms) && !self.is_blocked(part, Direction::Write) {
-            let layout = self.layout.read();
+            let layout = self.layout.try_read()?;
             if !layout.traits.is_writable {
                 return Some(Err(AccessError::Permission));
             }
@@ -211,10 +212,10 @@ impl OpenFile {
         act: &mut dyn FnMut(u64, usize, usize) -> bool,
         now_ms: u64,
     ) -> Option<Result<(), AccessError>> {
-        if !self.is_writable() {
+        if !self.layout.try_read()?.traits.is_writable {
             return Some(Err(AccessError::Permission));
         }
-        let handle = match self.check_end(part, now_ms) {
+        let handle = match self.check_end(part, now_ms)? {
             Ok(handle) => handle,
             Err(error) => return Some(Err(error)),
         };
@@ -224,7 +225,7 @@ impl OpenFile {
         for piece in self.pieces(part) {
             self.make_window(&handle, piece, Direction::Write, now_ms);
         }
-        let layout = self.layout.read();
+        let layout = self.layout.try_read()?;
         // The file may have been truncated since.
         if part.addr.saturating_add(part.len) > self.len.load(Ordering::Relaxed) {
             return Some(Err(AccessError::OutOfRange));

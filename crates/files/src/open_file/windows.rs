@@ -36,7 +36,7 @@ impl OpenFile {
         })
     }
 
-    /// Makes a window for a range, if there is none and the file is accessed often enough.
+    /// Makes a window for a range, if there is none and the file is accessed often enough. None while the layout changes.
     pub(super) fn make_window(
         self: &Arc<OpenFile>,
         handle: &Handle,
@@ -45,7 +45,7 @@ impl OpenFile {
         now_ms: u64,
     ) {
         {
-            let layout = self.layout.read();
+            let Some(layout) = self.layout.try_read() else { return };
             if layout.window(part).is_some() || !layout.traits.is_tellable {
                 return;
             }
@@ -58,8 +58,8 @@ impl OpenFile {
         if self.unmapped_count.fetch_add(1, Ordering::Relaxed) + 1 < uses_needed {
             return;
         }
+        let Some(mut layout) = self.layout.try_write() else { return };
         self.unmapped_count.store(0, Ordering::Relaxed);
-        let mut layout = self.layout.write();
         let len = self.read_len(handle, now_ms);
         let start = part.addr - part.addr % self.window_bytes();
         // A handle for reading may have been replaced meanwhile.
