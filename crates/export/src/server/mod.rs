@@ -20,6 +20,8 @@ mod listener;
 mod locks;
 mod nodes;
 mod opens;
+#[cfg(test)]
+mod race_tests;
 mod requests;
 mod revoker;
 mod state;

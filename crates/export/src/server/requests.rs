@@ -231,7 +231,10 @@ impl Serving<'_> {
         let changes_rights = set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
         if changes_rights {
             // The client keeps the keys that it has: what it does to itself is no surprise to it.
-            self.keep_own(id, || self.act(|| tree::set_attributes(file.as_fd(), set)))?;
+            let change = || self.act(|| tree::set_attributes(file.as_fd(), set));
+            self.keep_own(id, change, |open, attributes| {
+                *open.rights.lock() = Rights::of(attributes);
+            })?;
             self.state.check_rights(id);
         } else {
             self.act(|| tree::set_attributes(file.as_fd(), set))?;
@@ -239,8 +242,14 @@ impl Serving<'_> {
         Ok(Answer::Attributes { attributes: tree::attributes(file.as_fd())? })
     }
 
-    /// Calls `change`, which changes the rights or the number of names of a file, so that the client's own keys stay valid.
-    fn keep_own(&self, id: FileId, change: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    /// Calls `change`, which changes the rights or the number of names of a file. `keep` is called with the client's own openings of it and
+    /// the file's new attributes, so that their keys stay valid. What others have changed meanwhile it does not hide.
+    fn keep_own(
+        &self,
+        id: FileId,
+        change: impl FnOnce() -> io::Result<()>,
+        keep: impl Fn(&Open, &Attributes),
+    ) -> io::Result<()> {
         let own = self.state.opens_of(self.connection, id);
         if own.is_empty() {
             return change();
@@ -249,8 +258,7 @@ impl Serving<'_> {
         change()?;
         for open in own {
             if let Ok(attributes) = tree::attributes(open.node.as_fd()) {
-                *open.rights.lock() = Rights::of(&attributes);
-                open.is_unlinked_by_own.fetch_or(attributes.links == 0, Ordering::Relaxed);
+                keep(&open, &attributes);
             }
         }
         Ok(())
@@ -405,7 +413,9 @@ impl Serving<'_> {
         let change = || self.act(change);
         match id {
             Some(id) => {
-                self.keep_own(id, change)?;
+                self.keep_own(id, change, |open, attributes| {
+                    open.is_unlinked_by_own.fetch_or(attributes.links == 0, Ordering::Relaxed);
+                })?;
                 self.state.check_rights(id);
             }
             None => change()?,
