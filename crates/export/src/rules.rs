@@ -1,7 +1,7 @@
 //! The rules of an export: which clients are which users, and what they may do.
 //!
 //! ```toml
-//! # A client of the same host is the user of its process, whom the kernel names. These are the defaults:
+//! # A client of the same host has the user and the groups of its process, which the kernel names. These are the defaults:
 //! [local]
 //! access = "rw"            # or "ro", or "none"
 //!
@@ -154,14 +154,12 @@ impl Rules {
         Ok(Rules { local: file.local.access, remote, squash, keep_unlinked: file.keep_unlinked })
     }
 
-    /// The user for a client of the same host that is this one by the kernel's word. `None` if it is refused.
-    pub(crate) fn local(&self, uid: u32, gid: u32) -> Option<Identity> {
+    /// The user for a client of the same host whose process has these numbers by the kernel's word. `None` if it is refused.
+    pub(crate) fn local(&self, uid: u32, gid: u32, groups: Vec<u32>) -> Option<Identity> {
         let is_read_only = match self.local {
             Permitted::None => return None,
             access => access == Permitted::ReadOnly,
         };
-        let known = User::from_uid(Uid::from_raw(uid)).ok().flatten();
-        let groups = known.map(|user| Identity::of_user(&user, is_read_only).groups).unwrap_or_default();
         Some(self.squashed(Identity { uid, gid, groups, is_read_only }))
     }
 
@@ -270,10 +268,11 @@ mod tests {
     #[test]
     fn local_clients_are_their_users() {
         let rules: Rules = TEXT.parse().unwrap();
-        let identity = rules.local(12345, 54321).unwrap();
+        let identity = rules.local(12345, 54321, vec![77]).unwrap();
         assert_eq!((identity.uid, identity.gid, identity.is_read_only), (12345, 54321, true));
-        assert_ne!(rules.local(0, 0).unwrap().uid, 0);
-        assert_eq!("[local]\naccess = \"none\"".parse::<Rules>().unwrap().local(1, 1), None);
+        assert_eq!(identity.groups, [77]);
+        assert_ne!(rules.local(0, 0, vec![0]).unwrap().uid, 0);
+        assert_eq!("[local]\naccess = \"none\"".parse::<Rules>().unwrap().local(1, 1, Vec::new()), None);
     }
 
     #[test]

@@ -29,6 +29,7 @@
 //! | `published` | the length as same-host peers see it, who map the file themselves |
 //! | `durable` | `fdatasync`, shared by those who wait for it |
 //! | `stats` | what `terrace stat` shows |
+//! | `peer` | the groups of a process that has connected a socket, for a server that opens files as its user |
 //! | `sys` | system calls |
 //!
 //! # Changes by others
@@ -48,6 +49,7 @@ mod files;
 mod job;
 mod layout;
 mod open_file;
+mod peer;
 mod pending;
 mod published;
 mod region;
@@ -60,5 +62,6 @@ mod workers;
 pub use config::{FilesConfig, WINDOW_BYTES};
 pub use files::{Files, OpenError};
 pub use layout::LayoutError;
+pub use peer::peer_groups;
 pub use region::{FileExtent, FileRegion};
 pub use stats::FilesStats;

@@ -220,7 +220,9 @@ impl Listener {
         let Ok(user) = rustix::net::sockopt::socket_peercred(&stream) else { return };
         let (uid, gid) = (user.uid.as_raw(), user.gid.as_raw());
         let name = format!("uid {uid}, process {}", user.pid.as_raw_nonzero());
-        let identity = self.state.rules.local(uid, gid);
+        // The user database may give the user groups that the process has given up. Without the answer the client connects again.
+        let Ok(groups) = terrace_files::peer_groups(stream.as_fd()) else { return };
+        let identity = self.state.rules.local(uid, gid, groups);
         self.add(Stream::Unix(stream), Peer { name, address: None, uid: Some(uid), identity });
     }
 

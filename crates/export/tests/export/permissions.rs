@@ -313,3 +313,30 @@ fn a_client_that_writes_clears_the_set_user_id_bits() {
     let cut = SetAttributes { len: Some(1), ..SetAttributes::default() };
     assert_eq!(client.set_attributes(id, &cut).unwrap().mode, 0o777);
 }
+
+#[test]
+fn clients_have_the_groups_of_their_processes() {
+    if !geteuid().is_root() {
+        return;
+    }
+    const GROUP: u32 = 77;
+    let directory = directory(0o640);
+    chown(directory.path().join("file"), Some(0), Some(GROUP)).unwrap();
+    let server = serve(directory.path(), PathChoice::Udp, "root = true");
+    let address = server.address();
+    // One as many groups as any process has, too.
+    let many: Vec<_> = (GROUP..GROUP + 1000).map(Gid::from_raw).collect();
+    for (groups, expected) in [(&many[..0], ACCESS), (&many[..1], 0), (&many[1..], ACCESS), (&many[..], 0)] {
+        let client = std::thread::scope(|scope| {
+            let connect_as_member = || {
+                let (user, group) = (Uid::from_raw(OTHER), Gid::from_raw(OTHER));
+                set_thread_groups(groups).unwrap();
+                set_thread_res_gid(group, group, group).unwrap();
+                set_thread_res_uid(user, user, user).unwrap();
+                connect(address, PathChoice::Udp)
+            };
+            scope.spawn(connect_as_member).join().unwrap()
+        });
+        assert_eq!(errno(client.open(file(&client), OpenAccess::READ)), expected, "{} groups", groups.len());
+    }
+}
