@@ -92,3 +92,65 @@ fn a_clients_own_unlink_hides_no_change_of_rights() {
     client.unlink(root, "second".as_ref()).unwrap();
     assert!(is_revoked(&opened));
 }
+
+#[test]
+fn clearing_set_user_id_bits_undoes_no_change_of_the_mode() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let directory = directory(0o777);
+    let path = directory.path().join("file");
+    let root = tree::open_root(directory.path()).unwrap();
+    let file = tree::lookup(root.as_fd(), b"file").unwrap();
+    let (count, rounds) = (AtomicU64::new(0), 20_000);
+    std::thread::scope(|scope| {
+        let owner = scope.spawn(|| {
+            for _ in 0..rounds {
+                set_mode(&path, 0o6777);
+                set_mode(&path, 0o600);
+                // A call that begins after that has ended.
+                let done = count.load(Ordering::SeqCst) + 2;
+                while count.load(Ordering::SeqCst) < done {
+                    std::hint::spin_loop();
+                }
+                assert_eq!(mode(&path), 0o600);
+            }
+        });
+        while !owner.is_finished() {
+            tree::drop_privileges(file.as_fd()).unwrap();
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+        owner.join().unwrap();
+    });
+    // A group's bit without the group's right to execute is mandatory locking, and not cleared by a write either.
+    for (before, after) in [(0o6777, 0o777), (0o4700, 0o700), (0o2710, 0o710), (0o2700, 0o2700)] {
+        set_mode(&path, before);
+        tree::drop_privileges(file.as_fd()).unwrap();
+        assert_eq!(mode(&path), after);
+    }
+}
+
+/// A program that runs with `CAP_NET_RAW`, as `setcap cap_net_raw+ep` makes it.
+#[test]
+fn a_client_that_writes_clears_capabilities() {
+    const NAME: &str = "security.capability";
+    const NET_RAW: [u32; 5] = [0x0200_0001, 1 << 13, 0, 0, 0];
+    let directory = directory(0o666);
+    let path = directory.path().join("file");
+    let value: Vec<u8> = NET_RAW.iter().flat_map(|word| word.to_le_bytes()).collect();
+    if !geteuid().is_root()
+        || rustix::fs::setxattr(&path, NAME, &value, rustix::fs::XattrFlags::empty()).is_err()
+    {
+        println!("no file gets a capability here: not tested");
+        return;
+    }
+    let server = serve(directory.path());
+    let client = other_client(&server);
+    let id = client.lookup(client.root(), "file".as_ref()).unwrap().id;
+    client.open(id, OpenAccess::READ).unwrap();
+    let capabilities = || rustix::fs::getxattr(&path, NAME, &mut [0; 64]);
+    assert_eq!(capabilities(), Ok(value.len()));
+    client.open(id, OpenAccess::READ | OpenAccess::WRITE).unwrap();
+    assert_eq!(capabilities(), Err(rustix::io::Errno::NODATA));
+    assert_eq!(mode(&path), 0o666);
+}

@@ -115,17 +115,24 @@ pub fn privileges_of(mode: u32) -> u32 {
     mode & 0o4000 | if is_for_group { 0o2000 } else { 0 }
 }
 
-/// Clears these bits of a regular file.
+/// Whether a program with the file's content would have capabilities.
+fn has_capabilities(file: BorrowedFd<'_>) -> bool {
+    let found = rustix::fs::getxattr(by_descriptor(file), "security.capability", &mut [0_u8; 0]);
+    !matches!(found, Err(Errno::NODATA | Errno::OPNOTSUPP))
+}
+
+/// Clears these bits of a regular file, and its capabilities, as the kernel does when the file is written.
 ///
 /// # Errors
 /// `EPERM` if this process is not root, and not the owner.
 pub fn drop_privileges(file: BorrowedFd<'_>) -> io::Result<()> {
     let Attributes { kind, mode, .. } = attributes(file)?;
-    let bits = privileges_of(mode);
-    if kind != FileKind::Regular || bits == 0 {
+    if kind != FileKind::Regular || (privileges_of(mode) == 0 && !has_capabilities(file)) {
         return Ok(());
     }
-    Ok(rustix::fs::chmodat(CWD, by_descriptor(file), mode_of(mode & !bits), AtFlags::empty())?)
+    // A change of the owner, to the same one: the kernel clears what it has to of the mode that the file has at that moment. A mode that
+    // was read before could be an older one than the owner has set.
+    Ok(rustix::fs::chownat(file, "", None, None, AtFlags::EMPTY_PATH)?)
 }
 
 /// Sets attributes, except the length.
