@@ -94,6 +94,43 @@ fn a_clients_own_unlink_hides_no_change_of_rights() {
 }
 
 #[test]
+fn a_change_of_rights_while_a_file_is_created_takes_effect() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let directory = directory(0o644);
+    let path = directory.path().join("file");
+    let server = serve(directory.path());
+    let client = other_client(&server);
+    let rounds = 300;
+    let barrier = Barrier::new(2);
+    std::thread::scope(|scope| {
+        let owner = scope.spawn(|| {
+            for round in 0..rounds {
+                barrier.wait();
+                // At different moments of the request.
+                let began = Instant::now();
+                while began.elapsed() < Duration::from_micros(round * 3) {
+                    std::hint::spin_loop();
+                }
+                set_mode(&path, 0o600);
+                barrier.wait();
+            }
+        });
+        for _ in 0..rounds {
+            set_mode(&path, 0o644);
+            barrier.wait();
+            let opened = client.create(client.root(), "file".as_ref(), 0o644, OpenAccess::READ, false);
+            barrier.wait();
+            if let Ok(opened) = opened {
+                wait_until("the key is revoked", || is_revoked(&opened));
+            }
+        }
+        owner.join().unwrap();
+    });
+}
+
+#[test]
 fn clearing_set_user_id_bits_undoes_no_change_of_the_mode() {
     if !geteuid().is_root() {
         return;

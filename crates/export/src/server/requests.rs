@@ -18,14 +18,17 @@ use super::watches::Interest;
 use crate::ends::{OpenPair, SERVED_ACCESS};
 use crate::error::{UNKNOWN_FILE, UNKNOWN_OPEN};
 use crate::proto::{
-    Answer, Attributes, CONTENT_BYTES_MAX, FileId, FileKind, OpenAccess, Opened, RenameMode, Request,
-    Revocation, SetAttributes, Text,
+    Answer, Attributes, CONTENT_BYTES_MAX, FileId, OpenAccess, Opened, RenameMode, Request, Revocation,
+    SetAttributes, Text,
 };
 
 /// The most open files of a connection.
 const OPENS_MAX: usize = 65_536;
 /// The most watches of a connection.
 const WATCHES_MAX: usize = 16_384;
+
+/// How often a name is tried that others remove and make while a client creates a file.
+const CREATE_TRIES: usize = 100;
 
 /// Why a request is not done.
 #[derive(Debug)]
@@ -279,22 +282,32 @@ impl Serving<'_> {
         Ok(Answer::Opened { opened, content })
     }
 
+    /// Makes a file, or opens the one that has the name.
     fn create(&self, parent: FileId, name: &Text, mode: u32, access: OpenAccess, exclusive: bool) -> Outcome {
-        let holding = self.hold()?;
         let (parent, name) = (self.file(parent)?, check_name(name)?);
+        for _ in 0..CREATE_TRIES {
+            match self.create_new(&parent, name, mode, access) {
+                Err(Refusal::System(error))
+                    if !exclusive && Errno::from_io_error(&error) == Some(Errno::EXIST) => {}
+                created => return created,
+            }
+            match self.act(|| tree::lookup(parent.as_fd(), name)) {
+                Ok(file) => return self.open(self.found(file)?.id, access, 0),
+                // Another client has removed it.
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Errno::NOENT.into())
+    }
+
+    fn create_new(&self, parent: &OwnedFd, name: &[u8], mode: u32, access: OpenAccess) -> Outcome {
+        let holding = self.hold()?;
         // Who makes a file may access it as wanted, whatever its mode says; a region needs it readable.
-        let create = |access| self.act(|| tree::create(parent.as_fd(), name, mode, access, exclusive));
-        let file = create(access | OpenAccess::READ).or_else(|error| match Errno::from_io_error(&error) {
-            Some(Errno::ACCESS) => create(access),
-            _ => Err(error),
-        })?;
+        let file = self.act(|| tree::create(parent.as_fd(), name, mode, access | OpenAccess::READ))?;
         let node =
             rustix::fs::open(by_descriptor(file.as_fd()), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        let attributes = tree::attributes(node.as_fd())?;
-        if attributes.kind != FileKind::Regular {
-            return Err(Errno::OPNOTSUPP.into());
-        }
-        self.connection.nodes.add(attributes.id, node);
+        let attributes = self.found(node)?;
         let node = self.file(attributes.id)?;
         let opened = self.finish_open(holding, node, &file, access, Rights::of(&attributes))?;
         Ok(Answer::Opened { opened, content: None })

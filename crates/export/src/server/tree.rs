@@ -221,16 +221,11 @@ pub fn reopen(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 }
 
 /// Makes a regular file, and opens it.
-pub fn create(
-    parent: BorrowedFd<'_>,
-    name: &[u8],
-    mode: u32,
-    access: OpenAccess,
-    exclusive: bool,
-) -> io::Result<OwnedFd> {
-    let mut flags = open_flags(access) | OFlags::CREATE;
-    flags.set(OFlags::EXCL, exclusive);
-    flags.set(OFlags::NOFOLLOW, true);
+///
+/// # Errors
+/// `EEXIST` if the name is taken; the system's.
+pub fn create(parent: BorrowedFd<'_>, name: &[u8], mode: u32, access: OpenAccess) -> io::Result<OwnedFd> {
+    let flags = open_flags(access) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
     Ok(rustix::fs::openat2(parent, name, flags, mode_of(mode), NAME)?)
 }
 

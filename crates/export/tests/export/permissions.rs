@@ -340,3 +340,23 @@ fn clients_have_the_groups_of_their_processes() {
         assert_eq!(errno(client.open(file(&client), OpenAccess::READ)), expected, "{} groups", groups.len());
     }
 }
+
+#[test]
+fn files_that_come_and_go_are_created_or_opened() {
+    let directory = directory(0o644);
+    let server = serve(directory.path(), PathChoice::Udp, "root = true");
+    let (one, two) = (connect(server.address(), PathChoice::Udp), connect(server.address(), PathChoice::Udp));
+    std::thread::scope(|scope| {
+        let removing = scope.spawn(|| {
+            for _ in 0..300 {
+                // It may not be there.
+                let _ = two.unlink(two.root(), "coming".as_ref());
+            }
+        });
+        while !removing.is_finished() {
+            let made = one.create(one.root(), "coming".as_ref(), 0o644, READ_WRITE, false);
+            // Also a file that was removed before the answer.
+            assert!([0, Errno::STALE.raw_os_error()].contains(&errno(made)));
+        }
+    });
+}
