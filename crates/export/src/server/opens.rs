@@ -1,7 +1,8 @@
 //! Open files: the regions that clients' keys name.
 
+use std::hash::{DefaultHasher, Hasher};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -30,12 +31,22 @@ pub struct Rights {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
+    /// A hash of the access control list, if there is one.
+    acl: Option<u64>,
 }
 
 impl Rights {
-    /// Those of a file now.
-    pub fn of(attributes: &Attributes) -> Rights {
-        Rights { mode: attributes.mode, uid: attributes.uid, gid: attributes.gid }
+    /// Those of a file, whose attributes were read before.
+    ///
+    /// # Errors
+    /// The system's, of reading the access control list.
+    pub fn of(file: BorrowedFd<'_>, attributes: &Attributes) -> io::Result<Rights> {
+        let acl = tree::access_control_list(file)?.map(|acl| {
+            let mut hasher = DefaultHasher::new();
+            hasher.write(&acl);
+            hasher.finish()
+        });
+        Ok(Rights { mode: attributes.mode, uid: attributes.uid, gid: attributes.gid, acl })
     }
 }
 

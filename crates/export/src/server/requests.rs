@@ -236,7 +236,10 @@ impl Serving<'_> {
             // The client keeps the keys that it has: what it does to itself is no surprise to it.
             let change = || self.act(|| tree::set_attributes(file.as_fd(), set));
             self.keep_own(id, change, |open, attributes| {
-                *open.rights.lock() = Rights::of(attributes);
+                // Otherwise the key is checked, and revoked.
+                if let Ok(rights) = Rights::of(open.node.as_fd(), attributes) {
+                    *open.rights.lock() = rights;
+                }
             })?;
             self.state.check_rights(id);
         } else {
@@ -275,7 +278,7 @@ impl Serving<'_> {
         }
         let holding = self.hold()?;
         let node = self.file(id)?;
-        let rights = Rights::of(&tree::attributes(node.as_fd())?);
+        let rights = Rights::of(node.as_fd(), &tree::attributes(node.as_fd())?)?;
         let file = self.act(|| tree::open(node.as_fd(), access))?;
         let opened = self.finish_open(holding, node, &file, access, rights)?;
         let content = content(&file, &opened, access, content_max);
@@ -309,7 +312,8 @@ impl Serving<'_> {
             rustix::fs::open(by_descriptor(file.as_fd()), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let attributes = self.found(node)?;
         let node = self.file(attributes.id)?;
-        let opened = self.finish_open(holding, node, &file, access, Rights::of(&attributes))?;
+        let rights = Rights::of(node.as_fd(), &attributes)?;
+        let opened = self.finish_open(holding, node, &file, access, rights)?;
         Ok(Answer::Opened { opened, content: None })
     }
 

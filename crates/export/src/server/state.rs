@@ -380,7 +380,9 @@ impl State {
         if is_unlinked && !self.rules.keep_unlinked {
             return Some(Revocation::Unlinked);
         }
-        let now = Rights::of(&attributes);
+        let Ok(now) = Rights::of(open.node.as_fd(), &attributes) else {
+            return Some(Revocation::Permission);
+        };
         if *open.rights.lock() == now {
             return None;
         }

@@ -71,6 +71,32 @@ pub fn attributes(file: BorrowedFd<'_>) -> io::Result<Attributes> {
     Ok(attributes_of(&rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted)?))
 }
 
+/// A file's access control list as the kernel has it (`acl(5)`). `None` if its mode says everything.
+///
+/// # Errors
+/// The system's.
+pub fn access_control_list(file: BorrowedFd<'_>) -> io::Result<Option<Vec<u8>>> {
+    /// A value of an extended attribute is no longer (`XATTR_SIZE_MAX`).
+    const BYTES_MAX: usize = 64 << 10;
+    let read = |bytes: &mut [u8]| rustix::fs::getxattr(by_descriptor(file), "system.posix_acl_access", bytes);
+    let mut bytes = vec![0; 256];
+    let found = read(&mut bytes).or_else(|error| match error {
+        Errno::RANGE => {
+            bytes.resize(BYTES_MAX, 0);
+            read(&mut bytes)
+        }
+        error => Err(error),
+    });
+    match found {
+        Ok(len) => {
+            bytes.truncate(len);
+            Ok(Some(bytes))
+        }
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn attributes_of(statx: &Statx) -> Attributes {
     let time =
         |time: &rustix::fs::StatxTimestamp| Timestamp { seconds: time.tv_sec, nanoseconds: time.tv_nsec };

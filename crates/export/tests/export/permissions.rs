@@ -341,6 +341,44 @@ fn clients_have_the_groups_of_their_processes() {
     }
 }
 
+/// An access control list with an entry for a user, as `setfacl -m u:USER:r` makes it of mode 0640.
+fn acl(user: u32) -> Vec<u8> {
+    const NOBODY: u32 = u32::MAX;
+    let entries: [(u16, u16, u32); 5] =
+        [(1, 6, NOBODY), (2, 4, user), (4, 4, NOBODY), (16, 4, NOBODY), (32, 0, NOBODY)];
+    let mut bytes = 2_u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in entries {
+        bytes.extend(tag.to_le_bytes());
+        bytes.extend(permissions.to_le_bytes());
+        bytes.extend(id.to_le_bytes());
+    }
+    bytes
+}
+
+#[test]
+fn a_client_that_leaves_the_access_control_list_loses_its_key() {
+    if !geteuid().is_root() {
+        return;
+    }
+    const ACL: &str = "system.posix_acl_access";
+    let directory = directory(0o640);
+    let path = directory.path().join("file");
+    let set = |user| rustix::fs::setxattr(&path, ACL, &acl(user), rustix::fs::XattrFlags::empty());
+    if set(OTHER) == Err(Errno::OPNOTSUPP) {
+        println!("the file system has no access control lists: not tested");
+        return;
+    }
+    let server = serve(directory.path(), PathChoice::Udp, "root = true");
+    let client = other_client(&server, PathChoice::Udp);
+    let opened = client.open(file(&client), OpenAccess::READ).unwrap();
+    assert_eq!(opened.read_at(0, &mut [0; 6]).unwrap(), 6);
+    // The mode stays the same.
+    set(OTHER + 1).unwrap();
+    wait_until("the key is revoked", || server.stats().revoked == 1);
+    assert!(matches!(opened.read_at(0, &mut [0; 6]), Err(ExportError::Revoked)));
+    assert_eq!(errno(client.open(opened.id(), OpenAccess::READ)), ACCESS);
+}
+
 #[test]
 fn files_that_come_and_go_are_created_or_opened() {
     let directory = directory(0o644);
