@@ -311,21 +311,22 @@ impl Connection {
         self.pending.lock().running > 0
     }
 
-    /// Marks it as ended. True for the first caller, who releases what it has.
+    /// Marks it as ended: no request of the client begins any more. True for the first caller, who releases what it has.
     pub fn begin_end(&self) -> bool {
-        !self.has_ended.swap(true, Ordering::SeqCst)
+        let is_first = !self.has_ended.swap(true, Ordering::SeqCst);
+        let mut pending = self.pending.lock();
+        pending.is_closed = true;
+        pending.requests.clear();
+        is_first
     }
 
-    /// Destroys the queue pairs: no request of the client begins any more, and no access except those of a client of this
-    /// host, which end with their keys.
+    /// Destroys the queue pairs: no access of the client begins any more except those of a client of this host, which end with their
+    /// keys. The connection has ended.
     pub fn close(&self) {
         if let Some(control) = self.control.lock().take() {
             control.close();
         }
         self.pairs.lock().drain().for_each(|(_, qp)| destroy(&qp));
-        let mut pending = self.pending.lock();
-        pending.is_closed = true;
-        pending.requests.clear();
     }
 }
 

@@ -314,8 +314,10 @@ impl Listener {
         if peer.address.is_none() && UdpSocket::bind((address, 0)).is_err() {
             return Err(Errno::ADDRNOTAVAIL);
         }
-        // A client has one connection.
-        self.state.end_earlier(request.client, identity, &gid);
+        // A client has one connection, and none while a request of an earlier one is carried out. It tries again.
+        if self.state.end_earlier(request.client, identity, &gid) {
+            return Err(Errno::USERS);
+        }
         let holder = match peer.address {
             Some(_) => Holder::Host(gid),
             None => Holder::User(identity.uid),

@@ -191,3 +191,35 @@ fn a_client_that_writes_clears_capabilities() {
     assert_eq!(capabilities(), Err(rustix::io::Errno::NODATA));
     assert_eq!(mode(&path), 0o666);
 }
+
+#[test]
+fn a_request_of_an_ended_connection_takes_no_effect_after_a_later_one() {
+    let directory = directory(0o644);
+    fs::write(directory.path().join("new"), "new").unwrap();
+    let server = serve(directory.path());
+    let config = ClientConfig { port: port(), ..ClientConfig::new(server.address()) };
+    let client = Client::connect(&config).unwrap();
+    let root = client.root();
+    let id = client.lookup(root, "file".as_ref()).unwrap().id;
+    let _opened = client.open(id, OpenAccess::READ).unwrap();
+    let session = client.shared.session(client.shared.deadline()).unwrap();
+    let answered = || server.stats().clients.first().map_or(0, |stats| stats.requests);
+    let before = answered();
+    let checking = server.state.checking.lock();
+    std::thread::scope(|scope| {
+        let unlinking = scope.spawn(|| client.unlink(root, "file".as_ref()));
+        let connection = server.state.connections().pop().unwrap();
+        wait_until("the request is carried out", || connection.has_running());
+        assert_eq!(answered(), before);
+        session.lose("a test ends it");
+        assert!(matches!(unlinking.join().unwrap(), Err(ExportError::Unanswered)));
+        // The next request of the client comes by a new connection, and is carried out after the earlier one.
+        let renaming =
+            scope.spawn(|| client.rename(root, "new".as_ref(), root, "file".as_ref(), Default::default()));
+        std::thread::sleep(Duration::from_millis(500));
+        drop(checking);
+        renaming.join().unwrap().unwrap();
+        wait_until("the request has ended", || !connection.has_running());
+    });
+    assert_eq!(fs::read(directory.path().join("file")).unwrap(), b"new");
+}

@@ -151,16 +151,20 @@ impl State {
         }
     }
 
-    /// Ends the connections that a client had before.
-    pub fn end_earlier(&self, client: u64, identity: &Identity, gid: &[u8; 16]) {
-        for connection in self.connections() {
-            if connection.client == client
-                && connection.identity.uid == identity.uid
-                && connection.gid == *gid
-            {
-                self.end(&connection, "its client has connected again");
-            }
+    /// Ends the connections that a client had before. Returns whether a request of one of them is still carried out: it may take effect
+    /// after those of the next connection.
+    pub fn end_earlier(&self, client: u64, identity: &Identity, gid: &[u8; 16]) -> bool {
+        let is_same = |connection: &Connection| {
+            connection.client == client && connection.identity.uid == identity.uid && connection.gid == *gid
+        };
+        let mut earlier = self.connections();
+        earlier.retain(|connection| is_same(connection));
+        for connection in &earlier {
+            self.end(connection, "its client has connected again");
         }
+        // Those that another thread has ended are here before they leave the table.
+        earlier.extend(self.ending.lock().iter().map(|ending| ending.connection.clone()));
+        earlier.iter().any(|connection| is_same(connection) && connection.has_running())
     }
 
     /// Takes a lock that the client of a connection still has on a connection that has ended, for the caller to add it to the
