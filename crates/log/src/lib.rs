@@ -69,6 +69,9 @@ pub enum LogError {
     /// The log begins behind that.
     #[error("the log begins at {}", .0.0)]
     Trimmed(Position),
+    /// The record that begins there was read before, and is not there any more: the end of the file was cut, and perhaps written anew.
+    #[error("the record at {} was replaced since it was read", .0.0)]
+    Changed(Position),
     /// The record, or records that are appended together, have more than [`DATA_BYTES_MAX`] bytes, heads between them included.
     #[error("a record has at most {DATA_BYTES_MAX} bytes, and so have records that are appended together")]
     TooLong,

@@ -288,3 +288,54 @@ fn more_damage_than_a_record_is_passed_over() {
     assert_eq!(entries.iter().map(|entry| entry.position).collect::<Vec<_>>(), [first, last]);
     assert_eq!(torn, 3 * RECORD_BYTES_MAX as u64 + 5);
 }
+
+/// Ends the log's file earlier, as a crash of its host does, or a replicated log's next writer.
+fn cut(export: &Export, len: u64) {
+    File::options().write(true).open(export.file()).unwrap().set_len(len).unwrap();
+}
+
+#[test]
+fn a_reader_is_told_when_the_record_that_it_has_read_last_is_replaced() {
+    let export = Export::new(PathChoice::Local);
+    let log = open(&export.client());
+    let first = log.append(b"A").unwrap();
+    // Cut before the record, and in its middle.
+    for kept in [0, 1000] {
+        let position = log.append(&data(1, 3000)).unwrap();
+        let mut entries = log.entries(first);
+        assert_eq!(entries.by_ref().last().unwrap().unwrap().position, position);
+        cut(&export, position.0 + kept);
+        let second = Entry { position: log.append(&data(2, 3000)).unwrap(), data: data(2, 3000) };
+        let third = Entry { position: log.append(b"Z").unwrap(), data: b"Z".to_vec() };
+        for _ in 0..2 {
+            let next = entries.next();
+            assert!(matches!(next, Some(Err(LogError::Changed(at))) if at == position), "{next:?}");
+        }
+        let again: Vec<_> = log.entries(position).collect::<Result<_, _>>().unwrap();
+        assert_eq!(again, [second, third]);
+    }
+    // A record that was trimmed is no such record.
+    let mut entries = log.entries(first);
+    entries.by_ref().last().unwrap().unwrap();
+    log.trim(entries.position()).unwrap();
+    log.append(b"behind").unwrap();
+    assert_eq!(entries.next().unwrap().unwrap().data, b"behind");
+}
+
+#[test]
+fn a_reader_that_waits_behind_a_torn_record_gets_the_one_that_replaces_it() {
+    let export = Export::new(PathChoice::Local);
+    let log = open(&export.client());
+    let position = log.append(&data(1, 3000)).unwrap();
+    let mut record = vec![0; 2000];
+    File::open(export.file()).unwrap().read_exact_at(&mut record, position.0).unwrap();
+    let mut entries = log.entries(position);
+    entries.next().unwrap().unwrap();
+    let end = entries.position();
+    tear(&export.file(), &record);
+    assert!(entries.next().is_none());
+    cut(&export, end.0);
+    let entry = Entry { position: log.append(&data(2, 3000)).unwrap(), data: data(2, 3000) };
+    assert_eq!(entries.next().unwrap().unwrap(), entry);
+    assert_eq!(entries.torn_bytes(), 0);
+}
