@@ -168,6 +168,12 @@ impl Files {
         })
     }
 
+    /// Forgets failed write-backs of files that have neither regions nor names, which gives their space back. For a process that opens files by
+    /// their names only: a later region of such a file, by a descriptor that the process has kept, would not know of the failure.
+    pub fn forget_deleted(&self) {
+        self.shared.forget_deleted();
+    }
+
     /// The number of windows.
     pub fn window_count(&self) -> usize {
         self.shared.budget.count()

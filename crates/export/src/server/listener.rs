@@ -189,6 +189,7 @@ impl Listener {
         self.state.release_ended_locks();
         self.state.watches.end_idle();
         self.state.lock_history.forget_old();
+        self.state.files.forget_deleted();
         let ended = self.state.drain_ended();
         self.sockets.retain(|_, socket| match socket.qpn {
             Some(qpn) => !ended.contains(&qpn),

@@ -24,7 +24,7 @@ use crate::pending::Pending;
 use crate::published::Published;
 use crate::shared::Shared;
 use crate::stats::count;
-use crate::sys::{Handle, HandleTraits, coarse_ms};
+use crate::sys::{Handle, HandleTraits, coarse_ms, status};
 use crate::window::Window;
 use crate::workers::Job;
 
@@ -172,6 +172,15 @@ impl OpenFile {
             Err(_) => self.shared.keep(self),
         }
         synced
+    }
+
+    /// Whether it has no name any more. False if the system does not tell.
+    pub fn is_deleted(&self) -> bool {
+        let found = match &self.layout.read().holding {
+            Holding::Open(handle, _) => status(handle.file.as_fd()),
+            Holding::Parked(parked) => parked.open().and_then(|file| status(file.as_fd())),
+        };
+        found.is_ok_and(|status| status.st_nlink == 0)
     }
 
     /// Gives the file the right to its descriptor.
