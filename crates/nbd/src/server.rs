@@ -141,16 +141,13 @@ impl<Q: PageQueue> Worker<Q> {
         let mut events: Vec<Event> = Vec::with_capacity(CONNECTIONS_MAX + 2);
         let mut polling = Polling::begin();
         while !self.is_drained() {
-            let mut has_progressed = self.device.advance() > 0;
+            let mut has_progressed = self.device.advance() > 0 || self.device.goes_on();
             for index in 0..CONNECTIONS_MAX {
                 has_progressed |= self.serve(index);
             }
             let now = Instant::now();
             let timeout = match has_progressed || self.device.is_busy() {
-                true => {
-                    polling.pause(now, has_progressed);
-                    Some(Duration::ZERO)
-                }
+                true => Some(polling.pause(now, has_progressed)),
                 false => self.time_left(now),
             };
             events.clear();

@@ -4,19 +4,21 @@
 #   terrace.mib=N terrace.passes=N   how much memory the program uses, and how often
 #   terrace.node=ADDRESS:PORT        the memory node of a file, which has 192 MiB. The program alone is short of memory then, in a
 #                                    control group of 64 MiB: the file's process has to have some (docs/swap-device.md, "Deadlocks")
+#   terrace.reserve=KIB              all of the guest is short of memory instead, and the kernel has this reserve
 #   terrace.kills=1                  the file's process is killed when the program has verified its memory once
 /bin/busybox --install -s /bin
 export PATH=/bin
 mount -t devtmpfs dev /dev
 mount -t proc proc /proc
 mount -t sysfs sys /sys
-node='' kills='' disk=/dev/vda
+node='' reserve='' kills='' disk=/dev/vda
 # shellcheck disable=SC2013 # the command line is words
 for word in $(cat /proc/cmdline); do
     case "$word" in
     terrace.mib=*) mib=${word#*=} ;;
     terrace.passes=*) passes=${word#*=} ;;
     terrace.node=*) node=${word#*=} ;;
+    terrace.reserve=*) reserve=${word#*=} ;;
     terrace.kills=*) kills=${word#*=} ;;
     esac
 done
@@ -31,7 +33,8 @@ serve_file() {
     ip addr add 192.0.2.2/24 dev eth0
     mkdir /disk
     : >/tmp/device
-    terrace swap-device --memory-node "$node" --size 192M --mount /disk >/tmp/device 2>&1 &
+    # With a reserve, its packets are to have a part of that.
+    ${reserve:+/bin/chrt --rr 1} terrace swap-device --memory-node "$node" --size 192M --mount /disk >/tmp/device 2>&1 &
     device=$!
     until grep -q '^swap device of' /tmp/device || ! kill -0 $device; do
         sleep 0.1
@@ -43,7 +46,12 @@ serve_file() {
     mount -t cgroup2 cgroup /cgroup
     echo +memory >/cgroup/cgroup.subtree_control
     mkdir /cgroup/program
-    echo 64M >/cgroup/program/memory.max
+    if [ -n "$reserve" ]; then
+        echo "$reserve" >/proc/sys/vm/min_free_kbytes
+        echo 0 >/proc/sys/vm/watermark_boost_factor
+    else
+        echo 64M >/cgroup/program/memory.max
+    fi
 }
 
 run_program() {

@@ -25,7 +25,7 @@ from harness import procs  # noqa: E402
 
 GUEST_MIB, PROGRAM_MIB, DEVICE_MIB = 96, 64, 128
 # With the device's process and its locked memory in the guest.
-FILE_GUEST_MIB, FILE_NODE_MIB = 384, 256
+FILE_GUEST_MIB, SMALL_FILE_GUEST_MIB, FILE_NODE_MIB = 384, 235, 256
 PROGRAM = procs.ROOT / "build/interop/programs/swap_pattern"
 LIMIT_S = 600
 # A loaded machine emulates slowly.
@@ -91,15 +91,15 @@ def guest_with_disk(directory, socket, passes):
                  "-device", "virtio-blk-pci,drive=swap")
 
 
-def guest_with_file(directory, network, listen, words):
+def guest_with_file(directory, network, listen, words, memory_mib=FILE_GUEST_MIB):
     """A guest that runs the device, whose memory node is on this host."""
     binary = directory / "terrace"
     # Files of an initramfs are in memory.
     subprocess.run(["strip", "-o", binary, procs.terrace_binary()], check=True)
-    files = image.programs([binary, image.program("losetup")])
+    files = image.programs([binary, image.program("losetup"), image.program("chrt")])
     files.update(modules("virtio_pci", "virtio_net", "fuse", "loop"))
     words = f"terrace.node={listen} {words}"
-    return Guest(directory, FILE_GUEST_MIB, files, words, "-netdev", f"tap,id=net,ifname={network.tap},script=no,downscript=no",
+    return Guest(directory, memory_mib, files, words, "-netdev", f"tap,id=net,ifname={network.tap},script=no,downscript=no",
                  "-device", "virtio-net-pci,netdev=net,romfile=,host_mtu=9000", wrapper=network.wrapper)
 
 
@@ -238,6 +238,15 @@ def test_a_guest_swaps_to_a_file_below_a_loop_device(request, node_in_network, n
     # The kernel has discarded what it does not need any more.
     assert re.search(r"swap device: 0 connections, \d+ requests \(0 failed\), .* \d+ freed", console), console[-2000:]
     assert "init: the device has ended" in console, console[-2000:]
+
+
+def test_a_guest_all_of_whose_memory_is_in_use_swaps_to_a_file(request, node_in_network, network, tmp_path):
+    """The device's process and its packets are short of memory, too."""
+    _, listen = node_in_network
+    words = "terrace.mib=128 terrace.passes=1 terrace.reserve=4096"
+    guest = guest_with_file(tmp_path, network, listen, words, SMALL_FILE_GUEST_MIB)
+    request.addfinalizer(guest.end)
+    check_end(guest)
 
 
 def test_a_guest_outlives_the_killed_process_of_its_swap_file(request, node_in_network, network, tmp_path):

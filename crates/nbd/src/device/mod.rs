@@ -196,15 +196,17 @@ impl<Q: PageQueue> Device<Q> {
 
     /// Whether [`Device::advance`] or [`Device::handle_input`] has something to do although no client sends anything.
     pub fn is_busy(&self) -> bool {
-        // With two free slots, a piece of any kind can begin.
-        let can_go_on = |(index, connection): (usize, &Connection)| {
+        self.in_flight_count > 0 || !self.slots.ready.is_empty() || self.goes_on()
+    }
+
+    /// Whether a request of many pages goes on at once, without bytes of its client and without the end of an operation.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.connections.iter().enumerate().any(|(index, connection)| {
             let command = connection.current.map(|current| self.requests[current].command);
             let needs_no_bytes = matches!(command, Some(Command::Trim | Command::WriteZeroes));
+            // With two free slots, a piece of any kind can begin.
             needs_no_bytes && self.slots.free_count(index) >= 2
-        };
-        self.in_flight_count > 0
-            || !self.slots.ready.is_empty()
-            || self.connections.iter().enumerate().any(can_go_on)
+        })
     }
 
     fn connection_of(request: usize) -> usize {

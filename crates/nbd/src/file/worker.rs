@@ -1,10 +1,10 @@
 //! The thread that has the device: it takes requests from the channel, and answers them. It sleeps while no request is in
-//! flight, and polls while some are.
+//! flight, and polls while some are ([`Polling`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fuser::{ReplyData, ReplyEmpty, ReplyWrite};
 use slab::Slab;
@@ -95,7 +95,7 @@ impl<Q: PageQueue> Worker<Q> {
     pub(super) fn run(mut self) {
         let mut polling = Polling::begin();
         while !self.is_drained() {
-            let mut has_progressed = self.device.advance() > 0;
+            let mut has_progressed = self.device.advance() > 0 || self.device.goes_on();
             has_progressed |= self.take_requests();
             self.send_replies();
             // After requests are taken, so that a wake-up among them is not forgotten.
@@ -103,11 +103,20 @@ impl<Q: PageQueue> Worker<Q> {
                 self.stopped = Some(Instant::now());
             }
             if has_progressed || self.is_busy() {
-                polling.pause(Instant::now(), has_progressed);
+                self.sleep(polling.pause(Instant::now(), has_progressed));
             } else if self.stopped.is_none() {
                 // The server has a sender as long as this thread runs.
                 self.next = self.requests.recv().ok().flatten();
             }
+        }
+    }
+
+    /// Sleeps for so long, or until a request comes that the thread may take.
+    fn sleep(&mut self, time: Duration) {
+        match self.next.is_none() && self.stopped.is_none() {
+            _ if time.is_zero() => {}
+            true => self.next = self.requests.recv_timeout(time).ok().flatten(),
+            false => std::thread::sleep(time),
         }
     }
 
