@@ -96,7 +96,7 @@ pub enum Region {
 }
 
 impl Region {
-    /// What drives its pager.
+    /// The callback that drives its pager.
     pub fn budget(&self) -> Budget {
         match self {
             Region::Cached(files, _) => Budget::Cached(files.clone()),

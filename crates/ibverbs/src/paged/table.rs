@@ -5,12 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use terrace_hostmem::HostRange;
 use terrace_nic::{Paging, ProgressCallback};
+use terrace_sync::Uncancelled;
 use terrace_vm::maps::{self, Run};
 use terrace_vm::{BACKED_MIN_BYTES, Refusal, SwapSpace, Swapped};
 
@@ -51,9 +53,32 @@ static TABLE: Mutex<Table> =
 /// The number of forks that led to this process. A lease of another generation must not be used.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
-fn table() -> MutexGuard<'static, Table> {
+/// The locked table. The thread is not cancelled meanwhile: lists of mappings are read by functions that are cancellation points.
+struct LockedTable {
+    table: MutexGuard<'static, Table>,
+    /// Dropped last.
+    _uncancelled: Uncancelled,
+}
+
+impl Deref for LockedTable {
+    type Target = Table;
+
+    fn deref(&self) -> &Table {
+        &self.table
+    }
+}
+
+impl DerefMut for LockedTable {
+    fn deref_mut(&mut self) -> &mut Table {
+        &mut self.table
+    }
+}
+
+fn table() -> LockedTable {
+    let uncancelled = Uncancelled::new();
     // No code panics while it holds the table; the table would be valid even after a panic.
-    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+    let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    LockedTable { table, _uncancelled: uncancelled }
 }
 
 /// The generation of this process.
@@ -386,7 +411,7 @@ fn make_range_ordinary(range: HostRange) {
 
 /// Holds the table's lock while the process forks.
 pub struct ForkHold {
-    table: MutexGuard<'static, Table>,
+    table: LockedTable,
 }
 
 /// Takes the lock before `fork`. Memory that is not registered becomes private, so that the child has it.
