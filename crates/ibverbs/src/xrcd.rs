@@ -6,8 +6,9 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::fs::{File, OpenOptions};
 use std::mem::MaybeUninit;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError, Weak};
 
 use terrace_nic::Xrcd;
@@ -52,8 +53,9 @@ type Inode = (libc::dev_t, libc::ino_t);
 /// A domain's file.
 struct DomainFile {
     inode: Inode,
-    /// Another file may get the number of one that is gone.
-    _descriptor: OwnedFd,
+    /// Keeps the number from another file. With `O_PATH`, because closing any other descriptor of a file ends the locks that the
+    /// process has on it (fcntl(2)).
+    _descriptor: File,
 }
 
 /// Every domain of this process that is tied to a file. Held while one is opened or closed.
@@ -154,13 +156,11 @@ fn of_file(context: &Context, fd: c_int, oflags: c_int) -> Result<Arc<Domain>> {
         );
         return Err(EAGAIN);
     }
-    // SAFETY: any number is permitted for a descriptor.
-    let duplicate = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
-    if duplicate < 0 {
-        return Err(Errno::last());
-    }
-    // SAFETY: nothing else has the new descriptor.
-    let descriptor = unsafe { OwnedFd::from_raw_fd(duplicate) };
+    let descriptor = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_PATH)
+        .open(format!("/proc/self/fd/{fd}"))
+        .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
     let domain = Domain::new(context, Some(DomainFile { inode, _descriptor: descriptor }))?;
     shared.push(Arc::downgrade(&domain));
     Ok(domain)
