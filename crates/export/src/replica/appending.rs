@@ -162,7 +162,7 @@ impl ReplicaAppender<'_> {
         if let Some(copy) = self.file.writer.copies.iter().find(waits)
             && let Some(AtMember::Posted(number, _)) = first.at_members.get(&copy.id)
         {
-            // What became of it is looked at next.
+            // Its end is looked at next.
             let _ = copy.opening.session.wait_ended(*number, until.min(first.deadline));
         }
     }
@@ -188,7 +188,13 @@ impl ReplicaAppender<'_> {
         self.ended.push(ReplicaAppended { tag, result });
         if has_failed {
             let is_over = copies.is_empty();
-            self.ended.extend(self.in_flight.drain(..).map(|behind| {
+            self.ended.extend(self.in_flight.drain(..).map(|mut behind| {
+                // Its queue pair was repaired, so it has ended: the session forgets it.
+                for copy in copies {
+                    if let Some(at_member) = behind.at_members.get_mut(&copy.id) {
+                        at_member.update(&copy.opening.session, false);
+                    }
+                }
                 let flushed = ReplicaError::Refused(ExportError::Access(WcStatus::Flushed));
                 let error = if is_over { ReplicaError::NoMember } else { flushed };
                 ReplicaAppended { tag: behind.tag, result: Err(error) }
