@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use rustix::fs::{OFlags, SealFlags};
@@ -89,6 +90,7 @@ impl Files {
                 lengths: Lengths::default(),
                 counters: Counters::default(),
                 failed: Mutex::default(),
+                is_forgetting: AtomicBool::new(false),
             }),
             open: Mutex::default(),
         }

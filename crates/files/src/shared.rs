@@ -1,6 +1,7 @@
 //! What all files of a process share.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use terrace_sync::Mutex;
 
@@ -27,6 +28,8 @@ pub struct Shared {
     /// Files that could not be written back. They stay for as long as the process, so that this is not forgotten, or until
     /// [`Shared::forget_deleted`].
     pub failed: Mutex<Vec<Arc<OpenFile>>>,
+    /// A thread looks for those to forget.
+    pub is_forgetting: AtomicBool,
 }
 
 impl Shared {
@@ -38,20 +41,36 @@ impl Shared {
         }
     }
 
-    /// Forgets those that have neither regions nor names.
-    pub fn forget_deleted(&self) {
-        let mut failed = self.failed.lock();
-        let is_over = |file: &mut Arc<OpenFile>| Arc::strong_count(file) == 1 && file.is_deleted();
-        let deleted: Vec<_> = failed.extract_if(.., is_over).collect();
-        // Closing the last descriptor of a file gives its blocks back, which may take long.
-        drop(failed);
-        drop(deleted);
+    /// Has a worker forget those that have neither regions nor names: a file system that has failed may not answer.
+    pub fn forget_deleted(self: &Arc<Shared>) {
+        if self.failed.lock().is_empty() || self.is_forgetting.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let shared = self.clone();
+        self.workers.run(Box::new(move || {
+            shared.look_for_deleted();
+            shared.is_forgetting.store(false, Ordering::Release);
+        }));
+    }
+
+    fn look_for_deleted(&self) {
+        let is_without_regions = |file: &&Arc<OpenFile>| Arc::strong_count(file) == 1;
+        let candidates: Vec<_> = self.failed.lock().iter().filter(is_without_regions).cloned().collect();
+        for file in candidates {
+            if file.is_deleted() {
+                // The list and this thread have it, unless it has got a region meanwhile.
+                let is_over = |kept: &Arc<OpenFile>| Arc::ptr_eq(kept, &file) && Arc::strong_count(kept) == 2;
+                self.failed.lock().retain(|kept| !is_over(kept));
+            }
+            // The last descriptor is closed here, without the lock: that gives the file's blocks back, which may take long.
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::time::{Duration, Instant};
 
     use crate::{FileExtent, Files, FilesConfig};
 
@@ -64,8 +83,9 @@ mod tests {
         let region = files.open(named.as_file().as_fd(), true, FileExtent::WHOLE).unwrap();
         let file = Arc::downgrade(region.file());
         region.file().shared().keep(region.file());
+        let shared = region.file().shared().clone();
         let is_kept = || {
-            files.forget_deleted();
+            shared.look_for_deleted();
             file.strong_count() > 0
         };
         drop(region);
@@ -74,6 +94,11 @@ mod tests {
         drop(named);
         assert!(is_kept(), "it has a region");
         drop(region);
-        assert!(!is_kept());
+        files.forget_deleted();
+        let until = Instant::now() + Duration::from_secs(60);
+        while file.strong_count() > 0 && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        assert_eq!(file.strong_count(), 0, "a worker has forgotten it");
     }
 }

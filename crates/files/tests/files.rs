@@ -507,5 +507,6 @@ fn an_older_length_does_not_replace_a_newer_one() {
         });
         is_over.store(true, Ordering::Relaxed);
         assert_eq!(found, None, "an access beyond the end passes after the file was made shorter");
+        assert!(region.check(HostRange { addr: LENS[0], len: 1 }).is_err());
     });
 }

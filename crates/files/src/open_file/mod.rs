@@ -281,7 +281,7 @@ impl OpenFile {
 
     fn change_alone(self: &Arc<OpenFile>, change: impl FnOnce(&Handle) -> io::Result<()>) -> io::Result<()> {
         let handle = self.handle().map_err(io::Error::other)?;
-        // First, because deferred accesses may take long: nobody that appends waits for them.
+        // First, because deferred accesses may take long: an append does not wait for them.
         let _changes = self.rest().changes.write();
         let mut end = self.rest().end.lock();
         end.forget();
