@@ -28,7 +28,7 @@ pub struct Buffers {
     freed: Condvar,
 }
 
-/// What of the memory is not used.
+/// The unused parts of the memory.
 struct Free {
     slots: Vec<usize>,
     has_records: bool,

@@ -37,7 +37,8 @@ pub fn before_sleep() {
 /// `is_interrupted` 20 times a second, and ends with [`ExportError::Interrupted`] if that is true. Nobody knows then whether the
 /// server has done what was asked. The connection ends, and the next call connects again.
 ///
-/// `is_interrupted` may make calls of the same client.
+/// `is_interrupted` may make calls of the same client. While this thread is the one that connects, they are
+/// [`ExportError::Lost`].
 pub fn interruptible<T>(is_interrupted: fn() -> bool, act: impl FnOnce() -> T) -> T {
     with(Some(Interrupt { is_interrupted, last_asked: Instant::now() }), act)
 }

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::{Arc, Weak};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -49,8 +50,8 @@ pub struct HeldLock {
 #[derive(Default)]
 struct Current {
     session: Option<Arc<Session>>,
-    /// A thread is connecting.
-    is_connecting: bool,
+    /// The thread that is connecting.
+    connecting: Option<ThreadId>,
     serial: u64,
     /// The last session whose lease had not ended when its server closed the socket.
     leased_serial: Option<u64>,
@@ -144,10 +145,9 @@ impl Shared {
             if let Some(session) = current.session.as_ref().filter(|session| !session.is_lost()) {
                 return Ok(session.clone());
             }
-            if !current.is_connecting {
-                break;
-            }
-            if Instant::now() >= deadline {
+            let Some(connecting) = current.connecting else { break };
+            // A call that is made while this thread connects, by what interrupts it, would wait for itself.
+            if connecting == thread::current().id() || Instant::now() >= deadline {
                 return Err(ExportError::Lost);
             }
             self.connected.wait_until(&mut current, interrupt::next_check(deadline));
@@ -155,7 +155,7 @@ impl Shared {
             interrupt::check()?;
             current = self.current.lock();
         }
-        current.is_connecting = true;
+        current.connecting = Some(thread::current().id());
         current.serial += 1;
         let (old, serial) = (current.session.take(), current.serial);
         drop(current);
@@ -172,7 +172,7 @@ impl Shared {
             uninterruptible(|| self.restore(session));
         }
         let mut current = self.current.lock();
-        current.is_connecting = false;
+        current.connecting = None;
         current.session = connected.as_ref().ok().cloned();
         drop(current);
         self.connected.notify_all();
