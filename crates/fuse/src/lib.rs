@@ -10,7 +10,8 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use fuser::{BackgroundSession, Config, Filesystem, MountOption, Notifier, Session};
@@ -20,6 +21,9 @@ use rustix::io::Errno;
 
 /// How long unmounting waits for programs to close their files.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// How long a file system that is at the mount point already has for an answer.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// A file system at its mount point. Dropping it unmounts.
 pub struct Mounted {
@@ -63,14 +67,14 @@ impl Mounted {
     /// process was killed is detached before.
     ///
     /// # Errors
-    /// The kernel's or fusermount3's: no right, no such directory, no FUSE; a mount point that is no directory; an error of
+    /// `TimedOut` if what is mounted there does not answer; the kernel's or fusermount3's: no right, no such directory, no FUSE; a mount point that is no directory; an error of
     /// the file system's `init`; no descriptors.
     pub fn mount<F: Filesystem>(
         filesystem: impl FnOnce(SessionEnd) -> F,
         mount_point: &Path,
         config: &Config,
     ) -> io::Result<Mounted> {
-        detach_dead(mount_point);
+        detach_dead(mount_point)?;
         let path = mount_point.canonicalize()?;
         // The kernel would mount a directory there, and then fail all accesses to it.
         if !path.metadata()?.is_dir() {
@@ -147,13 +151,25 @@ impl Drop for Mounted {
     }
 }
 
-/// Detaches a mount whose process was killed, so that the mount point can be used again. The kernel may still have its attributes; this
-/// request it passes on.
-fn detach_dead(mount_point: &Path) {
-    if rustix::fs::statvfs(mount_point).err() == Some(Errno::NOTCONN) {
+/// Detaches a mount whose process was killed, so that the mount point can be used again. The kernel may still have its attributes; the
+/// request of this function it passes on.
+///
+/// # Errors
+/// `TimedOut` if a file system is mounted there whose process does not answer, as when it is stopped.
+fn detach_dead(mount_point: &Path) -> io::Result<()> {
+    let (sender, receiver) = mpsc::channel();
+    let path = mount_point.to_owned();
+    Builder::new().spawn(move || sender.send(rustix::fs::statvfs(&path).err()))?;
+    match receiver.recv_timeout(ANSWER_TIME_MAX) {
         // If that fails, mounting says why.
-        let _ = detach(mount_point);
+        Ok(Some(Errno::NOTCONN)) => drop(detach(mount_point)),
+        Ok(_) => {}
+        Err(_) => {
+            let silent = "a file system is mounted there already, and its process does not answer: end it, or unmount it";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, silent));
+        }
     }
+    Ok(())
 }
 
 /// Detaches a mount from its mount point, also if files are open: by the command that this user may use.
