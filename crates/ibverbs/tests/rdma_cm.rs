@@ -429,7 +429,7 @@ fn a_call_to_a_channel_that_is_closed_meanwhile_sleeps() {
     assert_eq!(others, []);
 }
 
-/// As the kernel's, of which the calls that wait are restarted.
+/// The kernel restarts its calls that wait.
 #[test]
 fn a_call_goes_on_after_a_signal_whose_handler_has_sa_restart() {
     extern "C" fn ignore(_: c_int) {}

@@ -24,7 +24,7 @@ use terrace_sync::{Condvar, Mutex, SpinBudget};
 const WAIT_MAX: Duration = Duration::from_millis(100);
 
 thread_local! {
-    /// Whose requests this thread reads.
+    /// The queue of requests that this thread reads.
     static TURNS: RefCell<Option<Arc<Turns>>> = const { RefCell::new(None) };
 }
 

@@ -27,7 +27,7 @@ impl Semaphore {
     }
 
     /// Takes a token. Waits for one unless the descriptor has O_NONBLOCK, in which case it is `Again`. The thread may be
-    /// cancelled meanwhile, as in real verbs: programs end threads so that wait for events. The caller holds no lock.
+    /// cancelled meanwhile, as in rdma-core: programs end threads that wait for events in this way. The caller holds no lock.
     pub fn take(&self) -> Result<(), Error> {
         let mut token = [0u8; 8];
         // By the C library, whose function is a cancellation point; the system call alone is none.

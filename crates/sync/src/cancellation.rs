@@ -22,7 +22,7 @@ pub struct Uncancelled {
 impl Uncancelled {
     /// Disables cancellation of the calling thread until the value is dropped.
     #[inline]
-    #[expect(clippy::new_without_default, reason = "a value nobody needs must not be made")]
+    #[expect(clippy::new_without_default, reason = "a default value would have effects")]
     pub fn new() -> Uncancelled {
         let mut before = PTHREAD_CANCEL_DISABLE;
         // SAFETY: a state that exists, and an integer to be written to.

@@ -207,9 +207,7 @@ impl Server {
     pub fn stats(&self) -> ExportStats {
         self.state.stats()
     }
-}
 
-impl Server {
     /// Waits until the threads have ended, for [`THREADS_END_WAIT`] at most. Others end with the request that they carry out.
     fn join_threads(&mut self) {
         let deadline = Instant::now() + THREADS_END_WAIT;

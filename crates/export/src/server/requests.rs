@@ -249,7 +249,7 @@ impl Serving<'_> {
     }
 
     /// Calls `change`, which changes the rights or the number of names of a file. `keep` is called with the client's own openings of it and
-    /// the file's new attributes, so that their keys stay valid. What others have changed meanwhile it does not hide.
+    /// the file's new attributes, so that their keys stay valid.
     fn keep_own(
         &self,
         id: FileId,

@@ -324,7 +324,7 @@ fn clients_have_the_groups_of_their_processes() {
     chown(directory.path().join("file"), Some(0), Some(GROUP)).unwrap();
     let server = serve(directory.path(), PathChoice::Udp, "root = true");
     let address = server.address();
-    // One as many groups as any process has, too.
+    // A client with as many groups as a process can have is admitted, too.
     let many: Vec<_> = (GROUP..GROUP + 1000).map(Gid::from_raw).collect();
     for (groups, expected) in [(&many[..0], ACCESS), (&many[..1], 0), (&many[1..], ACCESS), (&many[..], 0)] {
         let client = std::thread::scope(|scope| {

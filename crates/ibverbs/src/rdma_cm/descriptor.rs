@@ -84,9 +84,8 @@ pub fn clear_readable(fd: c_int) {
     unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
 }
 
-/// Waits until a descriptor is readable, and leaves it so. False if it is closed or another file's. As the write that this
-/// is part of waits in the kernel, it goes on after a signal whose handler has SA_RESTART, which `poll` does not, and may
-/// be cancelled.
+/// Waits until a descriptor is readable, and leaves it so. False if it is closed or another file's. The wait goes on after a signal
+/// whose handler has SA_RESTART, which `poll` does not, and is a cancellation point: the kernel's write for an event is both.
 ///
 /// # Errors
 /// EINTR after another signal; EAGAIN if the descriptor is non-blocking by now.
