@@ -148,6 +148,17 @@ class Mounts(unittest.TestCase):
             place.wait_until("the new mount", lambda: works(at.path))
             self.assertEqual(os.listdir(at.path), [])
 
+    def test_a_mount_point_whose_command_is_stopped_is_an_error_in_bounded_time(self):
+        with place.mounted() as at:
+            at.mount.process.send_signal(signal.SIGSTOP)
+            try:
+                done = subprocess.run(at.mount.command, capture_output=True, text=True, check=False, timeout=60)
+            finally:
+                at.mount.process.send_signal(signal.SIGCONT)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("its process does not answer: end it, or unmount it", done.stderr)
+            (at.path / "file").write_text("as before")
+
     def test_an_ordinary_user_mounts_and_owns_the_files(self):
         with place.temporary() as base:
             exported, path = base / "exported", base / "mounted"
