@@ -26,7 +26,7 @@ const REPEATS_MAX: usize = 8;
 const LOCK_PAUSE_MIN: Duration = Duration::from_millis(1);
 const LOCK_PAUSE_MAX: Duration = Duration::from_millis(50);
 
-/// An open file. It may be used by several threads, and is closed when it is dropped.
+/// An open file. It may be used by several threads. When it is dropped, the server closes it within some milliseconds.
 #[derive(Clone)]
 pub struct RemoteFile {
     pub(crate) file: Arc<OpenFile>,
@@ -513,7 +513,7 @@ impl Drop for OpenFile {
     fn drop(&mut self) {
         let opening = self.opening.lock();
         if opening.open != 0 && !opening.session.is_lost() {
-            opening.session.cast(Request::Close { open: opening.open });
+            self.shared.cast(&opening.session, Request::Close { open: opening.open });
         }
     }
 }

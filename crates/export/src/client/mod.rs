@@ -27,6 +27,7 @@ mod file;
 mod interrupt;
 mod known;
 mod pipeline;
+mod send_timer;
 pub(crate) mod session;
 mod shared;
 pub(crate) mod slots;

@@ -26,6 +26,8 @@ const SLEEP_TIME: Duration = Duration::from_millis(20);
 const CLOSE_TIME: Duration = Duration::from_millis(50);
 /// The most completions that are handled at once.
 const COMPLETIONS_PER_PASS: usize = 64;
+/// So many deferred requests leave at once.
+const DEFERRED_MAX: usize = 8;
 /// The most changes that wait for the program.
 const EVENTS_MAX: usize = 4096;
 
@@ -50,7 +52,7 @@ struct Waiting {
     next_id: u64,
     /// Answers to requests in flight. The answer of a request without a reader is dropped.
     answers: HashMap<u64, AnswerState>,
-    /// Requests whose answers nobody waits for, and for which there was no room.
+    /// Requests whose answers nobody waits for.
     deferred: VecDeque<Request>,
     next_transfer: u64,
     transfers: HashMap<u64, Transfer>,
@@ -94,6 +96,14 @@ enum AnswerState {
     Awaited,
     Unread,
     Here(Answer),
+}
+
+/// How many requests are deferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deferred {
+    /// They may wait for the next call.
+    Few,
+    Many,
 }
 
 /// A request whose answer is to be waited for.
@@ -177,7 +187,7 @@ impl Session {
             serial: new.serial,
             waiting: Mutex::default(),
             arrived: Condvar::default(),
-            polls: SpinBudget::default(),
+            polls: SpinBudget::for_calls(),
             announced: Condvar::default(),
             is_lost: AtomicBool::new(false),
             answered_since: Mutex::new(Instant::now()),
@@ -330,15 +340,16 @@ impl Session {
         answer.inspect_err(|_| self.lose("an answer did not come in time"))
     }
 
-    /// Sends a request whose answer nobody waits for: now, or when the server permits one more. Without a connection the
-    /// server releases what the request would have released.
-    pub fn cast(&self, request: Request) {
-        self.waiting.lock().deferred.push_back(request);
-        self.send_deferred();
+    /// Adds a request whose answer nobody waits for to those that [`Session::send_deferred`] sends. Without a connection the server
+    /// releases what the request would have released.
+    pub fn defer(&self, request: Request) -> Deferred {
+        let mut waiting = self.waiting.lock();
+        waiting.deferred.push_back(request);
+        if waiting.deferred.len() < DEFERRED_MAX { Deferred::Few } else { Deferred::Many }
     }
 
-    /// Sends the requests that wait for room.
-    fn send_deferred(&self) {
+    /// Sends the deferred requests, as many as the server permits now. The others leave with answers to these.
+    pub fn send_deferred(&self) {
         loop {
             let mut waiting = self.waiting.lock();
             if self.is_lost() || waiting.deferred.is_empty() {
@@ -603,6 +614,26 @@ mod tests {
             assert!(Instant::now() < deadline);
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    #[test]
+    fn a_dropped_file_is_closed_soon_although_no_call_follows() {
+        let (_directory, server, client, file) = start(PathChoice::Local);
+        let id = file.id();
+        drop(file);
+        let wait_until_open = |count: usize| {
+            let deadline = Instant::now() + Duration::from_secs(2);
+            while server.stats().open_files != count {
+                assert!(Instant::now() < deadline, "{} are open", server.stats().open_files);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        wait_until_open(0);
+        let files: Vec<_> =
+            (0..2 * DEFERRED_MAX).map(|_| client.open(id, OpenAccess::READ).unwrap()).collect();
+        wait_until_open(files.len());
+        drop(files);
+        wait_until_open(0);
     }
 
     #[test]

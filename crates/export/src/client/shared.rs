@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::OsStr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
@@ -16,7 +17,8 @@ use super::config::{Change, ClientConfig};
 use super::connect::connect;
 use super::interrupt::{self, uninterruptible};
 use super::known::Known;
-use super::session::Session;
+use super::send_timer::SendTimer;
+use super::session::{Deferred, Session};
 use crate::error::{ExportError, UNKNOWN_FILE};
 use crate::proto::{Answer, ChangeSet, Event, FileId, LockKind, Request, Text};
 
@@ -66,7 +68,7 @@ pub struct Shared {
     root: FileId,
     is_read_only: bool,
     current: Mutex<Current>,
-    progress: Progress,
+    progress: Arc<Progress>,
     connected: Condvar,
     known: Mutex<Known>,
     changes: Mutex<VecDeque<Change>>,
@@ -74,27 +76,38 @@ pub struct Shared {
     watches: Mutex<HashSet<FileId>>,
 }
 
-/// Handles the completions of a session. Not a reference to [`Shared`], whose end closes the device.
-#[derive(Clone, Default)]
-struct Progress(Arc<Mutex<Option<Arc<Session>>>>);
+/// Handles the completions of a session, and sends its deferred requests. Not a reference to [`Shared`], whose end closes the device.
+struct Progress {
+    session: Mutex<Option<Arc<Session>>>,
+    timer: SendTimer,
+}
 
 impl ProgressCallback for Progress {
     fn advance(&self) -> bool {
-        let session = self.0.lock().clone();
-        session.is_some_and(|session| session.handle_completions())
+        let Some(session) = self.session.lock().clone() else { return false };
+        let is_time = self.timer.take();
+        if is_time {
+            session.send_deferred();
+        }
+        session.handle_completions() || is_time
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.timer.as_fd())
     }
 }
 
 impl Shared {
     /// Connects.
     pub fn connect(config: &ClientConfig) -> Result<Arc<Shared>, ExportError> {
+        let timer = SendTimer::new().map_err(|errno| ExportError::Nic(errno.into()))?;
         let device = Device::open(config.port.device().map_err(ExportError::Port)?)?;
         let deadline = Instant::now() + config.timeout;
         let client = rand::random();
         let session = connect(&device, config.server, 1, client, deadline).inspect_err(|_| device.close())?;
         let (root, is_read_only) = (session.settings.root, session.settings.is_read_only);
-        let progress = Progress(Arc::new(Mutex::new(Some(session.clone()))));
-        device.attach(Arc::new(progress.clone()));
+        let progress = Arc::new(Progress { session: Mutex::new(Some(session.clone())), timer });
+        device.attach(progress.clone());
         let shared = Arc::new(Shared {
             device,
             config: config.clone(),
@@ -128,6 +141,15 @@ impl Shared {
     /// Whether nothing may be changed.
     pub fn is_read_only(&self) -> bool {
         self.is_read_only
+    }
+
+    /// Sends a request whose answer nobody waits for: soon after the next call, or after some milliseconds. A program that closes a file
+    /// often makes a call at once, which would wait while the server closes the file.
+    pub fn cast(&self, session: &Session, request: Request) {
+        match session.defer(request) {
+            Deferred::Few => self.progress.timer.set(),
+            Deferred::Many => session.send_deferred(),
+        }
     }
 
     /// The end of a call that begins now.
@@ -167,7 +189,7 @@ impl Shared {
         }
         let connected = self.reconnect(serial, deadline);
         if let Ok(session) = &connected {
-            *self.progress.0.lock() = Some(session.clone());
+            *self.progress.session.lock() = Some(session.clone());
             // The server is there. An interrupted lock would count as lost.
             uninterruptible(|| self.restore(session));
         }
@@ -464,7 +486,7 @@ impl Drop for Shared {
         if let Some(session) = self.current.lock().session.take() {
             session.close();
         }
-        self.progress.0.lock().take();
+        self.progress.session.lock().take();
         self.device.close();
     }
 }

@@ -30,12 +30,17 @@ struct Queue {
 }
 
 /// What there is to do. Each connection is in it twice at most, and each open file once.
-#[derive(Default)]
 pub struct Work {
     queue: Mutex<Queue>,
     added: Condvar,
     /// How long threads poll for jobs.
     polls: SpinBudget,
+}
+
+impl Default for Work {
+    fn default() -> Work {
+        Work { queue: Mutex::default(), added: Condvar::default(), polls: SpinBudget::for_calls() }
+    }
 }
 
 impl Work {
