@@ -67,7 +67,7 @@ impl Turns {
 
     fn with_wait(reading: usize, wait_max: Duration) -> Turns {
         let threads = Mutex::new(Threads { reading, waiting: 0 });
-        let (device, passed, polls) = (OnceLock::new(), Condvar::default(), SpinBudget::for_calls());
+        let (device, passed, polls) = (OnceLock::new(), Condvar::default(), SpinBudget::default());
         Turns { device, threads, passed, wait_max, polls }
     }
 

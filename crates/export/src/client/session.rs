@@ -155,8 +155,9 @@ pub struct Session {
     waiting: Mutex<Waiting>,
     /// Something has come for a waiting thread.
     arrived: Condvar,
-    /// How long threads poll before they sleep.
-    polls: SpinBudget,
+    /// How long threads poll for answers before they sleep, and for ends of one-sided accesses.
+    call_polls: SpinBudget,
+    access_polls: SpinBudget,
     /// An event has come.
     announced: Condvar,
     is_lost: AtomicBool,
@@ -187,7 +188,8 @@ impl Session {
             serial: new.serial,
             waiting: Mutex::default(),
             arrived: Condvar::default(),
-            polls: SpinBudget::for_calls(),
+            call_polls: SpinBudget::for_calls(),
+            access_polls: SpinBudget::default(),
             announced: Condvar::default(),
             is_lost: AtomicBool::new(false),
             answered_since: Mutex::new(Instant::now()),
@@ -238,6 +240,7 @@ impl Session {
     /// `Lost` after the deadline, or when the connection has ended; `Interrupted`.
     fn wait<T>(
         &self,
+        polls: &SpinBudget,
         deadline: Instant,
         mut ready: impl FnMut(&mut Waiting) -> Option<T>,
     ) -> Result<T, ExportError> {
@@ -248,7 +251,7 @@ impl Session {
         self.device.progress();
         let mut found = poll_ready(&mut self.waiting.lock());
         if found.is_none() {
-            self.device.poll_until(&self.polls, || {
+            self.device.poll_until(polls, || {
                 found = poll_ready(&mut self.waiting.lock());
                 found.is_some()
             });
@@ -273,7 +276,8 @@ impl Session {
     pub fn send(&self, request: Request, deadline: Instant) -> Result<SentRequest, ExportError> {
         let since = Instant::now();
         let max = self.requests_max();
-        let id = self.wait(deadline, |waiting| waiting.begin_request(AnswerState::Awaited, max))?;
+        let id = self
+            .wait(&self.call_polls, deadline, |waiting| waiting.begin_request(AnswerState::Awaited, max))?;
         let encoded = Message { id, body: Body::Request(request) }.encode();
         let Some(bytes) = encoded else {
             self.waiting.lock().answers.remove(&id);
@@ -323,7 +327,7 @@ impl Session {
     /// As for [`Session::call`].
     pub fn wait_answer(&self, sent: SentRequest, deadline: Instant) -> Result<Answer, ExportError> {
         let SentRequest { id, since } = sent;
-        let answer = self.wait(deadline, |waiting| match waiting.answers.remove(&id) {
+        let answer = self.wait(&self.call_polls, deadline, |waiting| match waiting.answers.remove(&id) {
             Some(AnswerState::Here(answer)) => Some(answer),
             Some(state) => {
                 waiting.answers.insert(id, state);
@@ -416,7 +420,7 @@ impl Session {
     /// `Lost` after the deadline, or when the connection has ended. The buffers may still be accessed then, until the
     /// session ends.
     pub fn finish(&self, number: u64, deadline: Instant) -> Result<WcStatus, ExportError> {
-        self.wait(deadline, |waiting| waiting.take_status(number))
+        self.wait(&self.access_polls, deadline, |waiting| waiting.take_status(number))
             .inspect_err(|_| self.lose("an access did not end in time"))
     }
 
@@ -425,7 +429,7 @@ impl Session {
     /// # Errors
     /// `Lost` after the deadline, or when the connection has ended. The access goes on. `Interrupted`.
     pub fn wait_ended(&self, number: u64, deadline: Instant) -> Result<(), ExportError> {
-        self.wait(deadline, |waiting| waiting.status(number).map(|_| ()))
+        self.wait(&self.access_polls, deadline, |waiting| waiting.status(number).map(|_| ()))
     }
 
     /// Makes progress.
