@@ -69,18 +69,15 @@ impl ReadAhead {
     /// known, `changes` the number of changes of the file: chunks from before a change are dropped.
     pub(crate) fn note(&self, request: &Range<u64>, file_len: u64, changes: u64) -> Vec<Fetch> {
         let mut state = self.state.lock();
-        if state.changes != changes {
-            state.changes = changes;
-            state.chunks.clear();
+        let first = state.first_number();
+        let fetches = state.note(request, file_len, changes);
+        let has_dropped = first.is_some() && state.first_number() != first;
+        drop(state);
+        if has_dropped {
+            // A dropped chunk does not arrive, and a reader may wait for it.
+            self.arrived.notify_all();
         }
-        if !state.is_next(request) {
-            *state = State { next: request.end, changes, last_number: state.last_number, ..State::default() };
-            return Vec::new();
-        }
-        state.run += request.end.saturating_sub(state.next);
-        state.next = state.next.max(request.end);
-        state.drop_passed();
-        if state.run < RUN_MIN { Vec::new() } else { state.extend_window(file_len) }
+        fetches
     }
 
     /// Fills the buffer from the chunks, waiting for those that are being read. Returns the number of bytes, less than
@@ -132,6 +129,26 @@ impl ReadAhead {
 }
 
 impl State {
+    /// See [`ReadAhead::note`]. Drops chunks from the first one on.
+    fn note(&mut self, request: &Range<u64>, file_len: u64, changes: u64) -> Vec<Fetch> {
+        if self.changes != changes {
+            self.changes = changes;
+            self.chunks.clear();
+        }
+        if !self.is_next(request) {
+            *self = State { next: request.end, changes, last_number: self.last_number, ..State::default() };
+            return Vec::new();
+        }
+        self.run += request.end.saturating_sub(self.next);
+        self.next = self.next.max(request.end);
+        self.drop_passed();
+        if self.run < RUN_MIN { Vec::new() } else { self.extend_window(file_len) }
+    }
+
+    fn first_number(&self) -> Option<u64> {
+        self.chunks.front().map(|chunk| chunk.number)
+    }
+
     fn is_next(&self, request: &Range<u64>) -> bool {
         request.start <= self.next + SLACK && request.end + SLACK >= self.next
     }
@@ -202,6 +219,27 @@ mod tests {
         assert!(!ahead.state.lock().chunks.is_empty());
         assert_eq!(ahead.note(&(LEN / 2..LEN / 2 + REQUEST), LEN, 0), []);
         assert!(ahead.state.lock().chunks.is_empty());
+    }
+
+    #[test]
+    fn a_read_that_waits_for_a_chunk_goes_on_when_the_chunk_is_dropped() {
+        const NEXT: u64 = 2 * REQUEST;
+        let others = [
+            (LEN / 2..LEN / 2 + REQUEST, 0),
+            (NEXT..NEXT + REQUEST, 1),
+            (NEXT..NEXT + CHUNK_BYTES + SLACK, 0),
+        ];
+        for (request, changes) in others {
+            let ahead = std::sync::Arc::new(ReadAhead::default());
+            assert_eq!(read_forward(&ahead, 0, 2).len(), 1);
+            let (send, result) = std::sync::mpsc::channel();
+            let reader = ahead.clone();
+            std::thread::spawn(move || send.send(reader.copy(NEXT, &mut [0])));
+            // It waits by now.
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            ahead.note(&request, NEXT, changes);
+            assert_eq!(result.recv_timeout(std::time::Duration::from_secs(10)), Ok(None));
+        }
     }
 
     #[test]
