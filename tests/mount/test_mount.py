@@ -272,6 +272,20 @@ class Mounts(unittest.TestCase):
                 with open(reader / "file", encoding="utf-8") as file:
                     self.assertEqual(file.read(), text)
 
+    def test_a_hole_before_bytes_that_are_written_behind_is_zeros(self):
+        with place.mounted() as at:
+            for flags in (0, os.O_DIRECT):
+                file = os.open(at.path / f"file{flags}", os.O_CREAT | os.O_RDWR | flags)
+                written, found = mmap.mmap(-1, 4096), mmap.mmap(-1, 4096)
+                try:
+                    # Each read is of a new hole, because it has the bytes written that make it one.
+                    for end in (1 << 20, 2 << 20, 3 << 20):
+                        self.assertEqual(os.pwrite(file, written, end), 4096)
+                        self.assertEqual(os.preadv(file, [found], end - (1 << 19)), 4096)
+                        self.assertEqual(os.lseek(file, 0, os.SEEK_END), end + 4096)
+                finally:
+                    os.close(file)
+
     def test_the_lock_of_an_open_file_description_ends_with_it(self):
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 10, 0)
 

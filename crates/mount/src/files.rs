@@ -102,6 +102,19 @@ impl<R: Remote> OpenFile<R> {
         is_current.then_some(bytes)
     }
 
+    /// Reads a range without dirty bytes from the server. Returns the number of bytes, less than the buffer's at the end of the file.
+    fn read_clean(&self, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
+        let read_at = |into: &mut [u8]| self.remote.read_at(offset, into).map_err(|error| errno(&error));
+        let dirty_end = self.inode.dirty.end();
+        let count = read_at(into)?;
+        if count == into.len() || dirty_end <= offset + count as u64 {
+            return Ok(count);
+        }
+        // The file ends behind bytes that the server does not have. The kernel would take the short read for the file's end.
+        self.inode.dirty.write_all()?;
+        read_at(into)
+    }
+
     /// Whether write-behind has failed since the file reported it last.
     fn report(&self) -> Result<(), Errno> {
         self.inode.dirty.report(&self.cursor)
@@ -169,7 +182,7 @@ impl<R: Remote> Mount<R> {
         }
         let count = match kept {
             Some(count) => count,
-            None => file.remote.read_at(offset, &mut bytes).map_err(|error| errno(&error))?,
+            None => file.read_clean(offset, &mut bytes)?,
         };
         bytes.truncate(count);
         Ok(bytes)
@@ -393,7 +406,7 @@ fn fetch_chunk<R: Remote>(file: &OpenFile<R>, fetch: &Fetch) {
     let changes = file.inode.changes();
     let mut bytes = vec![0; (fetch.range.end - fetch.range.start) as usize];
     let result = written.and_then(|()| {
-        let count = file.remote.read_at(fetch.range.start, &mut bytes).map_err(|error| errno(&error))?;
+        let count = file.read_clean(fetch.range.start, &mut bytes)?;
         bytes.truncate(count);
         Ok(bytes)
     });
@@ -570,6 +583,28 @@ mod tests {
         }
         drop(mount);
         assert_eq!(server.unanswered.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_hole_before_bytes_that_the_server_does_not_have_is_zeros() {
+        for flags in [OFlags::empty(), OFlags::DIRECT] {
+            let (mount, _, ino) = mount();
+            let file = open(&mount, ino, flags);
+            assert_eq!(code(mount.write(file, 1 << 20, b"far", false)), Ok(()));
+            assert_eq!(code(mount.read(file, 0, 4096)), Ok(vec![0; 4096]));
+        }
+    }
+
+    #[test]
+    fn a_hole_before_bytes_that_the_server_does_not_have_is_read_ahead_as_zeros() {
+        let (mount, server, ino) = mount();
+        let step: u32 = 128 << 10;
+        server.bytes.lock().resize(3 * step as usize, 0);
+        let file = open(&mount, ino, OFlags::empty());
+        assert_eq!(code(mount.write(file, 4 << 20, b"far", false)), Ok(()));
+        for at in (0..8).map(|number| number * u64::from(step)) {
+            assert_eq!(code(mount.read(file, at, step)), Ok(vec![0; step as usize]));
+        }
     }
 
     #[test]

@@ -272,6 +272,15 @@ impl DirtyFile {
         if overlaps(&extent, range) { Found::Mixed } else { Found::Clean }
     }
 
+    /// The end of the last byte that is dirty or in flight; 0 if none is.
+    pub(crate) fn end(&self) -> u64 {
+        let state = self.state.lock();
+        let in_flight = state.in_flight.iter().map(|(range, _)| range.end);
+        let dirty =
+            state.extents.iter().next_back().map(|(&start, extent)| range_of(start, &extent.bytes).end);
+        in_flight.chain(dirty).max().unwrap_or(0)
+    }
+
     /// Writes up to [`EXTENTS_MAX`] extents. `false` if there is none that can be written now.
     pub(crate) fn write_some(&self) -> bool {
         self.write_some_until(u64::MAX)
