@@ -9,7 +9,7 @@ import sys
 import tempfile
 import unittest
 
-from support import NegativeTest, assert_refused, fresh_address, procs
+from support import TERRACE, NegativeTest, assert_refused, fresh_address, procs
 
 PROGRAM_CODE = """
 numbers = bytearray(64 << 20)
@@ -18,6 +18,16 @@ for at in range(0, len(numbers), 4096):
 print("filled", flush=True)
 input()
 print(all(numbers[at : at + 8] == at.to_bytes(8, "little") for at in range(0, len(numbers), 4096)))
+"""
+
+# Memory that cannot leave, twice the budget: the pager logs a line.
+LOCKED_CODE = """
+import ctypes, mmap
+numbers = mmap.mmap(-1, 32 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+place = ctypes.c_char.from_buffer(numbers)
+assert ctypes.CDLL(None).mlock(ctypes.byref(place), ctypes.c_size_t(len(numbers))) == 0
+numbers[::4096] = b"a" * (len(numbers) // 4096)
+print("filled" if set(numbers[::4096]) == {ord("a")} else "wrong", flush=True)
 """
 
 
@@ -85,3 +95,46 @@ class Signals(NegativeTest):
                 os.kill(pager, number)
             self.assertEqual(program.communicate("\n", timeout=60)[0], "True\n")
             self.assertEqual(program.returncode, 0)
+
+
+@unittest.skipUnless(os.geteuid() == 0, "userfaultfd(2) with fork events needs root")
+class Log(NegativeTest):
+    """The pager's log goes to the standard error of its program."""
+
+    def test_a_program_goes_on_although_its_pager_cannot_write(self):
+        reader, full = os.pipe()
+        os.set_blocking(full, False)
+        while True:
+            try:
+                os.write(full, b"x" * 4096)
+            except BlockingIOError:
+                break
+        os.set_blocking(full, True)
+        self.addCleanup(os.close, reader)
+        options = ("--remote-memory", f"file:{self.enterContext(tempfile.TemporaryDirectory())}", "--local", "16M")
+        command = procs.under_terrace([sys.executable, "-c", LOCKED_CODE], *options, addr=fresh_address())
+        for errors in (full, os.open("/dev/full", os.O_WRONLY)):
+            with self.subTest(errors=os.readlink(f"/proc/self/fd/{errors}")):
+                outcome = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=60)
+                self.assertEqual((outcome.returncode, outcome.stdout), (0, "filled\n"))
+            os.close(errors)
+
+    def test_the_loss_of_a_node_is_logged(self):
+        nodes = [f"{fresh_address()}:7474" for _ in range(2)]
+        started = [subprocess.Popen([TERRACE, "memory-node", "--memory", "96M", "--listen", node], stdout=subprocess.PIPE)
+                   for node in nodes]
+        for node in started:
+            self.addCleanup(node.communicate)
+            self.addCleanup(node.kill)
+            self.assertTrue(node.stdout.readline())
+        options = ("--remote-memory", ",".join(nodes), "--mirror", "2", "--local", "16M")
+        command = procs.under_terrace([sys.executable, "-c", PROGRAM_CODE], *options, addr=fresh_address())
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True) as program:
+            self.addCleanup(program.kill)
+            self.assertEqual(program.stdout.readline(), "filled\n")
+            started[1].kill()
+            output, errors = program.communicate("\n", timeout=60)
+        self.assertEqual((program.returncode, output), (0, "True\n"), errors)
+        lost = [line for line in errors.splitlines() if "a memory node is lost" in line and nodes[1] in line]
+        self.assertEqual(len(lost), 1, errors)

@@ -31,6 +31,7 @@ mod recover;
 mod regions;
 mod run;
 mod serve;
+mod standard_error;
 mod stat;
 mod swap_device;
 mod swap_front;
@@ -153,6 +154,7 @@ pub fn run() -> ExitCode {
             bench::bench(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))
         }
     };
+    standard_error::flush();
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err((code, message)) => {

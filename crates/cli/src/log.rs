@@ -1,7 +1,10 @@
-//! Log levels, and the logging of `terrace serve`, which runs a NIC itself.
+//! Log levels, and the logging of commands that run a NIC themselves.
 
 use clap::{Args, ValueEnum};
 use tracing_subscriber::filter::LevelFilter;
+
+use crate::output::complain;
+use crate::standard_error::{self, StandardError};
 
 /// The log level of the NIC.
 #[derive(Clone, Copy, ValueEnum)]
@@ -50,11 +53,14 @@ pub struct LogOption {
 }
 
 impl LogOption {
-    /// Installs a subscriber that logs to standard error, as the library does in programs.
+    /// Installs a subscriber that logs to standard error, as the library does in programs. Threads that log wait for no reader.
     pub fn install(&self) {
+        if let Err(error) = standard_error::start() {
+            return complain(&format!("terrace: there is no log: {error}"));
+        }
         let subscriber = tracing_subscriber::fmt()
             .with_max_level(self.level.name().parse().unwrap_or(LevelFilter::WARN))
-            .with_writer(std::io::stderr)
+            .with_writer(|| StandardError)
             .with_ansi(false)
             .finish();
         // This fails only if a subscriber is set already; this program sets no other.

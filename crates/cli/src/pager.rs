@@ -23,6 +23,7 @@ use terrace_nic::PathChoice;
 use terrace_pager::{Pager, Settings, SharedStatus};
 
 use crate::far_memory::{FarMemory, FarMemoryError};
+use crate::log::{LogLevel, LogOption};
 use crate::temporary::temporary_directory;
 use crate::{termination, values};
 
@@ -62,6 +63,8 @@ pub struct Options {
     /// Start the pager, and end
     #[arg(long)]
     detach: bool,
+    #[command(flatten)]
+    log: LogOption,
 }
 
 /// Whether pages are loaded before a thread touches them.
@@ -101,6 +104,8 @@ pub struct RemoteMemory {
     pub copies: usize,
     /// Whether pages are loaded before they are touched.
     pub prefetch: Prefetch,
+    /// The pager's log level, if it is given.
+    pub log: Option<LogLevel>,
 }
 
 /// An error of the pager.
@@ -144,12 +149,14 @@ fn start_in(directory: &Path, memory: &RemoteMemory, path: PathChoice) -> Result
     let listener =
         UnixListener::bind(&socket).map_err(|reason| PagerError::Socket { path: socket.clone(), reason })?;
     let executable = std::env::current_exe().map_err(system("find this executable"))?;
-    let RemoteMemory { nodes, local_bytes, copies, prefetch } = memory;
+    let RemoteMemory { nodes, local_bytes, copies, prefetch, log } = memory;
+    let log = log.map(|level| format!("--log={}", level.name()));
     let mut launcher = Command::new(executable)
         .args(["pager", "--detach", "--root", &std::process::id().to_string()])
         .args(["--local", &local_bytes.to_string(), "--mirror", &copies.to_string()])
         .args(["--remote-memory", &nodes.to_string(), "--prefetch", &prefetch.to_string()])
         .args(["--path", &path.to_string()])
+        .args(log)
         .arg("--directory")
         .arg(directory)
         .stdin(OwnedFd::from(listener))
@@ -217,6 +224,7 @@ pub fn serve(options: &Options) -> Result<(), PagerError> {
     }
     // It ends with its last program, which needs it: also where both are told to end (`systemctl stop`, `kill 0`).
     let _ = termination::block(&[]);
+    options.log.install();
     let result = prepare(options);
     let answer = match &result {
         Ok(_) => READY.to_owned(),

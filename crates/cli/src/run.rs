@@ -143,7 +143,7 @@ pub struct Options {
     /// Whether peers move the bytes of long repetitions, with --nic commodity [default: on]
     #[arg(long, value_name = "SWITCH", env = "TERRACE_NP_REVERSE", hide_env_values = true)]
     np_reverse: Option<NpReverse>,
-    /// Log level of the NIC, which logs to standard error
+    /// Log level of the NIC and of the pager, which log to standard error
     #[arg(long, value_name = "LEVEL", ignore_case = true, env = "TERRACE_LOG", hide_env_values = true)]
     log: Option<LogLevel>,
     /// The program and its arguments
@@ -361,7 +361,7 @@ fn remote_memory(options: &Options) -> Result<Option<RemoteMemory>, RunError> {
     }
     Userfaultfd::open(FEATURES).map_err(RunError::RemotePrivilege)?;
     let (copies, prefetch) = (options.mirror.unwrap_or(1), options.prefetch.unwrap_or(Prefetch::On));
-    Ok(Some(RemoteMemory { nodes, local_bytes, copies: copies.into(), prefetch }))
+    Ok(Some(RemoteMemory { nodes, local_bytes, copies: copies.into(), prefetch, log: options.log }))
 }
 
 /// The environment variables that pass the options to the NIC in the program, after a check of each option.

@@ -256,8 +256,8 @@ impl Pager {
 
     fn exceed_limit(&mut self) {
         if self.exceeded_at.replace(self.memory.evictions).is_none() {
-            report(
-                "the local memory of --local is exceeded: no page can leave (locked, pinned or shared memory, or memory nodes that are full or do not answer)",
+            tracing::warn!(
+                "the local memory of --local is exceeded: no page can leave (locked, pinned or shared memory, or memory nodes that are full or do not answer)"
             );
         }
         self.memory.exceed_limit();
@@ -413,7 +413,7 @@ impl Pager {
     /// Says once that the pager lacks descriptors, or memory of the system: forks and programs that start wait for them.
     fn report_error(&mut self, error: &std::io::Error) {
         if !std::mem::replace(&mut self.has_reported_error, true) {
-            report(&format!("the pager cannot go on with a fork, or with a program that starts: {error}"));
+            tracing::warn!(%error, "the pager cannot go on with a fork, or with a program that starts");
         }
     }
 
@@ -433,9 +433,9 @@ impl Pager {
         if losses > self.reported_losses {
             let count = losses - self.reported_losses;
             self.reported_losses = losses;
-            report(&format!(
+            tracing::error!(
                 "{count} pages are lost with their memory node: the program gets SIGBUS where it needs them"
-            ));
+            );
         }
     }
 
@@ -455,11 +455,6 @@ fn raise_descriptor_limit() {
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
         tracing::warn!(%error, "the limit of descriptors cannot be raised");
     }
-}
-
-/// Tells the user.
-fn report(line: &str) {
-    eprintln!("terrace: {line}");
 }
 
 #[cfg(test)]
