@@ -250,10 +250,11 @@ impl Memory {
         self.free_buffers.push(buffer);
     }
 
-    /// Whether transfers are under way, and whether threads wait for one of them.
+    /// Whether transfers or invalidations are under way, and whether threads wait for one of them.
     pub(crate) fn transfers(&self) -> (bool, bool) {
         let uses = || self.uses.iter().flatten();
-        (uses().next().is_some(), uses().any(|used| matches!(used, BufferUse::Load { .. })))
+        let has_transfers = uses().next().is_some() || self.store.is_invalidating();
+        (has_transfers, uses().any(|used| matches!(used, BufferUse::Load { .. })))
     }
 
     /// The transfers that have ended. Those of stores are handled.

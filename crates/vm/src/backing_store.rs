@@ -69,8 +69,14 @@ pub trait BackingStore: Send {
     /// Begins a transfer. Its completion follows, also when it fails at once.
     fn submit(&mut self, transfer: Transfer, page: u64, buffer: usize);
 
-    /// Gives up pages, which will not be loaded before they are stored again. No transfer of them is under way.
+    /// Gives up pages, which will not be loaded before they are stored again. No store of them is under way. Transfers come before
+    /// what that needs.
     fn invalidate(&mut self, pages: &[u64]);
+
+    /// Whether pages that were given up need more polls.
+    fn is_invalidating(&self) -> bool {
+        false
+    }
 
     /// Adds the transfers that have ended. Waits for the first one at most this time.
     fn poll(&mut self, completions: &mut Vec<Completion>, timeout: Duration);
