@@ -100,7 +100,7 @@ extern "C" fn run(evictor: *mut c_void) -> *mut c_void {
         if !evictor.wait() {
             end::end_process();
         }
-        while let Some((task, count)) = evictor.area.pending() {
+        while let Some((task, count)) = evictor.area.take() {
             match task {
                 Some(Task::Evict) => evictor.evict(count),
                 Some(Task::Unshare) => evictor.unshare(count),

@@ -16,7 +16,8 @@ const EBUSY: i32 = 16;
 
 /// The longest time between two evictions that move nothing.
 const BACKOFF_MAX: Duration = Duration::from_millis(64);
-/// Buffers are kept for the end of a request for this time. A process that is stopped answers later.
+/// Buffers are kept for the end of a request for this time. Then a request that the process has not begun is taken back: the process
+/// may be stopped, and others wait for its pages.
 const PROMISE: Duration = Duration::from_millis(100);
 /// Entries of the queue in which pages are looked for that can leave, while the store has no room for others.
 const SEARCH_MAX: usize = 16 * BATCH_PAGES;
@@ -29,7 +30,7 @@ impl Process {
 
     /// The time from which on the process can be asked to have pages leave. `None` if a message of the process comes before.
     pub(crate) fn next_eviction(&self) -> Option<Instant> {
-        let is_ready = self.link.as_ref().is_some_and(|link| link.area.is_ready());
+        let is_ready = self.link.as_ref().is_some_and(|link| link.area.is_ready() && link.area.is_idle());
         let is_idle = is_ready && self.request.is_none() && !self.has_ended && self.frames > 0;
         is_idle.then(|| self.evict_after.unwrap_or_else(Instant::now))
     }
@@ -64,7 +65,7 @@ impl Process {
 
     /// Whether pages have left whose bytes wait for buffers.
     pub(crate) fn lacks_buffers(&self) -> bool {
-        let is_done = self.link.as_ref().is_some_and(|link| link.area.is_done());
+        let is_done = self.link.as_ref().is_some_and(|link| link.area.is_idle());
         is_done && self.request.is_some() && self.promised_at.is_none()
     }
 
@@ -133,11 +134,17 @@ impl Process {
 
     /// Handles the end of the request, if it has ended, and there are buffers for its pages. Returns whether it has.
     pub(crate) fn end_request(&mut self, memory: &mut Memory) -> bool {
-        if !self.link.as_ref().is_some_and(|link| link.area.is_done()) {
-            if self.promised_at.is_some_and(|at| at.elapsed() >= PROMISE) {
+        let Some(link) = &self.link else { return false };
+        if !link.area.is_idle() {
+            let is_late = self.promised_at.is_some_and(|at| at.elapsed() >= PROMISE);
+            let is_withdrawn = is_late && link.area.withdraw();
+            if is_late {
                 self.withdraw_promise(memory);
             }
-            return false;
+            if is_withdrawn {
+                self.keep_victims();
+            }
+            return is_withdrawn;
         }
         let buffers = self.request.as_ref().map_or(0, Request::buffers);
         // The bytes stay in the area meanwhile.
@@ -161,6 +168,15 @@ impl Process {
             }
         }
         true
+    }
+
+    /// The request was taken back: its pages stay.
+    fn keep_victims(&mut self) {
+        match self.request.take() {
+            Some(Request::Evict(victims)) => victims.iter().for_each(|victim| self.requeue(victim.page)),
+            Some(Request::Unshare(pages)) => self.shared.extend(pages),
+            None => {}
+        }
     }
 
     fn end_victim(&mut self, memory: &mut Memory, index: usize, victim: &Victim) {
@@ -235,6 +251,8 @@ impl Process {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use terrace_vm::{EvictionArea, FileStore};
 
@@ -259,6 +277,7 @@ mod tests {
         let store = FileStore::new(tempfile::tempfile().unwrap(), 256, 64).unwrap();
         let mut memory = Memory::new(Box::new(store), 0);
         let (mut process, thread, _peer) = evicting(&mut memory, 32);
+        thread.take().unwrap();
         assert!(!process.end_request(&mut memory));
         assert_eq!(memory.free_store_buffers(), 64 - 16 - 32);
         std::thread::sleep(PROMISE);
@@ -279,10 +298,51 @@ mod tests {
     }
 
     #[test]
+    fn a_request_that_a_stopped_process_has_not_begun_is_taken_back() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 256, 64).unwrap();
+        let mut memory = Memory::new(Box::new(store), 0);
+        let (mut process, thread, _peer) = evicting(&mut memory, 16);
+        thread.set_ready();
+        assert!(!process.may_read());
+        std::thread::sleep(PROMISE);
+        assert!(process.end_request(&mut memory) && process.may_read());
+        assert_eq!((memory.promised, process.frames), (0, 16));
+        // It is asked again when it has seen that.
+        assert!(!process.can_evict());
+        assert_eq!(thread.take(), Some((None, 0)));
+        assert!(!process.can_evict());
+        thread.respond();
+        assert!(process.can_evict() && thread.take().is_none());
+        assert_eq!(chosen(&mut process, &mut memory).len(), 16);
+    }
+
+    /// It may be stopped for long, and its pages' node be lost meanwhile.
+    #[test]
+    fn clean_pages_that_were_to_leave_are_stored_if_their_node_is_lost_before() {
+        let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 64).unwrap();
+        let is_lost = Arc::new(AtomicBool::new(false));
+        let mut memory = Memory::new(Box::new(HalfLost(store, is_lost.clone())), 0);
+        let (mut process, ..) = evicting(&mut memory, 0);
+        for index in 0..2 {
+            let slot = memory.slots.allocate(|_| true);
+            memory.count_frames(1);
+            process.enter(index * PAGE_BYTES, slot, true, false);
+        }
+        process.begin_eviction(&mut memory, 2);
+        let Some(Request::Evict(victims)) = &process.request else { panic!("it is asked") };
+        assert!(victims.iter().all(|victim| victim.is_clean));
+        is_lost.store(true, Ordering::Relaxed);
+        std::thread::sleep(PROMISE);
+        assert!(process.end_request(&mut memory));
+        assert_eq!(chosen(&mut process, &mut memory), [(0, false), (1, true)]);
+    }
+
+    #[test]
     fn an_eviction_that_ends_late_waits_for_no_store_that_fails() {
         let store = FileStore::new(tempfile::tempfile().unwrap(), 256, 64).unwrap();
-        let mut memory = Memory::new(Box::new(HalfLost(store)), 0);
+        let mut memory = Memory::new(Box::new(HalfLost::new(store)), 0);
         let (mut process, thread, _peer) = evicting(&mut memory, 16);
+        thread.take().unwrap();
         std::thread::sleep(PROMISE);
         assert!(!process.end_request(&mut memory));
         // Meanwhile other processes' pages go to a node that has ended, and the others' pages are in use.
@@ -320,7 +380,7 @@ mod tests {
     #[test]
     fn pages_leave_that_need_no_buffer_while_stores_that_fail_have_all() {
         let store = FileStore::new(tempfile::tempfile().unwrap(), 256, 64).unwrap();
-        let mut memory = Memory::new(Box::new(HalfLost(store)), 0);
+        let mut memory = Memory::new(Box::new(HalfLost::new(store)), 0);
         let mut process = Process::without_userfaultfd(None);
         (0..100).for_each(|index| process.enter(index * PAGE_BYTES, None, false, false));
         process.enter(100 * PAGE_BYTES, memory.allocate_slot(), true, false);
@@ -352,7 +412,7 @@ mod tests {
     #[test]
     fn a_clean_page_whose_copy_is_lost_is_stored_elsewhere() {
         let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 64).unwrap();
-        let mut memory = Memory::new(Box::new(HalfLost(store)), 0);
+        let mut memory = Memory::new(Box::new(HalfLost::new(store)), 0);
         let mut process = Process::without_userfaultfd(None);
         for index in 0..2 {
             let slot = memory.slots.allocate(|_| true);

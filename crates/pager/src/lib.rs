@@ -32,7 +32,8 @@
 //! `UFFDIO_MOVE` takes a page away at once: who touches it then waits for a message to be answered. While a request to move
 //! pages is under way, no messages of that process are read. A thread that has unmapped registered memory waits until its
 //! message has been read, and until then the kernel moves no page. So a page that is moved is the page that the table
-//! describes, never one of a mapping that has come in its place.
+//! describes, never one of a mapping that has come in its place. A process may be stopped for long: a request that it has not begun
+//! after 100 ms is taken back, and its messages are read.
 //!
 //! `MADV_DONTNEED` is different: its message is read before the kernel takes the pages. The pager forgets them at once, and the
 //! search for memory that came without a message leaves what it finds there alone for a second. If it entered those pages, they

@@ -319,6 +319,9 @@ impl Memory {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use terrace_vm::FileStore;
 
     use super::*;
@@ -341,8 +344,19 @@ pub(crate) mod tests {
         assert!(memory.begin_load(1, 0, slot).is_none());
     }
 
-    /// Pages of which the even ones are on a node that is lost.
-    pub(crate) struct HalfLost(pub(crate) FileStore);
+    /// Pages of which the even ones are on a node that is lost, if that is set.
+    pub(crate) struct HalfLost(pub(crate) FileStore, pub(crate) Arc<AtomicBool>);
+
+    impl HalfLost {
+        /// The node is lost.
+        pub(crate) fn new(store: FileStore) -> HalfLost {
+            HalfLost(store, Arc::new(AtomicBool::new(true)))
+        }
+
+        fn has(&self, page: u64) -> bool {
+            page % 2 == 1 || !self.1.load(Ordering::Relaxed)
+        }
+    }
 
     impl BackingStore for HalfLost {
         fn page_count(&self) -> u64 {
@@ -362,17 +376,17 @@ pub(crate) mod tests {
         }
 
         fn can_load(&self, page: u64) -> bool {
-            page % 2 == 1
+            self.has(page)
         }
 
         fn accepts(&self, page: u64) -> bool {
-            page % 2 == 1
+            self.has(page)
         }
 
         fn submit(&mut self, transfer: Transfer, page: u64, buffer: usize) {
             // A page out of the file's range: its load fails.
             let (transfer, page) =
-                if page % 2 == 1 { (transfer, page) } else { (Transfer::Load, u64::MAX >> 20) };
+                if self.has(page) { (transfer, page) } else { (Transfer::Load, u64::MAX >> 20) };
             self.0.submit(transfer, page, buffer);
         }
 
@@ -386,7 +400,7 @@ pub(crate) mod tests {
     }
 
     /// Pages on a node whose pool is full.
-    struct Full(FileStore, std::sync::Arc<std::sync::atomic::AtomicBool>, u64);
+    struct Full(FileStore, Arc<AtomicBool>, u64);
 
     impl BackingStore for Full {
         fn page_count(&self) -> u64 {
@@ -406,7 +420,7 @@ pub(crate) mod tests {
         }
 
         fn accepts(&self, _page: u64) -> bool {
-            !self.1.load(std::sync::atomic::Ordering::Relaxed)
+            !self.1.load(Ordering::Relaxed)
         }
 
         fn submit(&mut self, transfer: Transfer, page: u64, buffer: usize) {
@@ -430,18 +444,17 @@ pub(crate) mod tests {
 
     #[test]
     fn a_store_waits_until_a_full_node_has_room() {
-        use std::sync::atomic::Ordering::Relaxed;
         let file = FileStore::new(tempfile::tempfile().unwrap(), 64, 8).unwrap();
-        let is_full = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let is_full = Arc::new(AtomicBool::new(false));
         let mut memory = Memory::new(Box::new(Full(file, is_full.clone(), 0)), 0);
         let slot = memory.allocate_slot().unwrap();
-        is_full.store(true, Relaxed);
+        is_full.store(true, Ordering::Relaxed);
         memory.begin_store(slot, &[1; PAGE_BYTES as usize]);
         for _ in 0..5 {
             memory.poll(Duration::ZERO);
             std::thread::sleep(STORE_RETRY);
         }
-        is_full.store(false, Relaxed);
+        is_full.store(false, Ordering::Relaxed);
         (0..2).for_each(|_| drop(memory.poll(Duration::ZERO)));
         assert!(!memory.slots.is_storing(slot));
     }
@@ -473,7 +486,7 @@ pub(crate) mod tests {
     #[test]
     fn a_store_that_its_node_has_lost_goes_to_another_node() {
         let store = FileStore::new(tempfile::tempfile().unwrap(), 64, 8).unwrap();
-        let mut memory = Memory::new(Box::new(HalfLost(store)), 0);
+        let mut memory = Memory::new(Box::new(HalfLost::new(store)), 0);
         // It was allocated before the node was lost.
         let slot = memory.slots.allocate(|_| true).unwrap();
         memory.begin_store(slot, &[1; PAGE_BYTES as usize]);

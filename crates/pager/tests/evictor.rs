@@ -59,7 +59,7 @@ fn pages_of_memory_that_is_not_registered_do_not_leave() {
     let pages: Vec<_> = (0..4).map(|index| (addr + index * PAGE_BYTES, true)).collect();
     area.publish(Task::Evict, &pages);
     socket.write_all(b"r").unwrap();
-    serve_until(&userfaultfd, || area.is_done());
+    serve_until(&userfaultfd, || area.is_idle());
     let errors: Vec<_> = (0..pages.len()).map(|index| area.error(index)).collect();
 
     child.stdin.take().unwrap().write_all(b"\n").unwrap();

@@ -2,11 +2,12 @@
 
 mod common;
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, IoSliceMut, Read, Write};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{MIB, TestPager, compile, run};
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use rustix::process::{Pid, Signal, kill_process};
 use terrace_pager::{PagerStatus, ProcessPages, Statistics};
 use terrace_vm::FileStore;
@@ -155,6 +156,53 @@ fn programs_that_are_stopped_stop_no_others() {
         assert_eq!(output, "verified\n");
     }
     drop(stopped);
+    pager.finish();
+}
+
+/// Reads the largest private mapping of a process.
+fn read_memory(pid: u32) -> Vec<u64> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let ranges = maps.lines().filter(|line| line.contains(" rw-p 00000000 00:00 0")).map(|line| {
+        let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        [start, end].map(|addr| u64::from_str_radix(addr, 16).unwrap())
+    });
+    let [start, end] = ranges.max_by_key(|[start, end]| end - start).unwrap();
+    let mut bytes = vec![0; (end - start) as usize];
+    let remote = RemoteIoVec { base: start as usize, len: bytes.len() };
+    let pid = nix::unistd::Pid::from_raw(pid as i32);
+    assert_eq!(process_vm_readv(pid, &mut [IoSliceMut::new(&mut bytes)], &[remote]).unwrap(), remote.len);
+    bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect()
+}
+
+#[test]
+fn the_memory_of_a_program_that_is_stopped_can_be_read() {
+    let pager = TestPager::start(8 * MIB, 64 * MIB);
+    let mut command = pager.command(compile("grow"));
+    let mut child = Stopped(command.arg("32").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "filled");
+    // Its pages have left until then.
+    std::thread::sleep(Duration::from_millis(300));
+    let pid = child.0.id();
+    kill_process(Pid::from_child(&child.0), Signal::STOP).unwrap();
+    let reader = std::thread::spawn(move || read_memory(pid));
+    let begin = Instant::now();
+    while !reader.is_finished() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", pager.status());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let words = reader.join().unwrap();
+    let first = words.iter().position(|&word| word == 0x9e3779b97f4a7c15).unwrap() - 1;
+    let wrong = words[first..]
+        .iter()
+        .take(4 << 20)
+        .zip(0u64..)
+        .find(|(word, index)| **word != index.wrapping_mul(0x9e3779b97f4a7c15));
+    assert_eq!(wrong, None);
+    kill_process(Pid::from_child(&child.0), Signal::CONT).unwrap();
+    child.0.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert_eq!(lines.next().unwrap().unwrap(), "verified");
+    drop(child);
     pager.finish();
 }
 

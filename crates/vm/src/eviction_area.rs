@@ -17,6 +17,21 @@ use crate::sys;
 /// Pages of one request.
 pub const BATCH_PAGES: usize = 64;
 
+/// How far a request is.
+///
+/// ```text
+///   IDLE ──publish──> PUBLISHED ──take──> TAKEN ──respond──> IDLE
+///                         └──withdraw──> WITHDRAWN ──take──^
+/// ```
+mod state {
+    pub const IDLE: u32 = 0;
+    pub const PUBLISHED: u32 = 1;
+    /// The thread has begun it.
+    pub const TAKEN: u32 = 2;
+    /// The pager has taken it back before the thread has begun it.
+    pub const WITHDRAWN: u32 = 3;
+}
+
 /// A page of a request.
 #[repr(C)]
 struct Entry {
@@ -32,10 +47,8 @@ struct Header {
     task: AtomicU32,
     /// The number of entries.
     count: AtomicU32,
-    /// Counts requests.
-    request: AtomicU32,
-    /// The last request that has been carried out.
-    response: AtomicU32,
+    /// How far the request is (`state`).
+    state: AtomicU32,
     /// Whether the thread carries out requests.
     is_ready: AtomicU32,
     entries: [Entry; BATCH_PAGES],
@@ -115,7 +128,14 @@ impl EvictionArea {
         }
         header.task.store(task as u32, Ordering::Relaxed);
         header.count.store(pages.len().min(BATCH_PAGES) as u32, Ordering::Relaxed);
-        header.request.store(header.request.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+        header.state.store(state::PUBLISHED, Ordering::Release);
+    }
+
+    /// Takes the request back, unless the thread has begun it. Returns whether it was taken back. The pager's, which publishes the
+    /// next one when the area is idle.
+    pub fn withdraw(&self) -> bool {
+        let (from, to) = (state::PUBLISHED, state::WITHDRAWN);
+        self.header().state.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// Whether the thread carries out requests. Until then, other threads of the process may have faults that come first.
@@ -128,10 +148,9 @@ impl EvictionArea {
         self.header().is_ready.store(1, Ordering::Relaxed);
     }
 
-    /// Whether the last request has been carried out.
-    pub fn is_done(&self) -> bool {
-        let header = self.header();
-        header.response.load(Ordering::Acquire) == header.request.load(Ordering::Relaxed)
+    /// Whether the last request has been carried out. After one that was taken back, whether the thread has seen that.
+    pub fn is_idle(&self) -> bool {
+        self.header().state.load(Ordering::Acquire) == state::IDLE
     }
 
     /// The system's error for an entry; 0 if there was none.
@@ -146,11 +165,15 @@ impl EvictionArea {
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
     }
 
-    /// The request that is to be carried out, if there is one. The paged process's.
-    pub fn pending(&self) -> Option<(Option<Task>, usize)> {
+    /// Begins the request that is to be carried out, if there is one: its task and the number of its pages. One that was taken back
+    /// has neither. The paged process's, which responds to each.
+    pub fn take(&self) -> Option<(Option<Task>, usize)> {
         let header = self.header();
-        if header.request.load(Ordering::Acquire) == header.response.load(Ordering::Relaxed) {
-            return None;
+        let begin = |from| {
+            header.state.compare_exchange(from, state::TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        if !begin(state::PUBLISHED) {
+            return begin(state::WITHDRAWN).then_some((None, 0));
         }
         let task = match header.task.load(Ordering::Relaxed) {
             1 => Some(Task::Evict),
@@ -183,8 +206,7 @@ impl EvictionArea {
 
     /// Says that the request has been carried out.
     pub fn respond(&self) {
-        let header = self.header();
-        header.response.store(header.request.load(Ordering::Relaxed), Ordering::Release);
+        self.header().state.store(state::IDLE, Ordering::Release);
     }
 }
 
