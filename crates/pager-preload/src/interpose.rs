@@ -156,12 +156,15 @@ fn report_shared(len: usize) {
 }
 
 /// `madvise(2)`. What the program permits the kernel to free is freed at once: the kernel would keep the pages, and the pager
-/// could not tell.
+/// could not tell. The kernel does not tell the pager either which memory children lack.
 ///
 /// # Safety
 /// As for the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, advice: c_int) -> c_int {
+    if matches!(advice, libc::MADV_DONTFORK | libc::MADV_WIPEONFORK) {
+        join::note_uninherited_memory();
+    }
     let result = call_next!(madvise: fn(*mut c_void, size_t, c_int) -> c_int, addr, len, advice);
     // The kernel has checked that all of it is private memory without a file.
     if result == 0 && advice == libc::MADV_FREE && join::is_paged() {

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use terrace_hostmem::{HostRange, PAGE_BYTES};
@@ -28,6 +28,9 @@ static FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static OWNER: AtomicI32 = AtomicI32::new(0);
 /// The identity page, behind it the pages that the evictor moves pages to, and its stack.
 static RESERVED: AtomicU64 = AtomicU64::new(0);
+
+/// Whether a child may lack memory that this process has.
+static MAY_LACK_MEMORY: AtomicBool = AtomicBool::new(false);
 
 /// The heap that has been registered: from where it ended when the library was loaded, to where it ended the last time.
 static HEAP_START: AtomicU64 = AtomicU64::new(0);
@@ -86,6 +89,11 @@ pub(crate) fn register_heap() {
     }
 }
 
+/// Notes that children from now on, and theirs, may lack memory that this process has.
+pub(crate) fn note_uninherited_memory() {
+    MAY_LACK_MEMORY.store(true, Ordering::Relaxed);
+}
+
 /// Uses a descriptor that somebody else closes.
 fn with_descriptor<T>(descriptor: BorrowedFd<'_>, action: impl FnOnce(&Userfaultfd) -> T) -> T {
     // SAFETY: not dropped below.
@@ -119,7 +127,7 @@ fn join() -> io::Result<()> {
     let socket = connect()?;
     socket.set_read_timeout(Some(TIMEOUT))?;
     let (area, file) = EvictionArea::create()?;
-    let hello = Hello { identity_page: reserved.addr, identity: 0 };
+    let hello = Hello { identity_page: reserved.addr, identity: 0, may_lack_memory: false };
     handshake::send_hello(&socket, hello, file.as_fd(), Some(userfaultfd.as_fd()))?;
     drop(handshake::receive_welcome(&socket)?);
     begin(socket, area, userfaultfd)
@@ -203,7 +211,8 @@ fn greet_as_child() -> io::Result<(UnixStream, EvictionArea)> {
     };
     let socket = connect()?;
     let (area, file) = EvictionArea::create()?;
-    handshake::send_hello(&socket, Hello { identity_page, identity }, file.as_fd(), None)?;
+    let hello = Hello { identity_page, identity, may_lack_memory: MAY_LACK_MEMORY.load(Ordering::Relaxed) };
+    handshake::send_hello(&socket, hello, file.as_fd(), None)?;
     Ok((socket, area))
 }
 

@@ -57,6 +57,18 @@ impl Process {
         child
     }
 
+    /// Forgets pages of the parent that a child does not have: where it has no registered mapping, or one that the fork has wiped. The
+    /// child waits meanwhile.
+    pub(crate) fn forget_uninherited(&mut self, memory: &mut Memory, pid: u32) -> std::io::Result<()> {
+        let mut begin = 0;
+        for HostRange { addr, len } in terrace_vm::smaps::inherited_by(pid)? {
+            self.forget(memory, HostRange { addr: begin, len: addr - begin });
+            begin = addr + len;
+        }
+        self.forget(memory, HostRange { addr: begin, len: u64::MAX - begin });
+        Ok(())
+    }
+
     /// The child's thread has joined: what it shares with its parent can leave, too.
     pub(crate) fn join(&mut self, memory: &mut Memory, link: Link) {
         self.link = Some(link);

@@ -404,6 +404,11 @@ impl Pager {
         }
         let child = self.processes.iter_mut().find(|process| process.id == hello.identity);
         let child = child.filter(|child| child.link.is_none()).ok_or(ErrorKind::InvalidData)?;
+        if let Some(pid) = pid.filter(|_| hello.may_lack_memory)
+            && let Err(error) = child.forget_uninherited(&mut self.memory, pid)
+        {
+            tracing::warn!(%error, pid, "a child may find bytes of its parent in place of zeros");
+        }
         handshake::send_welcome(&socket, child.userfaultfd.as_fd())?;
         child.pid = pid;
         child.join(&mut self.memory, Link { socket, area });

@@ -79,6 +79,13 @@ fn threads_children_and_moved_memory_find_their_bytes() {
 }
 
 #[test]
+fn a_child_finds_zeros_in_memory_that_it_does_not_inherit() {
+    let pager = TestPager::start(8 * MIB, 128 * MIB);
+    run(pager.command(compile("wiped")).arg("8"), "verified");
+    pager.finish();
+}
+
+#[test]
 fn memory_that_moves_while_its_pages_come_keeps_its_bytes() {
     let pager = TestPager::start(8 * MIB, 64 * MIB);
     run(pager.command(compile("move")).args(["32", "8000"]), "verified");

@@ -34,8 +34,8 @@ pub const FEATURES: u64 = features::WRITE_PROTECTED
 /// the thread that moves them.
 pub const RESERVED_BYTES: u64 = PAGE_BYTES + BATCH_PAGES as u64 * PAGE_BYTES + (128 << 10);
 
-const MAGIC: u64 = u64::from_le_bytes(*b"terrapg1");
-const HELLO_BYTES: usize = 24;
+const MAGIC: u64 = u64::from_le_bytes(*b"terrapg2");
+const HELLO_BYTES: usize = 32;
 const DESCRIPTORS_MAX: usize = 2;
 
 /// The first message of a process.
@@ -46,24 +46,26 @@ pub struct Hello {
     /// That number, if the process is a child whose descriptor the pager has from the kernel; else 0, and the process sends
     /// a descriptor after that of its eviction area.
     pub identity: u64,
+    /// Whether a child may lack memory that its parent has: `MADV_DONTFORK` or `MADV_WIPEONFORK` was used.
+    pub may_lack_memory: bool,
 }
 
 impl Hello {
     fn encode(self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
-        for (into, number) in
-            bytes.as_chunks_mut::<8>().0.iter_mut().zip([MAGIC, self.identity_page, self.identity])
-        {
+        let numbers = [MAGIC, self.identity_page, self.identity, self.may_lack_memory.into()];
+        for (into, number) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(numbers) {
             *into = number.to_le_bytes();
         }
         bytes
     }
 
     fn decode(bytes: &[u8]) -> Option<Hello> {
-        let [magic, identity_page, identity] = bytes.as_chunks::<8>().0 else { return None };
+        let [magic, identity_page, identity, may_lack_memory] = bytes.as_chunks::<8>().0 else { return None };
         let hello = Hello {
             identity_page: u64::from_le_bytes(*identity_page),
             identity: u64::from_le_bytes(*identity),
+            may_lack_memory: u64::from_le_bytes(*may_lack_memory) != 0,
         };
         (u64::from_le_bytes(*magic) == MAGIC).then_some(hello)
     }

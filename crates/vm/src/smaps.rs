@@ -36,6 +36,33 @@ pub fn private_memory_of(pid: u32, len_min: u64) -> io::Result<Vec<PrivateMappin
     list_in(BufReader::with_capacity(1 << 16, list), len_min)
 }
 
+/// The registered mappings of a child that have the bytes of its parent's, in the order of addresses: all but those with
+/// `MADV_WIPEONFORK`. The parent's mappings with `MADV_DONTFORK` are none of the child's.
+///
+/// # Errors
+/// `Unsupported` if there are none: the kernel does not say which ones are registered. The system's.
+pub fn inherited_by(pid: u32) -> io::Result<Vec<HostRange>> {
+    let list = File::open(format!("/proc/{pid}/smaps"))?;
+    let found = inherited_in(BufReader::with_capacity(1 << 16, list))?;
+    if found.is_empty() { Err(io::ErrorKind::Unsupported.into()) } else { Ok(found) }
+}
+
+fn inherited_in(mut list: impl BufRead) -> io::Result<Vec<HostRange>> {
+    let (mut found, mut line, mut current) = (Vec::new(), Vec::new(), None);
+    while maps::next_line(&mut list, &mut line)? {
+        if let Some(mapping) = Mapping::parse(&line) {
+            current = Some(mapping.range());
+        } else if let Some(flags) = line.strip_prefix(b"VmFlags:") {
+            found.extend(current.filter(|_| has_flag(flags, b"um") && !has_flag(flags, b"wf")));
+        }
+    }
+    Ok(found)
+}
+
+fn has_flag(flags: &[u8], flag: &[u8]) -> bool {
+    flags.split(|&byte| byte == b' ').any(|word| word == flag)
+}
+
 /// A mapping has a line as in `maps`, then lines with names and numbers, and a line with flags at the end.
 fn list_in(mut list: impl BufRead, len_min: u64) -> io::Result<Vec<PrivateMapping>> {
     let (mut found, mut line, mut current) = (Vec::new(), Vec::new(), None);
@@ -44,8 +71,8 @@ fn list_in(mut list: impl BufRead, len_min: u64) -> io::Result<Vec<PrivateMappin
             let is_private = mapping.is_private_memory() || mapping.is_reserved();
             current = Some(mapping.range()).filter(|range| is_private && range.len >= len_min);
         } else if let (Some(flags), Some(range)) = (line.strip_prefix(b"VmFlags:"), current) {
-            let has = |flag: &[u8]| flags.split(|&byte| byte == b' ').any(|word| word == flag);
-            found.push(PrivateMapping { range, is_registered: has(b"um"), may_be_stack: has(b"nh") });
+            let (is_registered, may_be_stack) = (has_flag(flags, b"um"), has_flag(flags, b"nh"));
+            found.push(PrivateMapping { range, is_registered, may_be_stack });
         }
     }
     Ok(found)
@@ -80,6 +107,14 @@ VmFlags: rd wr mr mw me ac nh
                 PrivateMapping { range: heap, is_registered: true, may_be_stack: false },
             ]
         );
+    }
+
+    #[test]
+    fn memory_that_a_fork_wipes_is_not_inherited() {
+        let heap = HostRange { addr: 0xa0000, len: 0x40000 };
+        assert_eq!(inherited_in(LIST.as_bytes()).unwrap(), [heap]);
+        let wiped = LIST.replace("ac um uw", "wf ac um uw");
+        assert_eq!(inherited_in(wiped.as_bytes()).unwrap(), []);
     }
 
     #[test]
