@@ -187,11 +187,16 @@ extern "C" fn in_child() {
             welcome => break welcome,
         }
     };
-    if let Err(error) = userfaultfd.and_then(|userfaultfd| begin(socket, area, userfaultfd.into())) {
-        // The pager may know the connection as the child's. It ends, and the pager gives the child's pages up: the child would
-        // find zeros.
+    if let Err(error) = &userfaultfd
+        && matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
+    {
+        // The pager may have ended, and the child would find zeros.
         report(format_args!("a child cannot be paged: {error}"));
         std::process::abort();
+    }
+    // The pager keeps the pages of a child whose connection ends before its thread has begun.
+    if let Err(error) = userfaultfd.and_then(|userfaultfd| begin(socket, area, userfaultfd.into())) {
+        report(format_args!("memory of a child stays local: {error}"));
     }
 }
 

@@ -326,12 +326,15 @@ impl Pager {
         self.remove_ended();
     }
 
-    /// Reads what woke the pager. A process whose connection has ended has ended.
+    /// Reads what woke the pager. A process whose connection has ended has ended, unless the system has refused its thread: then it goes on
+    /// as one that has not joined.
     fn drain_links(&mut self) {
         for process in &mut self.processes {
             let is_connected = process.link.as_mut().is_none_or(Link::drain);
-            if !is_connected {
-                process.end(&mut self.memory);
+            match !is_connected && process.lacks_thread() && process.userfaultfd.is_alive() {
+                true => (process.link, process.pid) = (None, None),
+                false if !is_connected => process.end(&mut self.memory),
+                false => {}
             }
         }
     }

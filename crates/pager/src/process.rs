@@ -72,7 +72,7 @@ pub(crate) struct Process {
     pub(crate) searched_unpaged: u64,
     /// Whether memory that is not paged is to be looked for.
     pub(crate) is_search_due: bool,
-    /// A child has none from its fork until its thread has joined.
+    /// A child has none from its fork until its thread has joined, or if the system refuses the thread.
     pub(crate) link: Option<Link>,
     pub(crate) identity_page: u64,
     pub(crate) pages: PageTable,
@@ -147,6 +147,11 @@ impl Process {
     /// Whether messages of the kernel may be read now.
     pub(crate) fn may_read(&self) -> bool {
         !self.has_ended && !matches!(self.request, Some(Request::Evict(_)))
+    }
+
+    /// Whether the thread that moves its pages has not begun.
+    pub(crate) fn lacks_thread(&self) -> bool {
+        self.request.is_none() && self.link.as_ref().is_some_and(|link| !link.area.is_ready())
     }
 
     /// A page has come into memory; its frame is counted.

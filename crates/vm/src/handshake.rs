@@ -107,10 +107,14 @@ pub fn send_welcome(socket: impl AsFd, userfaultfd: BorrowedFd<'_>) -> io::Resul
 /// Receives the pager's answer: the descriptor for the faults of this process.
 ///
 /// # Errors
-/// `InvalidData` if the pager refuses; the system's.
+/// `UnexpectedEof` if the pager refuses or has ended; EMFILE if this process has no number left for the descriptor; the system's.
 pub fn receive_welcome(socket: impl AsFd) -> io::Result<OwnedFd> {
-    let (_, descriptors) = receive(socket, &mut [0])?;
-    descriptors.into_iter().next().ok_or_else(|| io::ErrorKind::InvalidData.into())
+    let (len, descriptors) = receive(socket, &mut [0])?;
+    let missing = match len {
+        0 => io::ErrorKind::UnexpectedEof.into(),
+        _ => io::Error::from_raw_os_error(libc::EMFILE),
+    };
+    descriptors.into_iter().next().ok_or(missing)
 }
 
 fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
