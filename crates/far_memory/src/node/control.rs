@@ -1,6 +1,7 @@
 //! The control thread: one TCP connection for each client, whose end ends the client. The kernel's keepalives tell a host
 //! that has gone from a client that has nothing to say, or is stopped.
 
+use std::cmp::Reverse;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -19,7 +20,7 @@ use crate::tcp;
 const MONITOR_INTERVAL: Duration = Duration::from_millis(20);
 /// How long a client may take for its request, and the engine for admitting it.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Connections at most that have not sent a request yet, or have not taken their last answer.
+/// Connections at most that have not sent a request yet, or have not taken their last answer. One more takes the place of another one.
 const PENDING_MAX: usize = 64;
 /// The time until the next attempt to accept a connection, if there are no descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(10);
@@ -144,16 +145,23 @@ impl Control {
                     return std::thread::sleep(ACCEPT_RETRY);
                 }
             };
-            let is_pending =
-                |other: &&Connection| matches!(other.phase, Phase::Asked { .. } | Phase::Closed { .. });
-            if self.connections.iter().filter(is_pending).count() >= PENDING_MAX
-                || tcp::configure(&stream).is_err()
-            {
+            if tcp::configure(&stream).is_err() {
                 continue;
+            }
+            if let Some(place) = self.pending_to_drop() {
+                self.connections.remove(place);
             }
             let phase = Phase::Asked { bytes: Vec::new(), since: Instant::now() };
             self.connections.push(Connection { stream, peer, phase, unsent: Vec::new() });
         }
+    }
+
+    /// The pending connection whose place another one takes, if all places are taken: the oldest one of the address that has most.
+    fn pending_to_drop(&self) -> Option<usize> {
+        let pending = || self.connections.iter().enumerate().filter(|(_, other)| other.is_pending());
+        let count = |peer: SocketAddr| pending().filter(|(_, other)| other.peer.ip() == peer.ip()).count();
+        let dropped = pending().min_by_key(|(_, other)| Reverse(count(other.peer)));
+        dropped.filter(|_| pending().count() >= PENDING_MAX).map(|(place, _)| place)
     }
 }
 
@@ -163,6 +171,11 @@ fn is_passing(error: &io::Error) -> bool {
 }
 
 impl Connection {
+    /// Whether it has not sent a request yet, or not taken its last answer.
+    fn is_pending(&self) -> bool {
+        matches!(self.phase, Phase::Asked { .. } | Phase::Closed { .. })
+    }
+
     /// What the control thread waits for.
     fn watched(&self) -> PollFd<'_> {
         let mut flags = PollFlags::empty();
@@ -308,7 +321,10 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
     use std::sync::mpsc::Sender;
+
+    use socket2::{Domain, Socket, Type};
 
     use super::super::service::Expelled;
     use super::*;
@@ -330,14 +346,40 @@ mod tests {
         }
     }
 
-    #[test]
-    fn connections_that_do_not_take_their_last_answer_count() {
+    /// A control thread's state, and where it listens.
+    fn control() -> (Control, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
-        let mut control =
-            Control { listener, state: Arc::new(Nobody), stop, connections: Vec::new(), last_id: 0 };
+        (Control { listener, state: Arc::new(Nobody), stop, connections: Vec::new(), last_id: 0 }, address)
+    }
+
+    #[test]
+    fn silent_connections_of_one_address_make_room_for_others() {
+        let (mut control, address) = control();
+        let mut connect = |from: [u8; 4]| {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            socket.bind(&SocketAddr::from((from, 0)).into()).unwrap();
+            socket.connect(&address.into()).unwrap();
+            control.accept();
+            let pending = control.connections.iter().map(|connection| connection.peer);
+            (socket, pending.collect::<Vec<_>>())
+        };
+        let (_first, _) = connect([127, 0, 0, 1]);
+        let silent: Vec<_> = (0..2 * PENDING_MAX).map(|_| connect([127, 0, 0, 2])).collect();
+        let (second, pending) = connect([127, 0, 0, 1]);
+        assert_eq!(pending.len(), PENDING_MAX);
+        let is_first = |peer: &&SocketAddr| peer.ip() == IpAddr::from([127, 0, 0, 1]);
+        assert_eq!(pending.iter().filter(is_first).count(), 2, "those of others stay");
+        assert!(pending.contains(&second.local_addr().unwrap().as_socket().unwrap()));
+        let (newest, _) = silent.last().unwrap();
+        assert!(pending.contains(&newest.local_addr().unwrap().as_socket().unwrap()), "the oldest ones go");
+    }
+
+    #[test]
+    fn connections_that_do_not_take_their_last_answer_count() {
+        let (mut control, address) = control();
         let mut clients = Vec::new();
         for _ in 0..PENDING_MAX + 1 {
             clients.push(TcpStream::connect(address).unwrap());

@@ -13,7 +13,7 @@ use terrace_sync::{Backlog, Mutex};
 
 use super::pool::{Marks, Pool};
 use super::reclaim::Reclaimer;
-use super::service::{Expelled, Service};
+use super::service::{Expelled, Service, check_places};
 use super::tenant::{Executed, Tenant};
 use crate::protocol::{Connect, Connected, Function};
 use crate::scheme::Scheme;
@@ -106,9 +106,8 @@ impl State {
 
     fn make_tenant(&self, inner: &mut Inner, id: u64, connect: &Connect) -> Result<Connected, String> {
         let device = self.device.upgrade().ok_or("the memory node is ending")?;
-        if inner.tenants.len() + self.reclaimer.waiting() >= self.clients_max {
-            return Err(format!("the memory node has {} clients already", self.clients_max));
-        }
+        let addresses = inner.tenants.iter().map(|held| held.tenant.address);
+        check_places(self.clients_max, self.reclaimer.waiting(), addresses, connect.address)?;
         let pool_pages = self.pool.page_count();
         let spaces = inner.tenants.iter().map(|held| held.tenant.page_count).chain([connect.page_count]);
         let beyond: u64 = spaces.map(|pages| pages.saturating_sub(pool_pages)).sum();

@@ -21,7 +21,7 @@ use terrace_nic::{CompChannel, Device, Error, ProgressCallback, Wc};
 use terrace_sync::Mutex;
 
 use super::reclaim::Reclaimer;
-use super::service::{Expelled, Service};
+use super::service::{Expelled, Service, check_places};
 use crate::protocol::{Connect, Connected};
 use crate::scheme::Scheme;
 use crate::status::NodeStatus;
@@ -86,9 +86,8 @@ impl Baseline {
     fn make_tenant(&self, id: u64, connect: &Connect) -> Result<Connected, String> {
         let device = self.device.upgrade().ok_or("the memory node is ending")?;
         let mut inner = self.inner.lock();
-        if inner.tenants.len() + self.reclaimer.waiting() >= self.clients_max {
-            return Err(format!("the memory node has {} clients already", self.clients_max));
-        }
+        let addresses = inner.tenants.iter().map(|tenant| tenant.address);
+        check_places(self.clients_max, self.reclaimer.waiting(), addresses, connect.address)?;
         let free_pages = self.free_pages(&inner);
         if self.scheme == Scheme::Static && connect.page_count > free_pages.min(self.budget_pages) {
             return Err(format!(

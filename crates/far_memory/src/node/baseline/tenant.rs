@@ -44,7 +44,7 @@ impl Held {
 pub(super) struct Tenant {
     pub id: u64,
     name: String,
-    address: IpAddr,
+    pub address: IpAddr,
     page_count: u64,
     budget_pages: u64,
     scheme: Scheme,
