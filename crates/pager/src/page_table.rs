@@ -139,6 +139,21 @@ impl PageTable {
         taken
     }
 
+    /// A table with other states for the pages that were touched.
+    pub(crate) fn map(&self, mut change: impl FnMut(Page) -> Page) -> PageTable {
+        let mut absent = 0;
+        let chunks = self.chunks.iter().map(|(&number, chunk)| {
+            let mut chunk = chunk.clone();
+            for page in chunk.iter_mut().filter(|page| **page != Page::Untouched) {
+                *page = change(*page);
+                absent += u64::from(page.is_absent());
+            }
+            (number, chunk)
+        });
+        let chunks = chunks.collect();
+        PageTable { chunks, absent }
+    }
+
     /// The number of pages that are in the store, or on their way from or to it.
     pub(crate) fn absent(&self) -> u64 {
         self.absent
