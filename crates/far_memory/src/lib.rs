@@ -10,6 +10,7 @@
 //! | `scheme` | ODRP and its baselines |
 //! | `protocol`, `tcp` | what they exchange: requests over TCP, messages that start chains |
 //! | `messages` | what clients of baselines and their nodes exchange |
+//! | `owned` | objects of the device that end with their owner |
 //! | `status` | how a node is used |
 
 #![forbid(unsafe_code)]
@@ -18,6 +19,7 @@
 mod client;
 mod messages;
 mod node;
+mod owned;
 mod page_store;
 mod protocol;
 mod scheme;

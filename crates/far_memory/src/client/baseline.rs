@@ -1,7 +1,6 @@
 //! The client's end of a baseline: READs and WRITEs of memory that the node has given, and messages to its processor.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use terrace_access::proto::Endpoint;
@@ -13,6 +12,7 @@ use terrace_nic::{
 use super::slabs::{Slabs, Taken};
 use super::transport::{Asked, Call, Finished, Transport, request};
 use crate::messages::{MESSAGE_BYTES, Message, Operation, Outcome, REPLY_BYTES, Reply, SlabKey};
+use crate::owned::Owned;
 use crate::page_store::PAGE_BYTES;
 use crate::protocol::{Function, Grant};
 use crate::scheme::Scheme;
@@ -80,7 +80,7 @@ struct Access {
 /// A connection to the node of a baseline.
 pub(super) struct Baseline {
     scheme: Scheme,
-    qp: Arc<QueuePair>,
+    qp: Owned<QueuePair>,
     endpoint: Endpoint,
     /// Messages in flight at most, and accesses.
     depth: usize,
@@ -112,7 +112,7 @@ impl Baseline {
         let (qp, endpoint) = rc::new_pair(asked.pd, asked.cq, cap)?;
         let baseline = Baseline {
             scheme,
-            qp,
+            qp: Owned(qp),
             endpoint,
             depth: asked.depth as usize,
             headers,

@@ -12,6 +12,7 @@ use terrace_nic::{
 
 use super::transport::{Call, request};
 use crate::messages::SlabKey;
+use crate::owned::Owned;
 use crate::page_store::PAGE_BYTES;
 use crate::protocol::{ARGS_BYTES_MAX, Args, ENTRY_BYTES, Function, Rounds};
 
@@ -42,7 +43,7 @@ struct Message {
 /// The client's end of a chain.
 pub(super) struct ChainClient {
     rounds: Rounds,
-    qp: Arc<QueuePair>,
+    qp: Owned<QueuePair>,
     endpoint: Endpoint,
     /// Address of the table's first entry.
     table: u64,
@@ -72,7 +73,7 @@ impl ChainClient {
         let (qp, endpoint) = rc::new_pair(pd, cq, cap)?;
         let chain = ChainClient {
             rounds,
-            qp,
+            qp: Owned(qp),
             endpoint,
             table: 0,
             pages: SlabKey::default(),

@@ -90,3 +90,29 @@ impl Transport for Chains {
         self.chains.get_mut(function.index())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use terrace_nic::{CqInit, Device, PortConfig};
+
+    use super::super::baseline::Baseline;
+    use super::*;
+    use crate::scheme::Scheme;
+
+    /// As where the NIC has no memory for the next chain, or the node refuses the client.
+    #[test]
+    fn connections_that_are_not_used_leave_no_queue_pairs() {
+        let port = PortConfig { address: Some([127, 0, 0, 1].into()), ..PortConfig::default() };
+        let device = Device::open(port.device().expect("a port")).expect("a device");
+        let pd = device.alloc_pd().expect("a protection domain");
+        let cq = device.create_cq(CqInit { depth: 64, channel: None, cookie: 0 }).expect("a queue");
+        let asked = Asked { device: &device, pd: &pd, cq: &cq, name: "", entries: 16, depth: 4 };
+        let objects = device.snapshot().objects;
+        drop(Chains::new(&asked).expect("chains"));
+        for scheme in [Scheme::Static, Scheme::Dynamic1M, Scheme::TwoSided] {
+            drop(Baseline::new(scheme, &asked).expect("a connection"));
+        }
+        assert_eq!(device.snapshot().objects, objects);
+        device.close();
+    }
+}

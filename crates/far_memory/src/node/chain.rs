@@ -18,10 +18,10 @@ use terrace_nic::{
 };
 
 use super::access;
-use super::owned::Owned;
 use super::pool::{Pool, PoolKeys};
 use super::program::{self, Places};
 use crate::messages::SlabKey;
+use crate::owned::Owned;
 use crate::page_store::PAGE_BYTES;
 use crate::protocol::{Function, Rounds};
 

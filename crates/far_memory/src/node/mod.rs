@@ -10,13 +10,11 @@
 //! | `service`, `control` | what admits clients; the control thread: connections of clients, budgets |
 //! | `baseline` | nodes whose processors allocate, for comparison |
 //! | `access` | `ibv_access_flags` of regions and queue pairs |
-//! | `owned` | objects of the device that end with their owner |
 
 mod access;
 mod baseline;
 mod chain;
 mod control;
-mod owned;
 mod pool;
 mod program;
 mod reclaim;

@@ -7,9 +7,9 @@ use terrace_nic::{Buffer, Cq, CqInit, Device, Error, Mr, MrRequest, Pd, rc};
 
 use super::access;
 use super::chain::{Chain, Shared};
-use super::owned::Owned;
 use super::pool::{Marks, Pool, PoolKeys};
 use crate::messages::SlabKey;
+use crate::owned::Owned;
 use crate::protocol::{ChainEnd, Connect, Connected, ENTRY_BYTES, Function, Grant, Rounds};
 
 /// Address of a table's first entry, for work requests.

@@ -13,7 +13,7 @@ use terrace_nic::{
 use super::frames::{self, Frames, SlabMemory};
 use crate::messages::{MESSAGE_BYTES, Message, Operation, Outcome, REPLY_BYTES, Reply, SlabKey};
 use crate::node::access;
-use crate::node::owned::Owned;
+use crate::owned::Owned;
 use crate::page_store::PAGE_BYTES;
 use crate::protocol::{ChainEnd, Connect, Connected, Function, Grant};
 use crate::scheme::Scheme;
