@@ -304,6 +304,11 @@ impl Transport for Baseline {
         message.into_iter().chain(self.accesses.front().map(|access| access.since)).min()
     }
 
+    #[cfg(test)]
+    fn first_slab(&self) -> Option<(std::sync::Arc<QueuePair>, SlabKey)> {
+        self.slabs.locate(0).map(|slab| (self.qp.clone(), slab))
+    }
+
     fn abandon(&mut self) -> Vec<Call> {
         self.batch.clear();
         // It fails only if it was destroyed before.

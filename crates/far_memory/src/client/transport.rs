@@ -4,11 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use terrace_access::proto::Endpoint;
+#[cfg(test)]
+use terrace_nic::QueuePair;
 use terrace_nic::{Cq, Device, Error, Path, Payload, Pd, SendFlags, SendOp, SendWr, Sge, Wc};
 
 #[cfg(test)]
 use super::chain::ChainClient;
 use crate::messages::Outcome;
+#[cfg(test)]
+use crate::messages::SlabKey;
 use crate::protocol::{Function, Grant};
 
 /// What a client asks of each node.
@@ -84,6 +88,12 @@ pub(super) trait Transport: Send {
 
     /// Takes all calls back, because the node is lost, and destroys the queue pairs.
     fn abandon(&mut self) -> Vec<Call>;
+
+    /// The queue pair of a baseline, and the memory of its first slab.
+    #[cfg(test)]
+    fn first_slab(&self) -> Option<(Arc<QueuePair>, SlabKey)> {
+        None
+    }
 
     /// The end of a function's chain.
     #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use terrace_access::proto::Endpoint;
 use terrace_nic::{
@@ -22,7 +23,11 @@ use crate::status::ClientPages;
 /// Why a client is disconnected.
 const BAD_MESSAGE: &str = "a message that is none of the scheme";
 const BAD_PAGE: &str = "a load, an invalidation or a release of a page that it does not have";
+const IN_USE: &str = "a release of memory that it accesses";
 const OUT_OF_RANGE: &str = "a page out of range, or a slab that it has";
+
+/// How long an access of a client of this host may take. Other clients wait as long if a client releases what it accesses.
+const ACCESS_TIME_MAX: Duration = Duration::from_millis(10);
 
 /// A slab that a client has.
 struct Held {
@@ -32,10 +37,10 @@ struct Held {
 }
 
 impl Held {
-    /// Ends the client's access, and overwrites what it has stored. If that fails, the slab is still the client's.
-    fn release(&self, memory: &SlabMemory) -> Result<(), Error> {
+    /// Ends the client's access by `end`, and overwrites what the client has stored. If that fails, the slab is still the client's.
+    fn release(&self, memory: &SlabMemory, end: impl Fn(&Mr) -> Result<(), Error>) -> Result<(), Error> {
         let Some(region) = &self.region else { return Ok(()) };
-        region.dereg()?;
+        end(region)?;
         memory.clear(self.slab)
     }
 }
@@ -258,7 +263,8 @@ impl Tenant {
             (Scheme::Dynamic1M | Scheme::Dynamic4K, Operation::Reserve) => Err(OUT_OF_RANGE),
             (Scheme::Dynamic1M | Scheme::Dynamic4K, Operation::Release) => {
                 let held = self.held.get(&index).ok_or(BAD_PAGE)?;
-                held.release(frames.memory()).map_err(|_| MEMORY)?;
+                let end = |region: &Mr| region.dereg_within(ACCESS_TIME_MAX);
+                held.release(frames.memory(), end).map_err(|_| IN_USE)?;
                 frames.put_back(held.slab);
                 self.held.remove(&index);
                 self.count(Function::Invalidate);
@@ -331,7 +337,7 @@ impl Tenant {
         // It fails if the device has closed, or for the second time. No request is to come while memory changes its owner.
         let _ = self.qp.destroy();
         let mut slabs = Vec::new();
-        self.held.retain(|_, held| match held.release(memory) {
+        self.held.retain(|_, held| match held.release(memory, Mr::dereg) {
             Ok(()) => {
                 slabs.push(held.slab);
                 false
@@ -379,7 +385,7 @@ mod tests {
         frames.memory().write(slab, &[7; PAGE_BYTES]).expect("within the memory");
         region.dereg().expect("not in use");
         // A region that has ended already does not end.
-        assert!(held.release(frames.memory()).is_err());
+        assert!(held.release(frames.memory(), Mr::dereg).is_err());
         let mut page = [0; PAGE_BYTES];
         frames.memory().read(slab, &mut page).expect("within the memory");
         assert!(page == [7; PAGE_BYTES], "it is overwritten while others may have it");
