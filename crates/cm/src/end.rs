@@ -71,8 +71,13 @@ impl Cm {
         let Some(connection) = self.connections.get(&conn) else { return };
         let state = connection.state;
         // Once each end knows the other's communication ID, a REJ must carry both.
-        let has_both_ids = rej.local_comm_id == connection.remote_id;
-        if matches!(state, State::RepReceived | State::RepSent | State::Established) && !has_both_ids {
+        let may_lack_an_id = match rej.remote_comm_id {
+            // The peer has had no REP.
+            0 => matches!(state, State::ReqReceived | State::RepSent),
+            _ => !matches!(state, State::RepReceived | State::RepSent | State::Established),
+        };
+        let has_both_ids = rej.remote_comm_id != 0 && rej.local_comm_id == connection.remote_id;
+        if !may_lack_an_id && !has_both_ids {
             self.counters.unknown += 1;
             return;
         }

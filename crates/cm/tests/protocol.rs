@@ -341,6 +341,55 @@ fn a_dreq_from_another_host_ends_no_connection() {
     assert_eq!(world.take_event(1).kind, EventKind::Disconnected { timed_out: false });
 }
 
+/// A REJ of a client that knows only its own communication ID: it has had no REP.
+fn rej_without_remote_id(local_comm_id: u32) -> [u8; MAD_BYTES] {
+    let rej = Rej {
+        local_comm_id,
+        remote_comm_id: 0,
+        answered: Answered::Req,
+        reason: RejReason::TIMEOUT,
+        info_len: 0,
+        info: [0; Rej::INFO_BYTES],
+        private_data: [0; Rej::PRIVATE_BYTES],
+    };
+    Mad { tid: 1, message: Message::Rej(rej) }.encode()
+}
+
+#[test]
+fn a_rej_without_this_ends_id_ends_no_established_connection() {
+    let mut world = lossless();
+    let conns = world.connected();
+    // Both ends: the passive one knows the active one's ID since the REQ.
+    for end in 0..2 {
+        let forged = rej_without_remote_id(conns[1 - end].0);
+        world.ends[end].handle_mad(world.now, &path_to(1 - end), &forged, &|_, _| None);
+        world.run_for(1000);
+        assert_eq!(world.take_events(end), []);
+    }
+    assert_eq!(world.ends[1].counters().unknown, 1);
+}
+
+#[test]
+fn a_client_that_has_had_no_answer_withdraws_its_request() {
+    for is_answer_lost in [false, true] {
+        let mut world = lossless();
+        world.ends[1].listen(ListenerId(1), service(), None, 1).expect("free");
+        let active = world.ends[0].connect(world.now, 7, &connect_from(0, 11)).expect("sent");
+        world.run_for(1000);
+        let passive = world.take_event(1).conn;
+        world.ends[1].assign_request(passive, 8);
+        if is_answer_lost {
+            world.set_faults(all_lost());
+            world.ends[1].accept(world.now, passive, &accept_with(22)).expect("accepted");
+            world.run_for(1);
+            world.set_faults(NetworkFaults::default());
+        }
+        world.ends[0].destroy(active, world.now);
+        world.run_for(1000);
+        assert!(matches!(world.take_event(1).kind, EventKind::Rejected { reason: RejReason::TIMEOUT, .. }));
+    }
+}
+
 #[test]
 fn half_open_connections_are_limited_per_peer_and_in_total() {
     let limits = Limits { half_open_max: 8, half_open_per_peer_max: 5, ..Limits::default() };
