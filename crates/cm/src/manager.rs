@@ -10,6 +10,7 @@ use terrace_wire::cm::{IpHeader, MAD_BYTES, Mad, Message, RejReason, Rep, Req, S
 use crate::connection::{Agreed, Connection, PeerQp, Retransmission, State};
 use crate::ids::{ConnId, ListenerId, Numbers};
 use crate::listen::Listener;
+use crate::route::ForwardedRequests;
 use crate::timing::Timing;
 
 /// Configuration of a manager.
@@ -169,6 +170,7 @@ pub struct Cm {
     pub(crate) listeners: Vec<Listener>,
     /// Ports of recently closed listeners, with the time of closing.
     pub(crate) closed_listeners: Vec<(u16, Time)>,
+    pub(crate) forwarded_requests: ForwardedRequests,
     deadlines: BTreeSet<(Time, ConnId)>,
     pub(crate) transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
@@ -188,6 +190,7 @@ impl Cm {
             half_open_count: 0,
             listeners: Vec::new(),
             closed_listeners: Vec::new(),
+            forwarded_requests: ForwardedRequests::default(),
             deadlines: BTreeSet::new(),
             transmits: VecDeque::new(),
             events: VecDeque::new(),

@@ -1,13 +1,19 @@
 //! Routing of datagrams to the processes of a host.
 //!
 //! Standard peers send every datagram to the address's standard port, and so to the process with instance index 0. A
-//! request names a service. All other messages name a connection by its process's communication ID, which begins with
+//! request names a service, and so does its withdrawal by a client that has had no answer. All other messages name a connection by its process's communication ID, which begins with
 //! the instance index.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
 
 use terrace_wire::cm::{IP_HEADER_BYTES, IpHeader, Mad, Message};
 
 use crate::ids::ConnId;
 use crate::manager::{Cm, FindInstance};
+
+/// The most forwarded requests that are recorded.
+const FORWARDED_REQUESTS_MAX: usize = 256;
 
 impl Cm {
     /// The instance index of the process that a datagram belongs to. `None` if it belongs to this process, or if the
@@ -42,6 +48,10 @@ impl Cm {
             Message::Mra(mra) => mra.remote_comm_id,
             Message::Rep(rep) => rep.remote_comm_id,
             Message::Rtu(rtu) => rtu.remote_comm_id,
+            // A client that gives up before it has had a REP names only its own request.
+            Message::Rej(rej) if rej.remote_comm_id == 0 => {
+                return self.forwarded_requests.instance_of((from.remote, rej.local_comm_id));
+            }
             Message::Rej(rej) => rej.remote_comm_id,
             Message::Dreq(dreq) => dreq.remote_comm_id,
             Message::Drep(drep) => drep.remote_comm_id,
@@ -64,6 +74,28 @@ impl Cm {
         if is_known || self.listener_for(service_id, header.destination).is_some() {
             return None;
         }
-        find_instance(service_id, header.destination).filter(|instance| *instance != self.config.instance)
+        let instance = find_instance(service_id, header.destination)
+            .filter(|instance| *instance != self.config.instance)?;
+        self.forwarded_requests.record((from.remote, remote_id), instance);
+        Some(instance)
+    }
+}
+
+/// The requests that were forwarded most recently: their peer's address and port and its communication ID, with the
+/// instance index of the process that has them.
+#[derive(Default)]
+pub(crate) struct ForwardedRequests(VecDeque<((SocketAddr, u32), u8)>);
+
+impl ForwardedRequests {
+    fn record(&mut self, request: (SocketAddr, u32), instance: u8) {
+        self.0.retain(|(known, _)| *known != request);
+        if self.0.len() == FORWARDED_REQUESTS_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back((request, instance));
+    }
+
+    fn instance_of(&self, request: (SocketAddr, u32)) -> Option<u8> {
+        self.0.iter().find(|(known, _)| *known == request).map(|(_, instance)| *instance)
     }
 }

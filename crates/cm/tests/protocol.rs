@@ -484,6 +484,27 @@ fn a_request_at_the_standard_port_belongs_to_the_listening_instance() {
 }
 
 #[test]
+fn a_withdrawn_request_belongs_to_the_instance_that_it_was_forwarded_to() {
+    let mut client = Cm::new(config(1));
+    let ([mut instance_0, mut listening], req) = request_to_another_instance(&mut client);
+    assert_eq!(instance_0.instance_of_datagram(&path_to(0), &req.bytes, &|_, _| Some(3)), Some(3));
+    listening.handle_mad(Time(1), &path_to(0), &req.bytes, &|_, _| None);
+    listening.poll_event().expect("a request");
+    client.destroy_all(Time(1));
+    let rej = client.poll_transmit().expect("a REJ");
+    assert_eq!(instance_0.instance_of_datagram(&path_to(0), &rej.bytes, &|_, _| None), Some(3));
+    assert_eq!(instance_0.instance_of_datagram(&path_to(1), &rej.bytes, &|_, _| None), None);
+    assert_eq!(listening.instance_of_datagram(&path_to(0), &rej.bytes, &|_, _| None), None);
+    // However many requests are forwarded, the memory for them is bounded, and the latest is known.
+    for qpn in 100..1000 {
+        client.connect(Time(1), 7, &connect_from(0, qpn)).expect("sent");
+        let req = client.poll_transmit().expect("a REQ");
+        assert_eq!(instance_0.instance_of_datagram(&path_to(0), &req.bytes, &|_, _| Some(2)), Some(2));
+    }
+    assert_eq!(instance_0.instance_of_datagram(&path_to(0), &rej.bytes, &|_, _| None), None);
+}
+
+#[test]
 fn communication_ids_name_the_instance_of_a_connection() {
     let mut client = Cm::new(config(1));
     let ([mut instance_0, mut listening], req) = request_to_another_instance(&mut client);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use terrace_cm::{Cm, Config, Limits, Timing};
 use terrace_nic::Device;
+use terrace_sync::Mutex;
 use terrace_wire::Path;
 use terrace_wire::cm::{CM_CLASS, service_of};
 
@@ -35,15 +36,16 @@ pub fn forward_or_handle(cm: &mut Cm, device: &Device, path: &Path, bytes: &[u8]
 }
 
 /// Makes a NIC serve connection requests while its process has no connection manager. A request for another process is
-/// forwarded to that process. A request without a listener is rejected. No state is kept.
+/// forwarded to that process. A request without a listener is rejected. No connection is kept.
 pub fn serve_without_manager(device: &Arc<Device>) {
     let weak = Arc::downgrade(device);
+    let limits = Limits { connections_max: 0, ..Limits::default() };
+    let (guid, instance) = (device.node_guid(), device.instance());
+    let cm = Cm::new(Config { guid, instance, path_mtu: 5, seed: 0, timing: Timing::default(), limits });
+    let cm = Mutex::new(cm);
     let handler = move |path: &Path, bytes: &[u8]| {
         let Some(device) = weak.upgrade() else { return };
-        let limits = Limits { connections_max: 0, ..Limits::default() };
-        let (guid, instance) = (device.node_guid(), device.instance());
-        let mut cm =
-            Cm::new(Config { guid, instance, path_mtu: 5, seed: 0, timing: Timing::default(), limits });
+        let mut cm = cm.lock();
         forward_or_handle(&mut cm, &device, path, bytes);
         while let Some(transmit) = cm.poll_transmit() {
             // The datagram may get lost, as any datagram.
