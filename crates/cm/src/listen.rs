@@ -72,9 +72,12 @@ impl Cm {
         let Some(index) = self.listeners.iter().position(|listener| listener.id == id) else { return };
         let listener = self.listeners.swap_remove(index);
         self.closed_listeners.retain(|(_, closed_at)| closed_at.after_ns(BETWEEN_LISTENERS_NS) > now);
-        if self.closed_listeners.len() < CLOSED_LISTENERS_MAX {
-            self.closed_listeners.push((port_of(listener.service_id), now));
+        let port = port_of(listener.service_id);
+        self.closed_listeners.retain(|(closed, _)| *closed != port);
+        if self.closed_listeners.len() == CLOSED_LISTENERS_MAX {
+            self.closed_listeners.remove(0);
         }
+        self.closed_listeners.push((port, now));
         let waiting: Vec<_> =
             self.connections.iter().filter(|(_, one)| one.in_backlog_of == Some(id)).collect();
         let waiting: Vec<_> = waiting.into_iter().map(|(conn, _)| *conn).collect();

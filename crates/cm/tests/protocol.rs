@@ -104,6 +104,21 @@ fn a_request_soon_after_its_listener_closed_is_dropped_not_rejected() {
 }
 
 #[test]
+fn many_closed_listeners_do_not_hide_the_latest() {
+    let mut world = lossless();
+    for port in 0..64 {
+        let id = ListenerId(100 + u64::from(port));
+        world.ends[1].listen(id, service_id(PortSpace::Tcp, 1000 + port), None, 1).expect("free");
+        world.ends[1].stop_listening(id, world.now);
+    }
+    world.ends[1].listen(ListenerId(1), service(), None, 1).expect("free");
+    world.ends[1].stop_listening(ListenerId(1), world.now);
+    world.ends[0].connect(world.now, 7, &connect_from(0, 11)).expect("sent");
+    world.run_for(1000);
+    assert_eq!(world.take_events(0), []);
+}
+
+#[test]
 fn a_rejected_request_to_a_service_with_a_connection_is_repeated() {
     let mut world = lossless();
     world.connected();
