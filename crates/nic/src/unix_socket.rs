@@ -5,13 +5,14 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, UCred, accept_with, bind, connect, listen,
-    socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
 };
+use rustix::process::{Pid, Uid};
 use terrace_fabric::Gid;
 use terrace_sync::Mutex;
 
@@ -68,8 +69,18 @@ pub(crate) fn connect_to(service: &str, address: SocketAddr) -> Result<OwnedFd, 
 }
 
 /// The process at the other end, as the kernel knew it when it connected or began to listen.
-pub(crate) fn peer_of(socket: &OwnedFd) -> Option<UCred> {
-    socket_peercred(socket).ok()
+pub(crate) struct PeerProcess {
+    /// The user.
+    pub uid: Uid,
+    /// `None` if the process is not in this one's PID namespace, as those of other containers are not.
+    pub pid: Option<Pid>,
+}
+
+/// The process at the other end; `None` if the kernel does not know it.
+pub(crate) fn peer_of(socket: &OwnedFd) -> Option<PeerProcess> {
+    // Not by rustix, for which a process without a number here is an error.
+    let credentials = getsockopt(socket, PeerCredentials).ok()?;
+    Some(PeerProcess { uid: Uid::from_raw(credentials.uid()), pid: Pid::from_raw(credentials.pid()) })
 }
 
 /// Whether the process at the other end is of the same user, or of root.
@@ -128,7 +139,44 @@ pub(crate) fn accept_waiting(listener: impl AsFd, spare: &Spare, mut take: impl 
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Command, Stdio};
+
     use super::*;
+
+    /// The containers of a Kubernetes pod have one network namespace and PID namespaces of their own.
+    #[test]
+    fn a_process_of_another_pid_namespace_is_known_by_its_user() {
+        const ADDRESS: &str = "PID_TEST_LISTENER";
+        let name = "unix_socket::tests::a_process_of_another_pid_namespace_is_known_by_its_user";
+        if let Ok(address) = std::env::var(ADDRESS) {
+            let socket = connect_to("pid-test", address.parse().expect("an address")).expect("a connection");
+            let peer = peer_of(&socket).expect("known to the kernel");
+            assert_eq!((peer.uid, peer.pid), (rustix::process::geteuid(), None));
+            assert!(is_trusted(&socket));
+            return;
+        }
+        let can_unshare = |arguments: &[&str]| {
+            let status = Command::new("unshare").args(arguments).arg("true").stderr(Stdio::null()).status();
+            status.is_ok_and(|status| status.success())
+        };
+        let arguments: &[&str] = if rustix::process::geteuid().is_root() { &["-pf"] } else { &["-rpf"] };
+        if !can_unshare(arguments) {
+            return eprintln!("skipped: no PID namespaces");
+        }
+        let address = SocketAddr::from(([127, 84, 7, 10], 4791));
+        let listener = listen_as("pid-test", address).expect("a listener");
+        let mut child = Command::new("unshare");
+        child.args(arguments).arg(std::env::current_exe().expect("this program"));
+        child.args(["--exact", name, "--nocapture"]).env(ADDRESS, address.to_string());
+        assert!(child.status().expect("a child").success());
+        // Seen from outside, the child has a number.
+        let spare = Spare::new();
+        let mut has_number = false;
+        accept_waiting(&listener, &spare, |socket| {
+            has_number = peer_of(&socket).is_some_and(|peer| peer.pid.is_some());
+        });
+        assert!(has_number);
+    }
 
     /// Processes of any user that connect and close in a loop keep a backlog filled for ever.
     #[test]

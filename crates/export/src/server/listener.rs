@@ -9,6 +9,8 @@ use std::os::unix::net::{self as unix, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
@@ -218,9 +220,13 @@ impl Listener {
             Ok((stream, _)) => stream,
             Err(error) => return pause_out_of_resources(&error),
         };
-        let Ok(user) = rustix::net::sockopt::socket_peercred(&stream) else { return };
-        let (uid, gid) = (user.uid.as_raw(), user.gid.as_raw());
-        let name = format!("uid {uid}, process {}", user.pid.as_raw_nonzero());
+        // Not by rustix, for which a process of another PID namespace, whose number is 0 here, is an error.
+        let Ok(user) = getsockopt(&stream, PeerCredentials) else { return };
+        let (uid, gid) = (user.uid(), user.gid());
+        let name = match user.pid() {
+            0 => format!("uid {uid}, a process of another PID namespace"),
+            pid => format!("uid {uid}, process {pid}"),
+        };
         // The user database may give the user groups that the process has given up. Without the answer the client connects again.
         let Ok(groups) = terrace_files::peer_groups(stream.as_fd()) else { return };
         let identity = self.state.rules.local(uid, gid, groups);

@@ -83,8 +83,8 @@ fn run(device: &Arc<Device>, doorbell: &Doorbell, waits: &OwnedFd) {
 /// The process at the other end, if it belongs to the same user and this process can see it.
 pub(super) fn check_peer(socket: &OwnedFd) -> Option<i32> {
     let peer = unix_socket::peer_of(socket)?;
-    let pid = peer.pid.as_raw_nonzero().get();
-    (peer.uid == rustix::process::geteuid() && pid > 0).then_some(pid)
+    let pid = peer.pid?.as_raw_pid();
+    (peer.uid == rustix::process::geteuid()).then_some(pid)
 }
 
 impl Sockets {
