@@ -113,7 +113,7 @@ impl Counted {
     fn new() -> io::Result<Counted> {
         let counted = Counted;
         if MAPPED.fetch_add(1, Ordering::Relaxed) >= MAPPED_MAX {
-            return Err(io::Error::new(io::ErrorKind::OutOfMemory, "too many files of peers are mapped"));
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "too many files of peers are mapped"));
         }
         Ok(counted)
     }
@@ -129,7 +129,7 @@ impl MappedFile {
     /// Maps a file, whose offsets are the range's addresses. Its length is number `number` among `lengths`.
     ///
     /// # Errors
-    /// `InvalidData` when the lengths are something else; `OutOfMemory` when too many files are mapped; the system's.
+    /// `InvalidData` when the lengths are something else; `QuotaExceeded` when too many files are mapped; the system's.
     pub fn new(backed: &BackedBy, lengths: OwnedFd, number: u32) -> io::Result<MappedFile> {
         let counted = Counted::new()?;
         let length_at = number as usize * size_of::<u64>();
@@ -172,6 +172,19 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
+
+    /// One that lacks descriptors is asked again, every time; a limit stays.
+    #[test]
+    fn the_limit_of_mapped_files_is_no_scarcity() {
+        let backed =
+            |file| BackedBy { file: OwnedFd::from(file), offset: 0, range: HostRange { addr: 0, len: 4096 } };
+        let lengths = FileLengths::new().expect("made");
+        let sent = lengths.file().try_clone_to_owned().expect("a descriptor");
+        MAPPED.fetch_add(MAPPED_MAX, Ordering::Relaxed);
+        let error = MappedFile::new(&backed(tempfile::tempfile().expect("a file")), sent, 0);
+        MAPPED.fetch_sub(MAPPED_MAX, Ordering::Relaxed);
+        assert!(!crate::is_scarcity(&error.expect_err("too many")));
+    }
 
     #[test]
     fn a_peer_accesses_as_much_as_the_owner_says() {

@@ -52,7 +52,7 @@ pub trait Backings: Send + Sync {
 pub type PeerGone = Arc<dyn Fn(SocketAddr) + Send + Sync>;
 
 /// A command to the thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Command {
     /// Connect to the process that has this address.
     Connect(SocketAddr),

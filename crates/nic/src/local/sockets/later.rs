@@ -1,5 +1,6 @@
 //! Commands that could not be carried out when they came: a peer's socket or backlog is full, or a descriptor is missing.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::local::Command;
@@ -9,36 +10,38 @@ const FIRST: Duration = Duration::from_millis(10);
 /// Each further attempt comes after twice the time, but not after more than this.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// A command that is tried again.
+/// When a command is tried again.
 #[derive(Debug)]
 struct Attempt {
-    command: Command,
     delay: Duration,
     due: Instant,
 }
 
 /// The commands that are tried again, each once.
 #[derive(Debug, Default)]
-pub(super) struct Later(Vec<Attempt>);
+pub(super) struct Later(HashMap<Command, Attempt>);
 
 impl Later {
     /// Has a command tried again: soon, or if it was tried after `delay`, after twice that time.
     pub fn add(&mut self, command: Command, delay: Option<Duration>, now: Instant) {
-        if self.0.iter().all(|attempt| attempt.command != command) {
-            let delay = delay.map_or(FIRST, |delay| (2 * delay).min(LONGEST));
-            self.0.push(Attempt { command, delay, due: now + delay });
-        }
+        let delay = delay.map_or(FIRST, |delay| (2 * delay).min(LONGEST));
+        self.0.entry(command).or_insert(Attempt { delay, due: now + delay });
+    }
+
+    /// Whether a command is going to be tried again.
+    pub fn contains(&self, command: &Command) -> bool {
+        self.0.contains_key(command)
     }
 
     /// Takes the commands that are due, each with the time that it has waited.
     pub fn take_due(&mut self, now: Instant) -> Vec<(Command, Duration)> {
-        let due = self.0.extract_if(.., |attempt| attempt.due <= now);
-        due.map(|attempt| (attempt.command, attempt.delay)).collect()
+        let due = self.0.extract_if(|_, attempt| attempt.due <= now);
+        due.map(|(command, attempt)| (command, attempt.delay)).collect()
     }
 
     /// How long it is until the next one is due; `None` if there is none.
     pub fn until_next(&self, now: Instant) -> Option<Duration> {
-        self.0.iter().map(|attempt| attempt.due.saturating_duration_since(now)).min()
+        self.0.values().map(|attempt| attempt.due.saturating_duration_since(now)).min()
     }
 }
 
@@ -60,6 +63,7 @@ mod tests {
         later.add(ask, Some(Duration::from_secs(1)), start);
         assert_eq!(later.until_next(start), Some(FIRST));
         assert_eq!(later.take_due(start), []);
+        assert!(later.contains(&ask));
         let mut now = start + FIRST;
         assert_eq!(later.take_due(now), [(connect, FIRST)], "once, although it was added twice");
         assert_eq!(later.until_next(now), Some(Duration::from_millis(1990)), "the question");

@@ -53,6 +53,8 @@ struct Peer {
     delay: Option<Duration>,
     /// Until `Welcome` brings the consumer page.
     ring: Option<RingFile>,
+    /// Regions whose files were not to be had, with the times after which they were asked for again.
+    lacking: HashMap<(u32, Version), Duration>,
     same_host_peer: Option<SameHostPeer>,
 }
 

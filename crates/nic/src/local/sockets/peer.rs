@@ -18,8 +18,10 @@ use crate::local::Command;
 use crate::local::message::{Message, Received, RegionPath};
 use crate::local::rings::{PeerTx, SameHostPeer};
 
-/// Half the time after which a region is asked for again whose files could not be found, received or mapped.
+/// Half the time after which a region is asked for again whose files could not be found, received or mapped. It doubles
+/// with each attempt, up to the second value.
 const SCARCITY_DELAY: Duration = Duration::from_millis(500);
+const SCARCITY_DELAY_MAX: Duration = Duration::from_secs(4);
 
 impl Peer {
     /// `None` for a protocol violation.
@@ -45,20 +47,25 @@ impl Peer {
             Message::Answer { key, version, path } => {
                 let (memory, version) = (&self.same_host_peer.as_ref()?.memory, Version(version));
                 match self.source(path, files) {
-                    Some(source) => memory.set_source(key, version, source),
+                    Some(source) => {
+                        memory.set_source(key, version, source);
+                        self.lacking.remove(&(key, version));
+                    }
                     None => {
                         tracing::debug!(
                             key,
                             "a region is asked for again: descriptors or memory are lacking"
                         );
-                        let ask = Command::Ask(self.address, key, version);
-                        later.add(ask, Some(SCARCITY_DELAY), Instant::now());
+                        let delay = self.lacking.entry((key, version)).or_insert(SCARCITY_DELAY);
+                        later.add(Command::Ask(self.address, key, version), Some(*delay), Instant::now());
+                        *delay = (2 * *delay).min(SCARCITY_DELAY_MAX);
                     }
                 }
                 Some(())
             }
             Message::Forget { key, version } => {
                 self.same_host_peer.as_ref()?.memory.forget(key, Version(version));
+                self.lacking.remove(&(key, Version(version)));
                 Some(())
             }
             _ => None,

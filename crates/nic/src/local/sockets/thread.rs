@@ -107,6 +107,8 @@ impl Sockets {
         for (command, delay) in commands.chain(due) {
             let is_due_again = match command {
                 Command::Connect(address) => self.connect(device, address, delay),
+                // Another queue pair accesses a region that is going to be asked for again.
+                Command::Ask(..) if delay.is_none() && self.later.contains(&command) => false,
                 Command::Ask(address, key, version) => self.ask(address, key, version),
                 Command::Recall(key) => {
                     self.recall(device, key);
@@ -145,7 +147,16 @@ impl Sockets {
         let ring = RingFile::new().map_err(|_| Errno::MFILE)?;
         message::send(&socket, &Message::Hello { layout: LAYOUT }, &[reader_slots.file(), ring.file()])?;
         watch(&self.waits, socket.as_fd())?;
-        Ok(Peer { socket, address, pid, reader_slots, delay, ring: Some(ring), same_host_peer: None })
+        Ok(Peer {
+            socket,
+            address,
+            pid,
+            reader_slots,
+            delay,
+            ring: Some(ring),
+            lacking: HashMap::new(),
+            same_host_peer: None,
+        })
     }
 
     /// True if the question did not fit into the peer's socket.
