@@ -81,6 +81,8 @@ mod srq;
 pub mod stat;
 mod sync;
 mod table;
+#[cfg(test)]
+mod timer_tests;
 mod timers;
 mod tx;
 mod tx_token;

@@ -10,25 +10,32 @@ use terrace_transport::Time;
 use crate::schedule::{NEVER, Schedule};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// Entries that were replaced are swept out when there are this many, or a power of two more.
-const SWEEP_ENTRIES_MIN: usize = 1024;
+/// Entries that were replaced are swept out when there are this many, and twice as many as the last sweep has left.
+pub(crate) const SWEEP_ENTRIES_MIN: usize = 1024;
 
 /// Lazy timers. A queue pair has at most one live entry; an entry that fires early, because the deadline moved
 /// while it waited, is simply entered again. So restarting the ACK timer costs nothing.
 pub(crate) struct Timers<Q> {
-    heap: Mutex<BinaryHeap<Reverse<Entry<Q>>>>,
+    pub(crate) heap: Mutex<Heap<Q>>,
     /// The earliest entry, for a check without the lock.
     next_ns: AtomicU64,
 }
 
-struct Entry<Q> {
+pub(crate) struct Heap<Q> {
+    pub entries: BinaryHeap<Reverse<Entry<Q>>>,
+    /// The number of entries at which replaced ones are swept out.
+    sweep_at: usize,
+}
+
+pub(crate) struct Entry<Q> {
     at: Time,
     qp: Arc<Q>,
 }
 
 impl<Q: AsRef<Schedule>> Default for Timers<Q> {
     fn default() -> Timers<Q> {
-        Timers { heap: Mutex::default(), next_ns: AtomicU64::new(NEVER.0) }
+        let heap = Heap { entries: BinaryHeap::new(), sweep_at: SWEEP_ENTRIES_MIN };
+        Timers { heap: Mutex::new(heap), next_ns: AtomicU64::new(NEVER.0) }
     }
 }
 
@@ -53,20 +60,21 @@ impl<Q: AsRef<Schedule>> Timers<Q> {
         }
         timer_at.store(deadline.0, Ordering::Relaxed);
         let mut heap = self.heap.lock();
-        heap.push(Reverse(Entry { at: deadline, qp: qp.clone() }));
-        if heap.len() >= SWEEP_ENTRIES_MIN && heap.len().is_power_of_two() {
-            heap.retain(|entry| entry.0.is_live());
+        heap.entries.push(Reverse(Entry { at: deadline, qp: qp.clone() }));
+        if heap.entries.len() >= heap.sweep_at {
+            heap.entries.retain(|entry| entry.0.is_live());
+            heap.sweep_at = SWEEP_ENTRIES_MIN.max(2 * heap.entries.len());
         }
         self.publish(&heap);
-        heap.peek().is_some_and(|first| first.0.at == deadline)
+        heap.entries.peek().is_some_and(|first| first.0.at == deadline)
     }
 
     /// Takes the entries that are due. An entry that another one has replaced is discarded.
     pub fn take_due(&self, now: Time) -> SmallVec<[Arc<Q>; 8]> {
         let mut heap = self.heap.lock();
         let mut due = SmallVec::new();
-        while heap.peek().is_some_and(|first| first.0.at <= now) {
-            let Some(Reverse(entry)) = heap.pop() else { break };
+        while heap.entries.peek().is_some_and(|first| first.0.at <= now) {
+            let Some(Reverse(entry)) = heap.entries.pop() else { break };
             if entry.is_live() {
                 entry.schedule().timer_at.store(NEVER.0, Ordering::Relaxed);
                 due.push(entry.qp);
@@ -79,12 +87,12 @@ impl<Q: AsRef<Schedule>> Timers<Q> {
     /// Discards everything, when the device closes.
     pub fn clear(&self) {
         let mut heap = self.heap.lock();
-        heap.clear();
+        heap.entries.clear();
         self.publish(&heap);
     }
 
-    fn publish(&self, heap: &BinaryHeap<Reverse<Entry<Q>>>) {
-        let next = heap.peek().map_or(NEVER, |first| first.0.at);
+    fn publish(&self, heap: &Heap<Q>) {
+        let next = heap.entries.peek().map_or(NEVER, |first| first.0.at);
         self.next_ns.store(next.0, Ordering::SeqCst);
     }
 }
