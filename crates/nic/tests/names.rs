@@ -5,8 +5,11 @@ mod common;
 mod same_host;
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, socket};
+use common::{Node, rc_pair};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, accept, bind, listen, socket};
 use same_host::joined;
 use terrace_wire::ROCE_PORT;
 
@@ -25,4 +28,21 @@ fn a_name_that_another_process_has_bound_costs_no_other_address() {
         instances.filter_map(|port| bind_name(&format!("terrace/reach/[::1]:{port}"))).collect();
     assert!(taken.len() > 100, "{}", taken.len());
     let (_a, _b, _qa, _qb) = joined();
+}
+
+/// A process with another version of the library, or with as many peers as it can have.
+#[test]
+fn a_peer_that_closes_each_connection_has_not_gone() {
+    let (a, b) = (Node::local(), Node::udp());
+    let gone = Arc::new(AtomicUsize::new(0));
+    let counted = gone.clone();
+    a.device.on_peer_gone(Arc::new(move |_| _ = counted.fetch_add(1, Ordering::Relaxed)));
+    let name = format!("terrace/reach/{}:{}", b.device.gids()[0].addr, b.device.snapshot().udp_port);
+    let listener = bind_name(&name).expect("a free name");
+    listen(&listener, 16).expect("a listener");
+    rc_pair(&a, &b);
+    for _ in 0..4 {
+        drop(accept(&listener).expect("a connection"));
+    }
+    assert_eq!(gone.load(Ordering::Relaxed), 0);
 }

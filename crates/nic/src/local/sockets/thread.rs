@@ -200,8 +200,8 @@ impl Sockets {
                 // It may live: a descriptor was missing, or it had no room. Or another process has its address by now.
                 self.later.add(Command::Connect(peer.address), peer.delay, Instant::now());
                 device.local.remove(&peer.address);
-                self.gone.push(peer.address);
                 if let Some(same_host_peer) = peer.same_host_peer {
+                    self.gone.push(peer.address);
                     same_host_peer.note_gone();
                 }
                 return;
