@@ -51,8 +51,14 @@ pub(in crate::local) fn start(device: &Arc<Device>) -> Result<Running, Error> {
             builder.spawn(move || run(&device, &doorbell, &waits))
         })
     };
-    let thread = thread.map_err(|error| Error::System(error.raw_os_error().unwrap_or(0)))?;
-    Ok(Running { doorbell, thread })
+    match thread {
+        Ok(thread) => Ok(Running { doorbell, thread }),
+        Err(error) => {
+            // Peers would connect, and wait.
+            *device.local.sockets.lock() = None;
+            Err(Error::System(error.raw_os_error().unwrap_or(0)))
+        }
+    }
 }
 
 /// The thread: it holds no lock while it sleeps.
