@@ -144,10 +144,13 @@ impl Host for QpHost<'_> {
     #[inline(always)]
     fn complete_send(&self, completion: impl Completion) {
         let cq = self.qp.send_cq();
-        match (&self.nic.hook, self.bypass.and_then(|bypass| bypass.room(cq))) {
-            (Some(hook), _) => complete_to_hook(self.device(), hook, completion),
-            (None, Some(mut room)) => room.push(completion.entry()),
-            (None, None) => {
+        // Room is reserved only for what the queue counts.
+        if let Some(hook) = &self.nic.hook {
+            return complete_to_hook(self.device(), hook, completion);
+        }
+        match self.bypass.and_then(|bypass| bypass.room(cq)) {
+            Some(mut room) => room.push(completion.entry()),
+            None => {
                 cq.push(completion.entry());
             }
         }

@@ -2,9 +2,11 @@
 
 mod common;
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, Weak};
 
 use common::*;
+use terrace_fabric::sim::{SimConfig, SimNet};
 use terrace_nic::*;
 
 /// Forwards completions with their ids doubled, and posts a further request for each, up to a number.
@@ -72,4 +74,30 @@ fn taking_makes_no_progress() {
     qa.complete(Wc { wr_id: 4, qpn: qa.qpn(), ..Wc::default() });
     qa.destroy().expect("no events");
     assert_eq!(a.cq.take(4, &mut |_| {}), Ok(0));
+}
+
+/// WAITs of work queues in memory rely on the number of completions.
+#[test]
+fn what_a_hook_gets_is_no_completion_of_the_queue() {
+    let (net, clock) = (SimNet::new(1, SimConfig::default()), Arc::new(ManualClock::new()));
+    let node = |last| {
+        let port = net.port(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
+        Node::with(DeviceConfig::simulated(Box::new(port), clock.clone(), last.into()), 1 << 12)
+    };
+    let (a, b) = (node(1), node(2));
+    let (qa, _qb) = rc_pair(&a, &b);
+    let relay = Arc::new(Relay { qp: Weak::new(), kept: Mutex::default(), more: Mutex::default() });
+    qa.set_completion_hook(Some(relay.clone()));
+    let write = SendOp::Write { va: b.memory.addr(), rkey: b.mr.rkey() };
+    qa.post_send([Ok(a.wr(1, write, 0, 8))]).expect("posted");
+    for _ in 0..1000 {
+        let now = net.now() + 1000;
+        net.advance_to(now);
+        clock.set(Time(now));
+        b.device.step(Time(now));
+        // The poll makes the progress.
+        assert_eq!(a.cq.poll(1, &mut |_| ()), Ok(0));
+    }
+    assert_eq!(relay.kept.lock().unwrap().len(), 1);
+    assert_eq!(a.cq.count(), 0);
 }
