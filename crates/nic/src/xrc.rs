@@ -20,7 +20,12 @@ impl Device {
     pub fn open_xrcd(self: &Arc<Self>) -> Result<Arc<Xrcd>, Error> {
         self.check_open()?;
         self.quotas.xrcd.take()?;
-        let own = || Ok((self.alloc_pd()?, self.create_cq(CqInit { depth: 1, channel: None, cookie: 0 })?));
+        let own = || {
+            let pd = self.alloc_pd()?;
+            let cq = self.create_cq(CqInit { depth: 1, channel: None, cookie: 0 });
+            let cq = cq.inspect_err(|_| _ = pd.dealloc())?;
+            Ok((pd, cq))
+        };
         let (pd, cq) = own().inspect_err(|_: &Error| self.quotas.xrcd.give_back())?;
         Ok(Arc::new(Xrcd { device: self.clone(), pd, cq, users: UseCount::default() }))
     }

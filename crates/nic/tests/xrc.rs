@@ -350,3 +350,16 @@ fn messages_arrive_once_and_in_order_over_a_lossy_network() {
 fn a_seed_replays() {
     assert_eq!(run(7), run(7));
 }
+
+#[test]
+fn a_domain_that_cannot_be_made_leaves_nothing() {
+    let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+    let port = SimNet::new(1, Default::default()).port(address);
+    let mut config = DeviceConfig::simulated(Box::new(port), Arc::new(ManualClock::new()), 1);
+    (config.limits.max_cq, config.limits.max_pd) = (0, 2);
+    let device = Device::open(config).expect("a device");
+    for _ in 0..3 {
+        assert!(device.open_xrcd().is_err());
+    }
+    device.alloc_pd().expect("a protection domain");
+}
