@@ -5,10 +5,10 @@ mod support;
 use std::net::IpAddr;
 
 use support::host::{Event, Memory};
-use support::sink::Collector;
+use support::sink::{Collector, RunCollector};
 use support::{bring_up, meta_between, path_to, request_bth};
 use terrace_transport::*;
-use terrace_wire::{AppendEth, AppendFlags, Extensions, Opcode, Operation, Packet, Reth};
+use terrace_wire::{Aeth, AppendEth, AppendFlags, Extensions, Opcode, Operation, Packet, Reth, Syndrome};
 
 const KEY: u32 = 0x101;
 const MTU: u64 = 1024;
@@ -40,6 +40,22 @@ fn responder(qp_type: QpType) -> (Qp, Memory) {
     let host = Memory::new(1 << 16);
     host.add_region(KEY, 0, 1 << 16, "lrwe");
     qp.post_recv(RecvWr { wr_id: 7, sges: SgeList::from_slice(&[sge()]) }, &host).expect("posted");
+    (qp, host)
+}
+
+fn requester() -> (Qp, Memory) {
+    let (responder, host) = responder(QpType::Rc);
+    let mut qp = Qp::new(*responder.config());
+    let attr = QpAttr {
+        path_mtu: MTU as u32,
+        dest_qpn: 2,
+        path: Some(path_to(PEER)),
+        port_num: 1,
+        timeout: 14,
+        retry_cnt: 7,
+        ..QpAttr::default()
+    };
+    bring_up(&mut qp, &attr, QpState::Rts);
     (qp, host)
 }
 
@@ -131,6 +147,31 @@ fn a_run_ahead_of_its_turn_is_refused_and_a_repeated_one_acknowledged() {
     arrive(&mut qp, &host, Opcode::RcSendOnly, 0, 5 * MTU);
     arrive(&mut qp, &host, Opcode::RcSendOnly, 0, 5 * MTU);
     assert_eq!((qp.counters().duplicates, qp.counters().requests, next_psn(&qp)), (1, 1, 5));
+}
+
+/// The peer has had all packets of the first run, and takes a run of repeated and new ones for a repetition.
+#[test]
+fn a_run_has_either_repeated_or_new_packets() {
+    let (mut qp, host) = requester();
+    let sge = Sge { addr: 0, length: 20 * MTU as u32, lkey: KEY };
+    let op = SendOp::Write { va: 0, rkey: KEY };
+    let payload = Payload::Sges(SgeList::from_slice(&[sge]));
+    let mut wr = SendWr { wr_id: 1, op, payload, flags: SendFlags::SIGNALED, target: None };
+    qp.post_send(|| Time(1), &mut wr, &host, &mut ()).expect("posted");
+    let sent = |qp: &mut Qp, room| {
+        let mut sink = RunCollector::<8192> { room, ..RunCollector::default() };
+        qp.poll_transmit(|| Time(1), &host, &mut sink, AckPolicy::Now);
+        let psn = |(_, bytes): &(_, Vec<u8>)| Packet::parse(bytes).map_or(0, |packet| packet.bth.psn.get());
+        sink.packets.iter().map(psn).collect::<Vec<_>>()
+    };
+    assert_eq!(sent(&mut qp, Some(1)), [0], "eight packets");
+    let deadline = qp.deadline().expect("an ACK is due");
+    qp.handle_timeout(deadline, &host);
+    let aeth = Some(Aeth { syndrome: Syndrome::Ack { credits: 31 }, msn: 0 });
+    let ext = Extensions { aeth, ..Extensions::default() };
+    let ack = Packet { bth: request_bth(Opcode::RcAcknowledge, 1, 3), ext, payload: &[] };
+    qp.handle_packet(|| deadline, &meta_between(PEER, OWN, 0), &ack, None, &host);
+    assert_eq!(sent(&mut qp, None)[..5], [4, 5, 6, 7, 8]);
 }
 
 /// The answers that the queue pair sends now: their PSNs, and the value of those that have one.

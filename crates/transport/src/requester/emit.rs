@@ -110,7 +110,9 @@ impl Requester {
     /// How many packets of a started request are sent next, if `room` may be: as many of a SEND, WRITE or APPEND as the window
     /// admits and a run may have, if that is more data than a packet can have.
     fn room_for_run(&self, common: &Common, wqe: &Wqe, room: u64, bytes_max: u64) -> u64 {
-        let left = wqe.end() - self.next;
+        // Of repeated and new packets together the peer would take all as repeated.
+        let end = if self.next < self.highest { wqe.end().min(self.highest) } else { wqe.end() };
+        let left = end - self.next;
         if left == 1 || wqe.is_read() {
             return room;
         }
