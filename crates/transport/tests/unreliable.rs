@@ -210,6 +210,42 @@ fn receives_behind_a_pending_write_complete_when_it_is_done() {
     assert!(sink.packets.is_empty());
 }
 
+/// The memory of a receive is no longer registered while earlier messages wait for the memory of a WRITE.
+#[test]
+fn receives_end_in_order_when_one_of_them_fails() {
+    let (mut sender, mut receiver) = (queue_pair(QpType::Uc, 1), queue_pair(QpType::Uc, 2));
+    let (ours, theirs) = (memory(), memory());
+    theirs.absent.borrow_mut().push(0..SLOT_LEN);
+    for (wr_id, op) in (0..).zip([SendOp::Write { va: 0, rkey: KEY }, SendOp::Send, SendOp::Send]) {
+        let payload = Payload::Sges(smallvec![Sge { addr: 0, length: 8, lkey: KEY }]);
+        let mut wr = SendWr { wr_id, op, payload, flags: SendFlags::SIGNALED, target: None };
+        sender.post_send(|| Time(1), &mut wr, &ours, &mut ()).expect("there is room");
+    }
+    for (wr_id, lkey) in [(1, KEY), (2, KEY + 1), (3, KEY)] {
+        let sges = smallvec![Sge { addr: SLOT_LEN, length: 8, lkey }];
+        receiver.post_recv(RecvWr { wr_id, sges }, &theirs).expect("there is room");
+    }
+    let mut sink = Collector::default();
+    sender.poll_transmit(|| Time(1), &ours, &mut sink, AckPolicy::Now);
+    let meta = meta_between(address(1), address(2), 0);
+    for (_, bytes) in std::mem::take(&mut sink.packets) {
+        let packet = Packet::parse(&bytes).expect("well-formed");
+        receiver.handle_packet(|| Time(2), &meta, &packet, None, &theirs);
+    }
+    assert_eq!(receiver.state(), QpState::Err);
+    theirs.complete(0, Ok(()));
+    receiver.wake();
+    receiver.poll_transmit(|| Time(3), &theirs, &mut sink, AckPolicy::Now);
+    let events = std::iter::from_fn(|| theirs.poll_event());
+    let ended: Vec<_> = events
+        .filter_map(|event| match event {
+            Event::RecvComplete(wc) => Some((wc.wr_id, wc.status)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(ended, [(1, WcStatus::Flushed), (2, WcStatus::LocalProtection), (3, WcStatus::Flushed)]);
+}
+
 /// Otherwise the queue pair would keep it from the others.
 #[test]
 fn a_receive_that_no_message_used_returns_to_the_shared_queue() {

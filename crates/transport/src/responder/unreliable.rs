@@ -33,6 +33,8 @@ impl Responder {
             Ok(()) => Verdict::Fine,
             // The program's own error, so it is reported.
             Err(Refusal::ReceiveProtection) => {
+                // Messages that wait for memory have earlier receives.
+                self.stop_reading(call);
                 self.fail_receive(call, WcStatus::LocalProtection);
                 Verdict::ResponderFatal(QpEvent::Fatal)
             }
