@@ -1,5 +1,6 @@
 //! Output for the user on standard error: the log, at the level of `TERRACE_LOG`, and single lines.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::os::fd::RawFd;
@@ -33,9 +34,12 @@ impl Write for StandardError {
     }
 }
 
-/// Writes the first bytes of a line, as many as a pipe takes at once, if there is room for them. Returns whether it has.
+/// Writes a line, cut to what a pipe takes at once, if there is room for it. Returns whether it has.
 fn write_now(fd: RawFd, line: &[u8]) -> bool {
-    let line = &line[..line.len().min(libc::PIPE_BUF)];
+    let line = match line.get(..libc::PIPE_BUF) {
+        Some(most) if most.len() < line.len() => Cow::Owned([&most[..most.len() - 1], b"\n"].concat()),
+        _ => Cow::Borrowed(line),
+    };
     without_signals(|| {
         let mut room = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
         // SAFETY: one valid entry.

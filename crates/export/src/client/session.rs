@@ -81,6 +81,12 @@ impl Waiting {
         self.events.push(event);
     }
 
+    /// Whether there are requests whose answers nobody waits for, sent or not.
+    fn has_deferred(&self) -> bool {
+        let mut states = self.answers.values();
+        !self.deferred.is_empty() || states.any(|state| matches!(state, AnswerState::Unread))
+    }
+
     /// The id of a new request; `None` if `max` are in flight.
     fn begin_request(&mut self, state: AnswerState, max: usize) -> Option<u64> {
         if self.answers.len() >= max {
@@ -350,6 +356,20 @@ impl Session {
         let mut waiting = self.waiting.lock();
         waiting.deferred.push_back(request);
         if waiting.deferred.len() < DEFERRED_MAX { Deferred::Few } else { Deferred::Many }
+    }
+
+    /// Whether the server has not answered all deferred requests.
+    pub fn has_deferred(&self) -> bool {
+        self.waiting.lock().has_deferred()
+    }
+
+    /// Sends the deferred requests, and waits until the server has carried them out.
+    ///
+    /// # Errors
+    /// `Lost` after the deadline, or when the connection has ended; `Interrupted`.
+    pub fn end_deferred(&self, deadline: Instant) -> Result<(), ExportError> {
+        self.send_deferred();
+        self.wait(&self.call_polls, deadline, |waiting| (!waiting.has_deferred()).then_some(()))
     }
 
     /// Sends the deferred requests, as many as the server permits now. The others leave with answers to these.

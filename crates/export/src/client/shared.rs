@@ -275,8 +275,13 @@ impl Shared {
         deadline: Instant,
     ) -> Result<Answer, ExportError> {
         for _ in 0..RECLAIMS_MAX {
+            let has_deferred = session.has_deferred();
             match session.call(request.clone(), deadline)? {
                 Answer::Failed { errno: UNKNOWN_FILE } => self.reclaim(session, &request, deadline)?,
+                // The program has closed files whose descriptors the server had to have back first.
+                Answer::Failed { errno } if has_deferred && is_lack_of_descriptors(errno) => {
+                    session.end_deferred(deadline)?;
+                }
                 Answer::Failed { errno } => return Err(ExportError::Os(errno.into())),
                 answer => return Ok(answer),
             }
@@ -489,6 +494,10 @@ impl Drop for Shared {
         self.progress.session.lock().take();
         self.device.close();
     }
+}
+
+fn is_lack_of_descriptors(errno: u16) -> bool {
+    [Errno::NFILE, Errno::MFILE, Errno::NOLCK].iter().any(|lack| lack.raw_os_error() == i32::from(errno))
 }
 
 /// Keeps the lease, and learns of the server's end, until the client ends.

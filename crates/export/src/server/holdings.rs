@@ -108,6 +108,8 @@ mod tests {
         assert!(matches!(open(), Err(ExportError::Os(errno)) if errno == Errno::NFILE.raw_os_error()));
         let lock = || file.lock(1, LockKind::Shared, std::time::Duration::ZERO);
         assert!(matches!(lock(), Err(ExportError::Os(errno)) if errno == Errno::NOLCK.raw_os_error()));
+        drop(kept);
+        let kept = open().expect("the descriptor of the file that was closed before");
         drop((taken, other, kept));
         assert!(open().is_ok() && lock().is_ok());
     }
