@@ -13,6 +13,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -490,7 +491,10 @@ fn check_pcap(path: &Path) -> Result<PathBuf, RunError> {
     match OpenOptions::new().write(true).create_new(true).open(path) {
         Ok(_) => std::fs::remove_file(path).map_err(unwritable)?,
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            OpenOptions::new().append(true).open(path).map(drop).map_err(unwritable)?;
+            // Opening a pipe would wait for its reader, and closing it would end the reader's input.
+            if !std::fs::metadata(path).map_err(unwritable)?.file_type().is_fifo() {
+                OpenOptions::new().append(true).open(path).map(drop).map_err(unwritable)?;
+            }
         }
         Err(error) => return Err(unwritable(error)),
     }

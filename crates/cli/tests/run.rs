@@ -5,6 +5,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use rustix::fs::{CWD, FileType, Mode};
+
 /// An installation in a temporary directory, which is removed when this is dropped.
 struct Installation(PathBuf);
 
@@ -222,6 +224,11 @@ fn the_capture_file_is_checked() {
         125,
         "/no/such/dir/x.pcap: No such",
     );
+    // Wireshark begins to read a pipe before the program is run. It must not find the end of its input.
+    let pipe = installation.0.join("pipe");
+    rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
+    let output = installation.run(&["--pcap", pipe.to_str().unwrap(), "--", "env"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
 #[test]

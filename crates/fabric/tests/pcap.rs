@@ -2,12 +2,17 @@
 
 mod common;
 
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use common::*;
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use terrace_fabric::fault::FaultyPort;
 use terrace_fabric::pcap::PcapPort;
 use terrace_fabric::{Port, TxBatch};
@@ -145,20 +150,112 @@ fn a_capture_inside_a_faulty_port_shows_the_faults() {
     assert!((20..80).contains(&received.len()));
 }
 
+/// Sends 20 packets of 100 bytes, which all arrive.
+fn send_20(a: &dyn Port, b: &dyn Port) {
+    for number in 0..20 {
+        send(a, &path_to(address_of(b)), &packet(number, 100));
+    }
+    assert_eq!(receive(b, 20).len(), 20);
+}
+
+/// A limit stands for a full disk. A write beyond it would end the process by SIGXFSZ.
 #[test]
-fn a_full_disk_ends_only_the_capture() {
-    let a = match PcapPort::create(port_at("127.83.4.1"), "/dev/full".as_ref()) {
-        Ok(port) => port,
-        Err(error) => {
-            assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
-            return;
+fn a_file_that_cannot_grow_ends_only_the_capture() {
+    let path = temporary("limit");
+    let a = PcapPort::create(port_at("127.83.4.1"), &path).expect("a file");
+    let limit = Rlimit { current: Some(1000), maximum: None };
+    setrlimit(Resource::Fsize, limit).expect("a lower limit");
+    send_20(&a, &port_at("127.83.4.2"));
+    // Its records are whole.
+    assert_eq!(frames(&path).len(), 976 / (16 + 28 + 104));
+    let _ = std::fs::remove_file(path);
+}
+
+#[test]
+fn a_full_device_ends_only_the_capture() {
+    let a = PcapPort::create(port_at("127.83.4.3"), "/dev/full".as_ref()).expect("a device");
+    send_20(&a, &port_at("127.83.4.4"));
+}
+
+/// A named pipe and its reader, which does not wait.
+fn pipe(name: &str) -> (PathBuf, File) {
+    let path = temporary(name);
+    let _ = std::fs::remove_file(&path);
+    mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
+    let nonblocking = OFlags::NONBLOCK.bits() as i32;
+    let reader = OpenOptions::new().read(true).custom_flags(nonblocking).open(&path).expect("a reader");
+    (path, reader)
+}
+
+#[test]
+fn packets_do_not_wait_for_the_reader_of_a_pipe() {
+    let (path, mut reader) = pipe("slow");
+    let a = PcapPort::create(port_at("127.83.8.1"), &path).expect("a pipe");
+    let b = port_at("127.83.8.2");
+    // More than a pipe holds.
+    for number in 0..200 {
+        send(&a, &path_to(address_of(&b)), &packet(number, 2000));
+        assert_eq!(receive(&b, 1).len(), 1);
+    }
+    // A reader that goes on gets all of them.
+    let copy = temporary("copy");
+    let mut bytes = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while bytes.len() < 24 + 200 * (16 + 28 + 2004) && Instant::now() < deadline {
+        let _ = reader.read_to_end(&mut bytes);
+        std::thread::yield_now();
+    }
+    std::fs::write(&copy, bytes).expect("a file");
+    let frames = frames(&copy);
+    assert_eq!(frames.len(), 200);
+    assert!(frames.iter().all(has_correct_icrc));
+    // One that is stopped does not hold up a port that closes, either.
+    for number in 0..200 {
+        send(&a, &path_to(address_of(&b)), &packet(number, 2000));
+    }
+    let closing = Instant::now();
+    drop(a);
+    assert!(closing.elapsed() < Duration::from_secs(5));
+    [path, copy].iter().for_each(|path| _ = std::fs::remove_file(path));
+}
+
+/// The signals that a thread of this process blocks, as a bit mask. `None` if there is no such thread.
+fn blocked_signals(thread_name: &str) -> Option<u64> {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("threads").flatten();
+    let statuses = tasks.flat_map(|task| std::fs::read_to_string(task.path().join("status")));
+    let status = statuses.into_iter().find(|status| status.contains(&format!("Name:\t{thread_name}\n")))?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t"))?;
+    u64::from_str_radix(mask, 16).ok()
+}
+
+#[test]
+fn a_reader_that_ends_costs_only_the_capture() {
+    let (path, reader) = pipe("ends");
+    let a = PcapPort::create(port_at("127.83.9.1"), &path).expect("a pipe");
+    let b = port_at("127.83.9.2");
+    send_20(&a, &b);
+    // In C programs, unlike here, SIGPIPE ends the process by default.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let blocked = loop {
+        match blocked_signals("terrace-pcap") {
+            Some(blocked) => break blocked,
+            None => assert!(Instant::now() < deadline, "no thread writes"),
         }
     };
-    let b = port_at("127.83.4.2");
-    for number in 0..20 {
-        send(&a, &path_to(address_of(&b)), &packet(number, 100));
+    assert_ne!(blocked & 1 << (13 - 1), 0, "{blocked:#x}");
+    drop(reader);
+    send_20(&a, &b);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while blocked_signals("terrace-pcap").is_some() {
+        assert!(Instant::now() < deadline, "the capture goes on");
+        std::thread::yield_now();
     }
-    assert_eq!(receive(&b, 20).len(), 20);
+    send_20(&a, &b);
+    drop(a);
+    // Without a reader there is no capture.
+    let error = PcapPort::create(port_at("127.83.9.1"), &path).expect_err("no reader");
+    assert_eq!(error.kind(), std::io::ErrorKind::NotConnected);
+    let _ = std::fs::remove_file(path);
 }
 
 #[test]

@@ -1,19 +1,25 @@
 //! A capture of a port's packets, for Wireshark: IP packets (LINKTYPE_RAW) whose IP and UDP headers are rebuilt from
 //! the port's data. Their RoCEv2 part, ICRC included, is as on the wire.
 
+mod pipe;
+
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path as FilePath, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use terrace_sync::{Mutex, Uncancelled};
 use terrace_wire::icrc::{self, Flow, Verdict};
 use terrace_wire::{ICRC_LEN, Path};
 
 use crate::corrupt::corrupt;
+use crate::pcap::pipe::PipeWriter;
 use crate::{Gid, Port, PortCounters, RxBatch, TxBatch};
 
 /// The file's first bytes: times in nanoseconds, version 2.4, packets up to 256 KiB, link type 101 (raw IP).
@@ -31,7 +37,8 @@ const HOP_LIMIT: u8 = 64;
 /// [`FaultyPort`](crate::fault::FaultyPort) it records the packets after the faults.
 ///
 /// When the file can no longer be written, for example on a full disk, the capture ends with one line in the log. The
-/// port continues to send and receive packets.
+/// port continues to send and receive packets. It does not wait for the reader of a pipe: packets that the reader does
+/// not take in time are left out.
 #[derive(Debug)]
 pub struct PcapPort<P: Port = Box<dyn Port>> {
     inner: P,
@@ -40,10 +47,15 @@ pub struct PcapPort<P: Port = Box<dyn Port>> {
 }
 
 #[derive(Debug)]
+enum Output {
+    File { file: File, len: u64 },
+    Pipe(PipeWriter),
+}
+
+#[derive(Debug)]
 struct Capture {
     /// `None` after a write has failed.
-    file: Option<File>,
-    file_len: u64,
+    output: Option<Output>,
     /// Records of the current burst, back to back.
     records: Vec<u8>,
     /// End of each record.
@@ -55,9 +67,18 @@ struct Capture {
 /// first port has it locked until it is closed.
 ///
 /// # Errors
-/// The file cannot be opened for writing; `WouldBlock` if another port has locked it.
+/// The file cannot be opened for writing; `WouldBlock` if another port has locked it; `NotConnected` for a pipe without a
+/// reader.
 pub fn open_exclusive(path: &FilePath) -> io::Result<File> {
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    // Opening a pipe would wait for its reader, and so would writing to it.
+    let file = options.custom_flags(OFlags::NONBLOCK.bits() as i32).open(path).map_err(|error| {
+        match Errno::from_io_error(&error) {
+            Some(Errno::NXIO) => io::Error::new(ErrorKind::NotConnected, "no program reads from this pipe"),
+            _ => error,
+        }
+    })?;
     file.try_lock()?;
     // A pipe to a running Wireshark cannot be emptied.
     if file.metadata()?.is_file() {
@@ -78,16 +99,16 @@ impl<P: Port> PcapPort<P> {
     /// Wraps a port and writes to a file that [`open_exclusive`] opened. `path` is used only in log messages.
     ///
     /// # Errors
-    /// The file cannot be written.
-    pub fn new(inner: P, mut file: File, path: &FilePath) -> io::Result<PcapPort<P>> {
+    /// The file cannot be written, or the thread that writes to a pipe cannot be started.
+    pub fn new(inner: P, file: File, path: &FilePath) -> io::Result<PcapPort<P>> {
         let header: Vec<u8> = FILE_HEADER.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        file.write_all(&header)?;
-        let capture = Capture {
-            file: Some(file),
-            file_len: header.len() as u64,
-            records: Vec::new(),
-            record_ends: Vec::new(),
+        let mut output = if file.metadata()?.is_file() {
+            Output::File { file, len: 0 }
+        } else {
+            Output::Pipe(PipeWriter::start(file, path)?)
         };
+        output.write(&header)?;
+        let capture = Capture { output: Some(output), records: Vec::new(), record_ends: Vec::new() };
         Ok(PcapPort { inner, path: path.to_owned(), capture: Mutex::new(capture) })
     }
 
@@ -157,16 +178,39 @@ impl Capture {
     /// Writes the first `count` records immediately, so that a killed program leaves a complete capture.
     fn write(&mut self, count: usize, path: &FilePath) {
         let Some(end) = count.checked_sub(1).and_then(|last| self.record_ends.get(last)) else { return };
-        let Some(file) = &mut self.file else { return };
+        let Some(output) = &mut self.output else { return };
         let _uncancelled = Uncancelled::new();
-        if let Err(error) = file.write_all(&self.records[..*end]) {
-            tracing::warn!("the capture to {} ends: {error}; the port continues without it", path.display());
-            // Readers reject a file with an incomplete record.
-            let _ = file.set_len(self.file_len);
-            self.file = None;
-            return;
+        if let Err(error) = output.write(&self.records[..*end]) {
+            // The thread of a pipe has written its line.
+            if let Output::File { .. } = output {
+                tracing::warn!(
+                    "the capture to {} ends: {error}; the port continues without it",
+                    path.display()
+                );
+            }
+            self.output = None;
         }
-        self.file_len += *end as u64;
+    }
+}
+
+impl Output {
+    fn write(&mut self, records: &[u8]) -> io::Result<()> {
+        match self {
+            Output::File { file, len } => {
+                let end = *len + records.len() as u64;
+                // Beyond the limit the write would end the process by SIGXFSZ.
+                let is_too_long = getrlimit(Resource::Fsize).current.is_some_and(|limit| end > limit);
+                let written = if is_too_long { Err(Errno::FBIG.into()) } else { file.write_all(records) };
+                match written {
+                    Ok(()) => *len = end,
+                    // Readers reject a file with an incomplete record.
+                    Err(_) => _ = file.set_len(*len),
+                }
+                written
+            }
+            Output::Pipe(writer) if writer.write(records) => Ok(()),
+            Output::Pipe(_) => Err(Errno::PIPE.into()),
+        }
     }
 }
 
@@ -256,7 +300,7 @@ impl<P: Port> Port for PcapPort<P> {
     /// The lock is held during the send, so that a response cannot precede its request in the file.
     fn transmit(&self, tx: &mut TxBatch) -> bool {
         let mut capture = self.capture.lock();
-        if capture.file.is_none() {
+        if capture.output.is_none() {
             drop(capture);
             return self.inner.transmit(tx);
         }
@@ -272,7 +316,7 @@ impl<P: Port> Port for PcapPort<P> {
         let received = self.inner.receive(rx);
         if received > 0 {
             let mut capture = self.capture.lock();
-            if capture.file.is_some() {
+            if capture.output.is_some() {
                 capture.begin();
                 capture.record_received(rx, now());
                 capture.write(1, &self.path);
