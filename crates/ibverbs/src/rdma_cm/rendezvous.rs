@@ -70,8 +70,7 @@ impl Claim {
 
 /// The instance index of the process that listens at an address and port.
 pub fn find(space: PortSpace, port: u16, address: IpAddr) -> Option<u8> {
-    let names = std::fs::read_to_string("/proc/net/unix").ok()?;
-    find_in(&names, &socket_name(space, port, address))
+    find_in(&terrace_names(), &socket_name(space, port, address))
 }
 
 /// As [`find`], from a list that may be some milliseconds old. Used for peers' requests, whose rate is not limited.
@@ -87,7 +86,9 @@ pub fn find_cached(space: PortSpace, port: u16, address: IpAddr) -> Option<u8> {
 
 /// The lines of the kernel's list of sockets that contain this module's names.
 fn terrace_names() -> String {
-    let all = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let all = std::fs::read("/proc/net/unix").unwrap_or_default();
+    // The names of other programs' sockets are any bytes.
+    let all = String::from_utf8_lossy(&all);
     all.lines().filter(|line| line.contains(" @terrace-cm/")).fold(String::new(), |mut own, line| {
         own.push_str(line);
         own.push('\n');
@@ -112,10 +113,15 @@ mod tests {
         let claim_again = || claim(PortSpace::Tcp, 7174, address);
         let mut first = claim_again().expect("free");
         assert_eq!(claim_again().err(), Some(Errno(libc::EADDRINUSE)));
+        // Any process of the host may have a socket with a name of any bytes.
+        let any_bytes = [&b"terrace-test-\xff"[..], &std::process::id().to_ne_bytes()].concat();
+        let _foreign = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(any_bytes).expect("a name"))
+            .expect("free");
         // A bound address has no listener yet: a request would be rejected.
         assert_eq!(find(PortSpace::Tcp, 7174, address), None);
         first.listen(3).expect("free");
         assert_eq!(find(PortSpace::Tcp, 7174, address), Some(3));
+        assert_eq!(find_cached(PortSpace::Tcp, 7174, address), Some(3));
         assert_eq!(find(PortSpace::Udp, 7174, address), None);
         assert_eq!(find(PortSpace::Tcp, 717, address), None);
         // Where another address of the same identifier could not be published.
