@@ -80,7 +80,7 @@ pub trait Port: Send + Sync {
     fn counters(&self) -> &PortCounters;
 
     /// Sends packets and removes them from the batch. Returns false if the network would block: the other packets stay
-    /// in the batch, and the descriptors become writable when a retry can succeed. Packets whose send fails for another
+    /// in the batch, and [`Port::sending_descriptor`] becomes writable when a retry can succeed. Packets whose send fails for another
     /// reason are counted in `send_errors` and removed, as if the network had lost them.
     fn transmit(&self, tx: &mut TxBatch) -> bool;
 
@@ -95,6 +95,12 @@ pub trait Port: Send + Sync {
     /// The descriptors to poll for the arrival of a packet. The list may grow when a GID is activated. The descriptors
     /// are open as long as the port.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
+
+    /// The descriptor that becomes writable when the network takes packets from this GID again; `None` if all of
+    /// [`Port::descriptors`] are to be waited for.
+    fn sending_descriptor(&self, _gid_index: u8) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// Starts to receive on a GID other than the first. Polling costs a system call per active GID, so only active GIDs
     /// are polled. Unknown indexes are ignored. Idempotent.
@@ -138,6 +144,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         (**self).descriptors()
+    }
+    fn sending_descriptor(&self, gid_index: u8) -> Option<BorrowedFd<'_>> {
+        (**self).sending_descriptor(gid_index)
     }
     fn activate(&self, gid_index: u8) {
         (**self).activate(gid_index)

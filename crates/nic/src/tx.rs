@@ -128,11 +128,21 @@ struct Blocked<Q> {
     /// Units that are being retried. They count as blocked meanwhile: an engine that went to sleep just then would not
     /// wait for the network.
     retried_count: usize,
+    /// The source GID of the first packet that the network has refused last.
+    gid_index: u8,
+}
+
+impl<Q> Blocked<Q> {
+    /// Notes the source GID of a unit's first packet. False if it is the same as before.
+    fn note_gid(&mut self, unit: &TxUnit<Q>) -> bool {
+        let gid_index = unit.batch.packets().next().map_or(0, |packet| packet.path.source_gid_index);
+        std::mem::replace(&mut self.gid_index, gid_index) != gid_index
+    }
 }
 
 impl<Q> Default for TxPool<Q> {
     fn default() -> TxPool<Q> {
-        let blocked = Blocked { units: VecDeque::new(), retried_count: 0 };
+        let blocked = Blocked { units: VecDeque::new(), retried_count: 0, gid_index: 0 };
         TxPool { spare: Mutex::default(), blocked: Mutex::new(blocked), is_blocked: AtomicBool::new(false) }
     }
 }
@@ -154,6 +164,9 @@ impl<Q> TxPool<Q> {
     /// Keeps a unit until the network takes packets again.
     pub fn block(&self, unit: Box<TxUnit<Q>>) {
         let mut blocked = self.blocked.lock();
+        if !self.is_blocked() {
+            blocked.note_gid(&unit);
+        }
         blocked.units.push_back(unit);
         self.is_blocked.store(true, Ordering::SeqCst);
     }
@@ -161,6 +174,11 @@ impl<Q> TxPool<Q> {
     /// Whether packets wait for the network. While they do, no thread makes more of them.
     pub fn is_blocked(&self) -> bool {
         self.is_blocked.load(Ordering::SeqCst)
+    }
+
+    /// The index of the GID from which the network takes no packets; `None` if no packets wait.
+    pub fn blocked_gid(&self) -> Option<u8> {
+        self.is_blocked().then(|| self.blocked.lock().gid_index)
     }
 
     /// Takes the unit that has waited longest, for a retry; `put_back` or `note_unblocked` must follow.
@@ -171,11 +189,14 @@ impl<Q> TxPool<Q> {
         Some(unit)
     }
 
-    /// Returns a unit that the network still does not take.
-    pub fn put_back(&self, unit: Box<TxUnit<Q>>) {
+    /// Returns a unit that the network still does not take. True if it now refuses packets from another GID than before,
+    /// for which an engine that sleeps does not wait.
+    pub fn put_back(&self, unit: Box<TxUnit<Q>>) -> bool {
         let mut blocked = self.blocked.lock();
         blocked.retried_count -= 1;
+        let is_other_gid = blocked.note_gid(&unit);
         blocked.units.push_front(unit);
+        is_other_gid
     }
 
     /// Notes that the network has taken a unit.

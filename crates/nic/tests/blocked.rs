@@ -5,9 +5,11 @@ mod common;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixDatagram;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 use common::*;
 use terrace_fabric::sim::{SimConfig, SimNet, SimPort};
@@ -27,6 +29,17 @@ struct GatedPort {
     inner: SimPort,
     shut: Arc<AtomicBool>,
     pause: Arc<Pause>,
+    /// Calls of `transmit`.
+    tries: Arc<AtomicU64>,
+    /// One for each address, if an engine is to wait for them.
+    sockets: Vec<UnixDatagram>,
+}
+
+impl GatedPort {
+    fn new(inner: SimPort, shut: Arc<AtomicBool>) -> GatedPort {
+        let pause = Pause { is_due: AtomicBool::new(false), begun: Barrier::new(2), ended: Barrier::new(2) };
+        GatedPort { inner, shut, pause: Arc::new(pause), tries: Arc::default(), sockets: Vec::new() }
+    }
 }
 
 impl Port for GatedPort {
@@ -46,6 +59,7 @@ impl Port for GatedPort {
         self.inner.counters()
     }
     fn transmit(&self, tx: &mut TxBatch) -> bool {
+        self.tries.fetch_add(1, Ordering::Relaxed);
         if self.pause.is_due.swap(false, Ordering::SeqCst) {
             self.pause.begun.wait();
             self.pause.ended.wait();
@@ -56,7 +70,10 @@ impl Port for GatedPort {
         self.inner.receive(rx)
     }
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.inner.descriptors()
+        self.sockets.iter().map(|socket| socket.as_fd()).chain(self.inner.descriptors()).collect()
+    }
+    fn sending_descriptor(&self, gid_index: u8) -> Option<BorrowedFd<'_>> {
+        self.sockets.get(usize::from(gid_index)).map(|socket| socket.as_fd())
     }
     fn activate(&self, gid_index: u8) {
         self.inner.activate(gid_index);
@@ -84,10 +101,9 @@ fn world() -> World {
     let net = SimNet::new(1, SimConfig::default());
     let clock = Arc::new(ManualClock::new());
     let shut = Arc::new(AtomicBool::new(false));
-    let pause = Pause { is_due: AtomicBool::new(false), begun: Barrier::new(2), ended: Barrier::new(2) };
-    let pause = Arc::new(pause);
     let port = |last| net.port(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
-    let gated = GatedPort { inner: port(1), shut: shut.clone(), pause: pause.clone() };
+    let gated = GatedPort::new(port(1), shut.clone());
+    let pause = gated.pause.clone();
     let a = Node::with(DeviceConfig::simulated(Box::new(gated), clock.clone(), 1), 1 << 18);
     let b = Node::with(DeviceConfig::simulated(Box::new(port(2)), clock.clone(), 2), 1 << 18);
     World { net, clock, a, b, shut, pause }
@@ -175,6 +191,60 @@ fn receiving_never_waits_for_sending() {
     world.shut.store(false, Ordering::SeqCst);
     world.run();
     assert_eq!(b.cq.poll(1, &mut |wc| assert_eq!(wc.status, WcStatus::Success)), Ok(1));
+}
+
+/// A packet that the network has not taken cannot be lost: the peer's answer is waited for when it has left.
+#[test]
+fn a_long_blockage_uses_no_retries() {
+    for retry_cnt in [0, 7] {
+        let world = world();
+        let (a, b) = (&world.a, &world.b);
+        let tuning = Tuning { timeout: 14, retry_cnt, ..Tuning::default() };
+        let (qa, _qb) = pair_on(a, b, QpType::Rc, &tuning);
+        a.memory.fill(0, b"in time!");
+        let write = SendOp::Write { va: b.memory.addr() + 100, rkey: b.mr.rkey() };
+        world.shut.store(true, Ordering::SeqCst);
+        qa.post_send([Ok(a.wr(1, write, 0, 8))]).expect("posted");
+        for _ in 0..500 {
+            let now = world.net.now() + 10_000_000;
+            world.net.advance_to(now);
+            world.clock.set(Time(now));
+            a.device.step(Time(now));
+        }
+        assert_eq!(a.cq.poll(1, &mut |wc| panic!("{:?}", wc.status)), Ok(0));
+        world.shut.store(false, Ordering::SeqCst);
+        world.run();
+        assert_eq!(a.cq.poll(1, &mut |wc| assert_eq!(wc.status, WcStatus::Success)), Ok(1));
+        assert_eq!(b.memory.bytes(100, 8), b"in time!");
+    }
+}
+
+/// A socket that takes no more, and its receiver, which takes nothing.
+fn full_socket() -> [UnixDatagram; 2] {
+    let (socket, receiver) = UnixDatagram::pair().expect("sockets");
+    socket.set_nonblocking(true).expect("nonblocking");
+    while socket.send(&[0; 1024]).is_ok() {}
+    [socket, receiver]
+}
+
+/// The other address's socket takes packets.
+#[test]
+fn an_engine_does_not_spin_while_one_address_is_blocked() {
+    let net = SimNet::new(1, SimConfig::default());
+    let port = |last| net.port(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
+    let ([full, _receiver], (free, _other)) = (full_socket(), UnixDatagram::pair().expect("sockets"));
+    let shut = Arc::new(AtomicBool::new(true));
+    let gated = GatedPort { sockets: vec![full, free], ..GatedPort::new(port(1), shut) };
+    let tries = gated.tries.clone();
+    let a = Node::with(DeviceConfig::new(Box::new(gated)), 1 << 12);
+    let clock = Arc::new(ManualClock::new());
+    let b = Node::with(DeviceConfig::simulated(Box::new(port(2)), clock, 2), 1 << 12);
+    let (qa, _qb) = rc_pair(&a, &b);
+    let write = SendOp::Write { va: b.memory.addr(), rkey: b.mr.rkey() };
+    qa.post_send([Ok(a.wr(1, write, 0, 8))]).expect("posted");
+    std::thread::sleep(Duration::from_millis(500));
+    let tries = tries.load(Ordering::Relaxed);
+    assert!(tries < 5000, "{tries} tries in half a second");
 }
 
 #[test]

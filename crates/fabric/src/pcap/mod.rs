@@ -329,6 +329,10 @@ impl<P: Port> Port for PcapPort<P> {
         self.inner.descriptors()
     }
 
+    fn sending_descriptor(&self, gid_index: u8) -> Option<BorrowedFd<'_>> {
+        self.inner.sending_descriptor(gid_index)
+    }
+
     fn activate(&self, gid_index: u8) {
         self.inner.activate(gid_index);
     }

@@ -243,6 +243,10 @@ impl Port for UdpPort {
             .collect()
     }
 
+    fn sending_descriptor(&self, gid_index: u8) -> Option<BorrowedFd<'_>> {
+        self.sockets.get(usize::from(gid_index)).map(|socket| socket.as_fd())
+    }
+
     fn activate(&self, gid_index: u8) {
         if usize::from(gid_index) < self.sockets.len() {
             self.active.fetch_or(1 << gid_index, Relaxed);

@@ -219,12 +219,23 @@ impl Device {
             if core.nic.dead {
                 continue;
             }
+            if self.waits_for_network(&qp, &core) {
+                core.qp.postpone_ack_timeout(now);
+            }
             let (transport, host) = core.parts(&qp, None);
             transport.handle_timeout(now, &host);
             self.publish_state(&qp, &mut core);
             self.arm(&qp, &core);
             add_to_work_list(&qp, &mut core, work);
         }
+    }
+
+    /// Whether the network has not taken the queue pair's latest packets, or its retransmissions: a blocked unit holds its
+    /// token, or nothing was sent since it went back.
+    fn waits_for_network(&self, qp: &QueuePair, core: &QpCore) -> bool {
+        self.tx.is_blocked()
+            && !core.nic.local.has_tx_ring()
+            && (!qp.token.is_free() || core.qp.in_flight_bytes() == 0)
     }
 
     /// Releases a queue pair that the program has used and that has nothing to send.

@@ -253,7 +253,9 @@ impl Device {
         while self.tx.is_blocked() {
             let Some(mut unit) = self.tx.take_blocked() else { return };
             if !self.port.transmit(&mut unit.batch) {
-                self.tx.put_back(unit);
+                if self.tx.put_back(unit) {
+                    self.engine.wake();
+                }
                 return;
             }
             self.tx.note_unblocked();

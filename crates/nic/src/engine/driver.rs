@@ -210,13 +210,17 @@ impl Driver<'_> {
 
     /// Sleeps on the doorbell, the status socket, forwarding, these descriptors of the port, and those of callbacks.
     fn sleep(&mut self, port: &[BorrowedFd<'_>], others: &[BorrowedFd<'_>], timeout: Option<Timespec>) {
-        let writable = if self.device.tx.is_blocked() { PollFlags::OUT } else { PollFlags::empty() };
+        let blocked_gid = self.device.tx.blocked_gid();
+        let refusing = blocked_gid.and_then(|gid_index| self.device.port.sending_descriptor(gid_index));
+        let is_any_awaited = blocked_gid.is_some() && refusing.is_none();
+        let writable = if is_any_awaited { PollFlags::OUT } else { PollFlags::empty() };
         let inbound = self.device.forwarding.inbound();
         let inbound_fd = inbound.as_deref().map(Inbound::fd);
         let mut fds: SmallVec<[PollFd<'_>; 8]> = SmallVec::new();
         let doorbell_fd = self.doorbell.fd();
         fds.push(PollFd::new(&doorbell_fd, PollFlags::IN));
         fds.extend(port.iter().map(|fd| PollFd::new(fd, PollFlags::IN | writable)));
+        fds.extend(refusing.iter().map(|fd| PollFd::new(fd, PollFlags::OUT)));
         fds.extend(others.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let inbound_at = fds.len();
         fds.extend(inbound_fd.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));

@@ -193,6 +193,12 @@ impl Qp {
         self.apply(verdict, host);
     }
 
+    /// Restarts an ACK timer that has expired by `now`, and takes nothing for lost. Called instead of a timeout while the
+    /// packets that it is for wait to be sent: an unsent packet cannot be lost.
+    pub fn postpone_ack_timeout(&mut self, now: Time) {
+        self.requester.postpone_ack_timeout(now, &self.common);
+    }
+
     /// A deferred access may have ended, or a buffer may be free for one: the next [`Qp::poll_transmit`]
     /// checks the deferred operations again.
     pub fn wake(&mut self) {

@@ -241,6 +241,13 @@ impl Requester {
         self.retry(now, call)
     }
 
+    /// See [`Qp::postpone_ack_timeout`](crate::Qp::postpone_ack_timeout).
+    pub(crate) fn postpone_ack_timeout(&mut self, now: Time, common: &Common) {
+        if self.ack_deadline.is_some_and(|deadline| deadline <= now) {
+            self.restart_ack_timer(now, common);
+        }
+    }
+
     /// Goes back to the oldest unacknowledged packet, or fails the request when no retries are left.
     fn retry(&mut self, now: Time, call: &mut Call<'_, impl Host>) -> Verdict {
         if self.retries_left == 0 && call.attr.retry_cnt != RETRY_CNT_INFINITE {
