@@ -88,16 +88,18 @@ fn open() -> Result<Arc<Device>> {
     let _uncancelled = Uncancelled::new();
     let device = identity::open_device()?;
     np::serve(&device).inspect_err(|_| device.close())?;
-    register(&device);
+    register(&device)?;
     Ok(device)
 }
 
-/// Registers a NIC with the fork handlers, the host's co-located devices and the connection manager.
-fn register(device: &Arc<Device>) {
+/// Registers a NIC with the fork handlers, the host's co-located devices and the connection manager. A NIC that other
+/// devices could not reach is closed.
+fn register(device: &Arc<Device>) -> Result<()> {
     device.set_backings(Arc::new(ProgramFiles));
     track(device);
-    device.join_colocated();
+    device.join_colocated().inspect_err(|_| device.close())?;
     forwarding::serve_without_manager(device);
+    Ok(())
 }
 
 /// Acquires a NIC for a context.
@@ -173,8 +175,9 @@ pub fn ensure_demultiplexer() {
         return;
     }
     // Another process may have taken the instance index meanwhile.
-    if let Ok(demultiplexer) = identity::open_demultiplexer() {
-        register(&demultiplexer);
+    if let Ok(demultiplexer) = identity::open_demultiplexer()
+        && register(&demultiplexer).is_ok()
+    {
         demultiplexer.receive_at_all_gids();
         tracing::info!("opened a NIC with instance index 0, which forwards packets from the standard port");
         shared.demultiplexer = Some(demultiplexer);

@@ -12,6 +12,7 @@ use terrace_sync::RwLock;
 use terrace_wire::{Packet, QPN_INSTANCE_SHIFT, RxMeta};
 
 use crate::device::Device;
+use crate::error::Error;
 use crate::management::is_management;
 
 static COLOCATED: RwLock<Vec<Weak<Device>>> = RwLock::new(Vec::new());
@@ -32,14 +33,19 @@ fn find(instance: u32, address: IpAddr) -> Option<Arc<Device>> {
 
 impl Device {
     /// Takes packets from the host's other devices that have joined, and forwards theirs.
-    pub fn join_colocated(self: &Arc<Self>) {
+    ///
+    /// # Errors
+    /// When the system has no descriptors left for the sockets. Peers that know only the standard port would not reach the
+    /// device.
+    pub fn join_colocated(self: &Arc<Self>) -> Result<(), Error> {
+        self.open_inbound()?;
         self.is_colocated.store(true, Ordering::SeqCst);
-        self.open_inbound();
         let mut colocated = COLOCATED.write();
         colocated.retain(|device| device.strong_count() > 0);
         colocated.push(Arc::downgrade(self));
         drop(colocated);
         self.announce_demultiplexer();
+        Ok(())
     }
 
     /// Whether it has joined.

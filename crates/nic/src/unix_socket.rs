@@ -43,19 +43,32 @@ fn listen_as(service: &str, address: SocketAddr) -> Result<OwnedFd, Errno> {
 }
 
 /// Listens at each of these addresses for clients of this service, and returns the listeners with their GIDs' indexes. They
-/// are in the set of descriptors `waits`. An address at which that fails is left out, with a warning: names have no owner,
+/// are in the set of descriptors `waits`. An address whose name is taken is left out, with a warning: names have no owner,
 /// so another user may have bound one.
-pub(crate) fn listen_at(service: &str, gids: &[Gid], port: u16, waits: &OwnedFd) -> Vec<(u8, OwnedFd)> {
-    let listen = |gid: &Gid| {
+///
+/// # Errors
+/// The system's, such as `MFILE` when the process has no descriptors left.
+pub(crate) fn listen_at(
+    service: &str,
+    gids: &[Gid],
+    port: u16,
+    waits: &OwnedFd,
+) -> Result<Vec<(u8, OwnedFd)>, Errno> {
+    let mut listeners = Vec::with_capacity(gids.len());
+    for (gid_index, gid) in (0u8..).zip(gids) {
         let place = SocketAddr::new(gid.addr.to_canonical(), port);
-        let listener =
-            listen_as(service, place).and_then(|listener| watch(waits, listener.as_fd()).map(|()| listener));
-        let warn = |error: &Errno| {
-            tracing::warn!(%error, "no socket terrace/{service}/{place}: other processes of this host do not find this one by it");
-        };
-        listener.inspect_err(warn).ok()
-    };
-    (0u8..).zip(gids).filter_map(|(gid_index, gid)| Some((gid_index, listen(gid)?))).collect()
+        match listen_as(service, place) {
+            Ok(listener) => {
+                watch(waits, listener.as_fd())?;
+                listeners.push((gid_index, listener));
+            }
+            Err(error @ Errno::ADDRINUSE) => {
+                tracing::warn!(%error, "no socket terrace/{service}/{place}: other processes of this host do not find this one by it");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(listeners)
 }
 
 /// Connects to the process that has that address and UDP port, without waiting.

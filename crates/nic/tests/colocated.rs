@@ -66,8 +66,8 @@ fn send_through(demultiplexer: &Node, home: &Node, tuning: &Tuning) -> WcStatus 
 #[test]
 fn a_packet_to_a_colocated_devices_port_arrives() {
     let (demultiplexer, home) = instances_0_and_1_of([127, 84, 7, 2]);
-    demultiplexer.device.join_colocated();
-    home.device.join_colocated();
+    demultiplexer.device.join_colocated().expect("descriptors");
+    home.device.join_colocated().expect("descriptors");
     assert_eq!(send_through(&demultiplexer, &home, &Tuning::default()), WcStatus::Success);
     // A closed device is no longer co-located.
     home.device.close();
@@ -76,7 +76,7 @@ fn a_packet_to_a_colocated_devices_port_arrives() {
 #[test]
 fn devices_that_have_not_joined_get_no_forwarded_packets() {
     let (demultiplexer, home) = instances_0_and_1_of([127, 84, 7, 3]);
-    demultiplexer.device.join_colocated();
+    demultiplexer.device.join_colocated().expect("descriptors");
     let tuning = Tuning { timeout: 10, retry_cnt: 2, ..Tuning::default() };
     assert_eq!(send_through(&demultiplexer, &home, &tuning), WcStatus::RetryExceeded);
 }
@@ -93,9 +93,9 @@ fn a_management_datagram_for_another_instance_arrives_unchanged() {
     let forward = |slot, from: &Path, data: &[u8]| demultiplexer.device.forward_management(slot, from, data);
     // Forwarding starts when both have joined.
     assert!(matches!(forward(1, &from, b"early"), Ok(false)));
-    demultiplexer.device.join_colocated();
+    demultiplexer.device.join_colocated().expect("descriptors");
     assert!(matches!(forward(1, &from, b"too early"), Ok(true)));
-    home.device.join_colocated();
+    home.device.join_colocated().expect("descriptors");
     assert!(matches!(forward(1, &from, b"hello"), Ok(true)));
     wait_until("it has arrived", || !heard.lock().unwrap().is_empty());
     assert_eq!(heard.lock().unwrap()[0], (from, b"hello".to_vec()));
@@ -126,15 +126,15 @@ fn a_new_demultiplexer_listens_where_others_need_it() {
 fn inner_new_demultiplexer() {
     const LOOPBACK: [u8; 4] = [127, 0, 0, 1];
     let (first, home) = instances_0_and_1_of(LOOPBACK);
-    first.device.join_colocated();
-    home.device.join_colocated();
+    first.device.join_colocated().expect("descriptors");
+    home.device.join_colocated().expect("descriptors");
     // A datagram may come to any address.
     ready_datagrams(&home.qp(QpType::Ud), 0x11);
     reads_at_second_address(&first);
     drop(first);
     let second = instance_of(LOOPBACK);
     assert_eq!(second.device.instance(), 0);
-    second.device.join_colocated();
+    second.device.join_colocated().expect("descriptors");
     reads_at_second_address(&second);
 }
 
@@ -155,7 +155,7 @@ const CREATIONS: usize = 1_000_000;
 fn devices_that_forward_to_each_other_leave_their_tables_to_threads_that_create_queue_pairs() {
     let (first, second) = instances_0_and_1_of([127, 84, 7, 4]);
     let nodes = [Arc::new(first), Arc::new(second)];
-    nodes.iter().for_each(|node| node.device.join_colocated());
+    nodes.iter().for_each(|node| node.device.join_colocated().expect("descriptors"));
     let peer = Node::udp();
     let sender = peer.qp(QpType::Ud);
     ready_datagrams(&sender, 0);

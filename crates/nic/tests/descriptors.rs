@@ -55,3 +55,14 @@ fn regions_whose_files_were_not_to_be_had_are_reached_later() {
     wait_until("the first region is reached without packets", || read(mr));
     wait_until("the other region is mapped", || add().is_some());
 }
+
+/// Otherwise peers that know only the standard port would not reach it, although there are descriptors later.
+#[test]
+fn a_device_without_descriptors_for_forwarding_says_so() {
+    let node = Node::udp();
+    let taken = take_all_descriptors();
+    let errno = rustix::io::Errno::MFILE.raw_os_error();
+    assert_eq!(node.device.join_colocated(), Err(Error::System(errno)));
+    drop(taken);
+    node.device.join_colocated().expect("descriptors");
+}

@@ -184,8 +184,6 @@ impl Server {
     fn open_regions(config: &ServerConfig) -> Result<Server, ServeError> {
         let memory = Arc::new(Memory::open(config, config.port.faults().map_err(ServeError::Port)?)?);
         let device = Device::open(config.port.device().map_err(ServeError::Port)?)?;
-        // Peers that know only port 4791 reach the server at any instance index.
-        device.join_colocated();
         // Dropping the server closes the device if one of the calls below fails.
         let mut server = Server {
             agent: Agent::attach(&device, memory.stats().buffer_bytes)?,
@@ -194,6 +192,8 @@ impl Server {
             registrations: Vec::new(),
             regions: Vec::new(),
         };
+        // Peers that know only port 4791 reach the server at any instance index.
+        server.device.join_colocated()?;
         if let Some(backings) = server.memory.backings() {
             server.device.set_backings(backings);
         }

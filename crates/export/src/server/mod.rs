@@ -149,7 +149,7 @@ impl Server {
         // Dropping the server closes the device if one of the calls below fails.
         let closing = CloseOnDrop(Some(device.clone()));
         // Peers that know only port 4791 reach the server at any instance index.
-        device.join_colocated();
+        device.join_colocated()?;
         let cq = device.create_cq(CqInit { depth: CQ_DEPTH, channel: None, cookie: 0 })?;
         let state = Arc::new(State::new(NewState {
             device: device.clone(),

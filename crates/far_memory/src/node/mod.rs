@@ -115,8 +115,8 @@ impl MemoryNode {
         let listen_error = |error| NodeError::Listen(config.listen, error);
         let listener = std::net::TcpListener::bind(config.listen).map_err(listen_error)?;
         let device = Device::open(config.port.device().map_err(NodeError::Port)?)?;
-        device.join_colocated();
-        let opened = MemoryNode::on_device(&device, config, page_count, listener);
+        let joined = device.join_colocated().map_err(NodeError::from);
+        let opened = joined.and_then(|()| MemoryNode::on_device(&device, config, page_count, listener));
         if opened.is_err() {
             device.close();
         }

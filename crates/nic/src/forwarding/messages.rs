@@ -36,7 +36,7 @@ const FORWARDS_NOW: u8 = 3;
 impl Inbound {
     fn open(device: &Device) -> Result<Inbound, Errno> {
         let waits = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let listeners = unix_socket::listen_at(SERVICE, device.gids(), device.port.udp_port(), &waits);
+        let listeners = unix_socket::listen_at(SERVICE, device.gids(), device.port.udp_port(), &waits)?;
         Ok(Inbound { waits, listeners, spare: Spare::new(), senders: Mutex::default() })
     }
 
@@ -88,18 +88,15 @@ impl Sender {
 }
 
 impl Device {
-    /// Opens the sockets by which others forward to this device. Without them it gets only what comes to its own port.
-    pub(crate) fn open_inbound(&self) {
-        match Inbound::open(self) {
-            Ok(inbound) => {
-                *self.forwarding.inbound.lock() = Some(Arc::new(inbound));
-                // The engine sleeps on them from now on.
-                self.engine.wake();
-            }
-            Err(error) => {
-                tracing::warn!(%error, "packets to port {ROCE_PORT} for this process are not forwarded to it")
-            }
-        }
+    /// Opens the sockets by which others forward to this device.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn open_inbound(&self) -> Result<(), Error> {
+        *self.forwarding.inbound.lock() = Some(Arc::new(Inbound::open(self)?));
+        // The engine sleeps on them from now on.
+        self.engine.wake();
+        Ok(())
     }
 
     /// Whether this device forwards packets of other instances.

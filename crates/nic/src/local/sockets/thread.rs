@@ -32,7 +32,7 @@ pub(in crate::local) fn start(device: &Arc<Device>) -> Result<Running, Error> {
     let waits = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
     let doorbell = Arc::new(Doorbell::new()?);
     watch(&waits, doorbell.fd())?;
-    let listeners = unix_socket::listen_at(SERVICE, device.gids(), device.port.udp_port(), &waits);
+    let listeners = unix_socket::listen_at(SERVICE, device.gids(), device.port.udp_port(), &waits)?;
     let sockets = Sockets {
         waits: waits.clone(),
         listeners,
