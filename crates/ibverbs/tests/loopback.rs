@@ -312,6 +312,53 @@ fn has_engine() -> bool {
     names.into_iter().any(|name| name == b"terrace-engine\n")
 }
 
+/// The links of this process's descriptors.
+fn descriptors() -> Vec<String> {
+    let entries = std::fs::read_dir("/proc/self/fd").expect("descriptors").flatten();
+    let links = entries.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    links.map(|link| link.to_string_lossy().into_owned()).collect()
+}
+
+/// Whether this process has a socket by which others forward packets to it.
+fn takes_forwarded_packets() -> bool {
+    let own = descriptors();
+    let names = String::from_utf8_lossy(&std::fs::read("/proc/net/unix").expect("sockets")).into_owned();
+    let mut sockets = names.lines().filter(|line| line.contains("@terrace/passing/"));
+    sockets.any(|line| {
+        line.split_whitespace().nth(6).is_some_and(|inode| own.contains(&format!("socket:[{inode}]")))
+    })
+}
+
+/// Peers that know only the standard port would never reach a device that was opened without its last descriptors.
+#[test]
+fn a_device_is_opened_with_all_of_its_sockets_or_not_at_all() {
+    // SAFETY: as in the man pages.
+    unsafe {
+        assert_eq!(ibv_close_device(open()), 0);
+        let list = ibv_get_device_list(null_mut());
+        set_descriptors_max(256);
+        let before = descriptors().len();
+        let is_opened = (0..64).any(|room| {
+            let held: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
+            let mut held = held.into_iter();
+            held.by_ref().take(room).for_each(drop);
+            let context = ibv_open_device(*list);
+            let error = errno();
+            drop(held);
+            if context.is_null() {
+                assert_eq!(error, libc::EMFILE, "with {room} descriptors");
+            } else {
+                assert!(takes_forwarded_packets(), "with {room} descriptors");
+                assert_eq!(ibv_close_device(context), 0);
+            }
+            assert_eq!(descriptors().len(), before, "with {room} descriptors");
+            !context.is_null()
+        });
+        assert!(is_opened);
+        ibv_free_device_list(list);
+    }
+}
+
 /// Its engine starts with one of its later calls, when there are descriptors.
 #[test]
 fn a_forked_child_without_descriptors_gets_an_engine_later() {
