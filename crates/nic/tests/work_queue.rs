@@ -103,6 +103,26 @@ fn a_completion_that_overruns_its_queue_resumes_a_wait_as_well() {
     });
 }
 
+/// Executed at once, a gigabyte would keep the device from receiving for a large part of a second.
+#[test]
+fn a_long_entry_goes_by_packets() {
+    const LONG: u32 = 2 << 20;
+    let port = PortConfig { address: Some(LOOPBACK), path: PathChoice::Local, ..PortConfig::default() };
+    let node = Node::with(port.device().expect("a port on the loopback"), 8 << 20);
+    let (chain, _other) = Chain::loopback(&node, 0, CONTROL);
+    let copied = |len| {
+        chain.post([(copy(&node, DATA, DATA + u64::from(LONG), len), SIGNALED)]);
+        assert_eq!(chain.sent(1)[0].status, WcStatus::Success);
+        chain.qp.counters().direct
+    };
+    wait_until("an entry needs no packets", || copied(8) > 0);
+    let data = pattern(LONG as usize, 5);
+    node.memory.fill(DATA as usize, &data);
+    let before = copied(8);
+    assert_eq!(copied(LONG), before);
+    assert!(node.memory.bytes(DATA as usize + LONG as usize, LONG as usize) == data);
+}
+
 #[test]
 fn a_wait_and_an_enable_are_as_long_as_they_say() {
     on_each(|node| {

@@ -167,6 +167,9 @@ impl Turn<'_> {
             Ok((flags, SendEntry::Request { op: SendOp::Nop, .. })) => self.finish(blocks, flags),
             Ok((flags, SendEntry::Request { op, payload })) => {
                 self.bytes += payload.len();
+                // Executed as it is posted, it would keep this thread from receiving meanwhile.
+                let is_long = payload.len() > BYTES_PER_TURN;
+                let flags = if is_long { flags | SendFlags::BY_PACKETS } else { flags };
                 let wr = SendWr { wr_id: self.wr_id(), op, payload, flags, target: None };
                 match Posting::new(self.qp, self.core).post(wr) {
                     Ok(()) => self.pass(blocks),
