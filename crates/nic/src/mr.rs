@@ -1,6 +1,7 @@
 //! Memory regions and memory windows.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use terrace_memory::{
@@ -71,7 +72,18 @@ fn new_paging(model: NicModel, paging: Option<Paging>) -> NewPaging {
 pub struct Mr {
     key: u32,
     place: Mutex<Place>,
+    /// Whether a thread re-registers or ends it, for which it may wait for same-host peers.
+    is_changing: AtomicBool,
     users: UseCount,
+}
+
+/// See [`Mr::begin_change`].
+struct Changing<'a>(&'a AtomicBool);
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 /// The attributes that `rereg` may change.
@@ -121,7 +133,12 @@ impl Mr {
         })?;
         let (addr, length, start) = (request.addr, request.length, region.start);
         let place = Place { pd: pd.clone(), addr, length, start };
-        Ok(Arc::new(Mr { key: region.key, place: Mutex::new(place), users: UseCount::default() }))
+        Ok(Arc::new(Mr {
+            key: region.key,
+            place: Mutex::new(place),
+            is_changing: AtomicBool::new(false),
+            users: UseCount::default(),
+        }))
     }
 
     /// The protection domain, which `rereg` may have changed.
@@ -157,7 +174,8 @@ impl Mr {
     /// `ibv_rereg_mr`: changes protection domain, translation (address, length, iova), access and pager (`Some(None)`:
     /// an ordinary region from now on), as far as given. EINVAL when the region does not lie within the pager's range.
     /// The keys stay, and no access that passed the old checks is still running when it returns. On error nothing has
-    /// changed. EBUSY while windows are bound, and when a same-host peer does not finish an access.
+    /// changed. EBUSY while windows are bound, when a same-host peer does not finish an access, and while
+    /// another thread changes the region.
     pub fn rereg(
         &self,
         pd: Option<&Arc<Pd>>,
@@ -166,10 +184,11 @@ impl Mr {
         paging: Option<Option<Paging>>,
     ) -> Result<(), Error> {
         self.users.check()?;
-        let mut place = self.place.lock();
+        let _change = self.begin_change()?;
+        let own_pd = self.pd();
         let access = access.map(Access::from_verbs).transpose().map_err(register_error)?;
         let range = translation.map(|(addr, len, iova)| NewRange { addr, len, iova });
-        let device = place.pd.device();
+        let device = own_pd.device();
         let paging = paging.map(|paging| new_paging(device.model, paging));
         let change = RegionChange { range, pd: pd.map(|pd| pd.handle()), access, paging };
         pd.map_or(Ok(()), |pd| pd.users.add())?;
@@ -178,6 +197,7 @@ impl Mr {
             register_error(error)
         })?;
         device.local.recall(self.key);
+        let mut place = self.place.lock();
         place.start = region.start;
         if let Some(pd) = pd {
             std::mem::replace(&mut place.pd, pd.clone()).users.remove();
@@ -205,8 +225,18 @@ impl Mr {
         })
     }
 
+    /// Excludes other changes until the guard is dropped. Not a lock: a change may wait for a same-host peer, and others must
+    /// not wait for it.
+    fn begin_change(&self) -> Result<Changing<'_>, Error> {
+        match self.is_changing.swap(true, Ordering::Acquire) {
+            false => Ok(Changing(&self.is_changing)),
+            true => Err(Error::Busy("another thread is changing the region")),
+        }
+    }
+
     fn end(&self, deregister: impl FnOnce(&Registry) -> Result<(), Error>) -> Result<(), Error> {
         self.users.check()?;
+        let _change = self.begin_change()?;
         let pd = self.pd();
         deregister(&pd.device().memory)?;
         pd.device().local.recall(self.key);

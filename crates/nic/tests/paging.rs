@@ -5,7 +5,9 @@ mod common;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
 
 use common::cells::Bytes;
 use common::finally::Finally;
@@ -730,4 +732,66 @@ fn no_wakeup_is_lost_while_another_thread_ends_accesses() {
     });
     assert_eq!(qa.counters().timeouts, 0);
     assert!(paged.pager.counts().1 > 0);
+}
+
+/// A pager whose end takes a while.
+#[derive(Debug)]
+struct Lingering {
+    range: WholeRange,
+    begun: Arc<Barrier>,
+    ended: Arc<Barrier>,
+}
+
+impl Drop for Lingering {
+    fn drop(&mut self) {
+        self.begun.wait();
+        self.ended.wait();
+    }
+}
+
+impl Pager for Lingering {
+    fn translation(&self) -> &dyn Translation {
+        &self.range
+    }
+
+    fn read(&self, _: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        Err(AccessError::Fault)
+    }
+
+    fn write(&self, _: u64, _: &[u8], _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        Err(AccessError::Fault)
+    }
+
+    fn atomic(&self, _: u64, _: AtomicOp, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        Err(AccessError::Fault)
+    }
+
+    fn flush(&self, _: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        Err(AccessError::Fault)
+    }
+}
+
+/// A change may wait for same-host peers, too.
+#[test]
+fn nothing_waits_for_a_region_that_is_being_changed() {
+    let (_net, _clock, [a, _b]) = simulated();
+    let [begun, ended] = [(); 2].map(|()| Arc::new(Barrier::new(2)));
+    let range = WholeRange::absent(HostRange { addr: a.memory.addr(), len: 1 << 20 });
+    let pager = Arc::new(Lingering { range, begun: begun.clone(), ended: ended.clone() });
+    let paging = Paging { pager, pattern: Arc::new([MAGIC; 4096]), policy: RegionPolicy::Wait };
+    a.mr.rereg(None, None, None, Some(Some(paging))).expect("the pager covers the region");
+    std::thread::scope(|scope| {
+        let changing = scope.spawn(|| a.mr.rereg(None, None, None, Some(None)));
+        begun.wait();
+        let (sender, receiver) = channel();
+        let mr = &a.mr;
+        scope.spawn(move || sender.send((mr.addr(), mr.dereg_within(Duration::from_secs(60)))));
+        let seen = receiver.recv_timeout(Duration::from_secs(10));
+        ended.wait();
+        assert_eq!(changing.join().expect("no panic"), Ok(()));
+        let (addr, dereg) = seen.expect("no wait");
+        assert_eq!(addr, a.memory.addr());
+        assert!(matches!(dereg, Err(Error::Busy(_))), "{dereg:?}");
+    });
+    a.mr.dereg().expect("nothing changes it");
 }
