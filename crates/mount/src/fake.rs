@@ -32,6 +32,8 @@ pub(crate) struct Server {
     pub(crate) unanswered: AtomicUsize,
     /// The number of the host's starts.
     pub(crate) boot: AtomicU64,
+    /// How often the file's contents have changed.
+    pub(crate) version: AtomicU64,
     /// How often the time of the file was set.
     pub(crate) stamps: AtomicUsize,
     /// The error number that the server answers to setting the time, or 0.
@@ -72,7 +74,7 @@ impl Server {
             accessed: time,
             modified: time,
             changed: time,
-            version: 1,
+            version: 1 + self.version.load(Ordering::Relaxed),
         }
     }
 }
@@ -84,6 +86,7 @@ pub(crate) struct Fake(pub(crate) Arc<Server>);
 /// An open file.
 pub(crate) struct FakeFile {
     server: Arc<Server>,
+    opened: Attributes,
     /// The host's start in which it has written what is not committed.
     written: Mutex<Option<u64>>,
 }
@@ -145,7 +148,8 @@ impl Remote for Fake {
 
     fn open(&self, _id: FileId, _access: OpenAccess) -> Result<(FakeFile, Option<Vec<u8>>), ExportError> {
         self.0.ask()?;
-        Ok((FakeFile { server: self.0.clone(), written: Mutex::default() }, None))
+        let opened = self.0.attributes(FILE);
+        Ok((FakeFile { server: self.0.clone(), opened, written: Mutex::default() }, None))
     }
 
     fn create(
@@ -235,7 +239,7 @@ impl Remote for Fake {
 
 impl RemoteOpen for FakeFile {
     fn opened_attributes(&self) -> Attributes {
-        self.server.attributes(FILE)
+        self.opened
     }
 
     fn attributes(&self) -> Result<Attributes, ExportError> {
@@ -294,6 +298,6 @@ impl RemoteOpen for FakeFile {
     }
 
     fn lock(&self, _owner: u64, _kind: LockKind, _timeout: Duration) -> Result<(), ExportError> {
-        unsupported()
+        self.server.ask()
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fuser::{Errno, FopenFlags, OpenAccMode, OpenFlags};
@@ -35,6 +35,8 @@ pub(crate) struct OpenFile<R: Remote> {
     since: Instant,
     /// What the first read finds.
     content: Mutex<Option<Content>>,
+    /// The kernel drops the file's pages before the program has its descriptor, and no request has come by that yet.
+    drops_pages: AtomicBool,
 }
 
 /// All bytes of a short file, which came with the answer to opening it.
@@ -87,6 +89,7 @@ impl<R: Remote> OpenFile<R> {
             cursor: inode.dirty.cursor(),
             since: Instant::now(),
             content: Mutex::new(content),
+            drops_pages: AtomicBool::new(false),
         });
         inode.add_open(&file);
         file
@@ -137,11 +140,7 @@ impl<R: Remote> Mount<R> {
             inode.note_change();
         }
         let attributes = remote.opened_attributes();
-        let is_same = inode.cached_version.swap(attributes.version, Ordering::Relaxed) == attributes.version;
-        if !is_same {
-            inode.note_change();
-            inode.cached_version.store(attributes.version, Ordering::Relaxed);
-        }
+        let is_same = inode.note_version(attributes.version);
         // Bytes that were dirty may have reached the server after it had read the file.
         let may_be_old = inode.is_behind() || inode.dirty.last_written().is_some_and(|at| at >= since);
         let bytes = bytes.filter(|_| !may_be_old);
@@ -149,7 +148,10 @@ impl<R: Remote> Mount<R> {
         let content = bytes.map(|bytes| Content { bytes, changes, since });
         let file = OpenFile::new(&inode, remote, flags, content);
         inode.len.store(attributes.len, Ordering::Relaxed);
-        let keep = if is_same { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
+        // A file that was opened a moment ago may have older pages, which the kernel drops after the answer.
+        let keeps_pages = inode.is_page_cache_current(attributes.version);
+        file.drops_pages.store(!keeps_pages, Ordering::Relaxed);
+        let keep = if keeps_pages { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
         Ok((self.files.add(file), keep))
     }
 
@@ -158,8 +160,16 @@ impl<R: Remote> Mount<R> {
         self.files.add(OpenFile::new(inode, remote, flags, None))
     }
 
+    /// The file of a request.
+    ///
+    /// # Errors
+    /// `EBADF` if there is none.
     pub(crate) fn file(&self, handle: u64) -> Result<Arc<OpenFile<R>>, Errno> {
-        self.files.get(handle).ok_or(Errno::EBADF)
+        let file = self.files.get(handle).ok_or(Errno::EBADF)?;
+        if file.drops_pages.load(Ordering::Relaxed) && file.drops_pages.swap(false, Ordering::Relaxed) {
+            file.inode.note_dropped_pages(file.remote.opened_attributes().version);
+        }
+        Ok(file)
     }
 
     /// Reads up to `len` bytes, fewer only at the end of the file.
@@ -605,6 +615,29 @@ mod tests {
         for at in (0..8).map(|number| number * u64::from(step)) {
             assert_eq!(code(mount.read(file, at, step)), Ok(vec![0; step as usize]));
         }
+    }
+
+    #[test]
+    fn the_kernel_keeps_its_pages_once_it_has_dropped_the_old_ones() {
+        let (mount, server, ino) = mount();
+        let open = || {
+            let (handle, flags) =
+                mount.open(ino, OpenFlags(OFlags::RDONLY.bits() as i32)).map_err(Errno::code).unwrap();
+            (handle, flags.contains(FopenFlags::FOPEN_KEEP_CACHE))
+        };
+        for version in [1, 2] {
+            server.version.store(version, Ordering::Relaxed);
+            let (one, two) = (open(), open());
+            assert!(!one.1 && !two.1, "the kernel may not have dropped its pages yet");
+            assert_eq!(code(mount.flush(one.0)), Ok(()));
+            assert!(open().1);
+        }
+        server.version.store(3, Ordering::Relaxed);
+        let (older, _) = open();
+        server.version.store(4, Ordering::Relaxed);
+        assert!(!open().1);
+        assert_eq!(code(mount.flush(older)), Ok(()));
+        assert!(!open().1, "the kernel may have pages of the version before");
     }
 
     #[test]

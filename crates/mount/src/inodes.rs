@@ -34,8 +34,7 @@ pub(crate) struct Inode<R: Remote> {
     pub(crate) dirty: DirtyFile,
     /// Counts the changes of the contents that are known here, so that readahead drops what is older.
     changes: AtomicU64,
-    /// The version of the contents that the kernel has in its page cache; 0 if it is unknown.
-    pub(crate) cached_version: AtomicU64,
+    page_cache: Mutex<PageCache>,
     /// The length in bytes as far as it is known: only a hint for readahead.
     pub(crate) len: AtomicU64,
     pub(crate) locks: FileLocks,
@@ -53,6 +52,15 @@ pub(crate) struct Inode<R: Remote> {
     names: Mutex<Option<NewDirectory>>,
 }
 
+/// What is known of the pages of a file in the kernel's page cache.
+#[derive(Default)]
+struct PageCache {
+    /// The version of the contents when the file was last opened here; 0 after a change.
+    version: u64,
+    /// The kernel has dropped the pages that were older than that.
+    is_current: bool,
+}
+
 impl<R: Remote> Inode<R> {
     /// The number of known changes of the contents.
     pub(crate) fn changes(&self) -> u64 {
@@ -62,8 +70,30 @@ impl<R: Remote> Inode<R> {
     /// The contents change.
     pub(crate) fn note_change(&self) {
         self.changes.fetch_add(1, Ordering::Release);
-        self.cached_version.store(0, Ordering::Relaxed);
+        *self.page_cache.lock() = PageCache::default();
         self.note_attributes();
+    }
+
+    /// The file is opened, and its contents have this version. Returns whether they have not changed since it was opened before.
+    pub(crate) fn note_version(&self, version: u64) -> bool {
+        if self.page_cache.lock().version == version {
+            return true;
+        }
+        self.note_change();
+        self.page_cache.lock().version = version;
+        false
+    }
+
+    /// Whether the kernel has no pages that are older than this version.
+    pub(crate) fn is_page_cache_current(&self, version: u64) -> bool {
+        let page_cache = self.page_cache.lock();
+        page_cache.version == version && page_cache.is_current
+    }
+
+    /// The kernel has dropped the pages that are older than this version.
+    pub(crate) fn note_dropped_pages(&self, version: u64) {
+        let mut page_cache = self.page_cache.lock();
+        page_cache.is_current |= page_cache.version == version;
     }
 
     /// This mount has changed attributes, or names in the directory.
@@ -265,7 +295,7 @@ impl<R: Remote> State<R> {
                 id,
                 dirty: DirtyFile::new(budget.clone()),
                 changes: AtomicU64::new(0),
-                cached_version: AtomicU64::new(0),
+                page_cache: Mutex::default(),
                 len: AtomicU64::new(0),
                 locks: FileLocks::default(),
                 opens: Mutex::default(),
