@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import pathlib
+import select
 import shutil
 import signal
 import struct
@@ -29,6 +30,22 @@ die $! unless $!{EACCES} && -s $file == 100;
 """
 
 
+# A thread waits for a lock, and gets a signal. The main thread is idle.
+LOCKS_IN_A_THREAD = """
+import ctypes, fcntl, os, signal, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+signal.signal(signal.SIGUSR1, lambda *_: None)
+file = os.open(sys.argv[1], os.O_RDWR)
+def wait():
+    print(libc.flock(file, fcntl.LOCK_EX), ctypes.get_errno(), flush=True)
+thread = threading.Thread(target=wait)
+thread.start()
+time.sleep(0.5)
+signal.pthread_kill(thread.ident, signal.SIGUSR1)
+thread.join()
+"""
+
+
 class Writer:
     """A process with an open file. This process must not have it open: a server that it starts would close the file between
     fork and exec, which waits for the server."""
@@ -38,7 +55,7 @@ import fcntl, os, sys
 file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
 print(0, flush=True)
 calls = {"fsync": lambda: os.fsync(file), "lock": lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB),
-         "unlock": lambda: fcntl.flock(file, fcntl.LOCK_UN)}
+         "wait": lambda: fcntl.flock(file, fcntl.LOCK_EX), "unlock": lambda: fcntl.flock(file, fcntl.LOCK_UN)}
 for line in sys.stdin:
     text = line[:-1]
     try:
@@ -66,9 +83,15 @@ for line in sys.stdin:
 
     def ask(self, text):
         """Writes the text, or calls fsync. Returns the error number, or 0."""
+        self.begin(text)
+        return self.answer()
+
+    def begin(self, text):
         self.process.stdin.write(text + "\n")
         self.process.stdin.flush()
-        return self.answer()
+
+    def has_answered(self, seconds):
+        return bool(select.select([self.process.stdout], [], [], seconds)[0])
 
 
 @unittest.skipUnless(os.path.exists("/dev/fuse"), "this machine has no FUSE")
@@ -304,6 +327,50 @@ class Mounts(unittest.TestCase):
             os.close(first)
             place.wait_until("the lock", lambda: has_lock(second))
             os.close(second)
+
+    def test_a_thread_that_waits_for_a_lock_is_interrupted(self):
+        with place.mounted() as at:
+            with Writer(at.path / "file") as holder:
+                self.assertEqual(holder.ask("lock"), 0)
+                waiter = subprocess.Popen([sys.executable, "-c", LOCKS_IN_A_THREAD, at.path / "file"], stdout=subprocess.PIPE, text=True)
+                was_interrupted = bool(select.select([waiter.stdout], [], [], 20)[0])
+            self.assertEqual(waiter.communicate(timeout=60)[0], f"-1 {errno.EINTR}\n")
+            self.assertTrue(was_interrupted)
+
+    def test_a_program_waits_for_a_lock_of_a_mount_in_another_process_name_space(self):
+        with place.mounted() as at:
+            path = at.path.parent / "second"
+            path.mkdir()
+            mount = again(at, path)
+            mount.command = ["unshare", "--pid", "--fork", *mount.command]
+            mount.start()
+            try:
+                with Writer(path / "file") as holder, Writer(path / "file") as waiter:
+                    self.assertEqual(holder.ask("lock"), 0)
+                    waiter.begin("wait")
+                    self.assertFalse(waiter.has_answered(1))
+                    self.assertEqual(holder.ask("unlock"), 0)
+                    self.assertEqual(waiter.answer(), 0)
+            finally:
+                subprocess.run(["umount", path], check=False)
+                mount.process.wait(timeout=20)
+
+    def test_programs_that_wait_for_locks_do_so_in_bounded_time_if_the_server_is_stopped(self):
+        with place.mounted(options=("--timeout", "2")) as at, mounted_again(at) as second, contextlib.ExitStack() as writers:
+            waiters = [writers.enter_context(Writer(at.path / str(number))) for number in range(8)]
+            holders = [writers.enter_context(Writer(second / str(number))) for number in range(8)]
+            for holder, waiter in zip(holders, waiters, strict=True):
+                self.assertEqual(holder.ask("lock"), 0)
+                waiter.begin("wait")
+            time.sleep(0.5)
+            os.kill(at.export.process.pid, signal.SIGSTOP)
+            try:
+                begin = time.monotonic()
+                for waiter in waiters:
+                    self.assertEqual(waiter.answer(), errno.EIO)
+                self.assertLess(time.monotonic() - begin, 10)
+            finally:
+                os.kill(at.export.process.pid, signal.SIGCONT)
 
     def test_a_lock_survives_a_server_that_restarts(self):
         with place.mounted() as at, mounted_again(at) as second, Writer(at.path / "file") as holder, \

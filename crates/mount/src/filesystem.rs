@@ -396,7 +396,7 @@ impl<R: Remote> Filesystem for Requests<R> {
 
     fn setlk(
         &self,
-        _request: &Request,
+        caller: &Request,
         _ino: INodeNo,
         handle: FileHandle,
         owner: LockOwner,
@@ -415,11 +415,12 @@ impl<R: Remote> Filesystem for Requests<R> {
             Ok(file) => file,
             Err(errno) => return reply.error(errno),
         };
-        match set_lock(&file, &request) {
-            Err(errno) if waits && errno.code() == Errno::EAGAIN.code() => {
-                self.0.lock_waiters.wait(file, request, reply);
-            }
-            result => reply_empty(reply, result),
+        if waits {
+            // The process of the request is another number: a signal may be for one of its threads.
+            let thread = caller.pid();
+            self.0.lock_waiters.lock(file, request, thread, |result| reply_empty(reply, result));
+        } else {
+            reply_empty(reply, set_lock(&file, &request).map_err(|error| errno(&error)));
         }
     }
 

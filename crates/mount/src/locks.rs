@@ -5,21 +5,23 @@
 //! mounts as a whole.
 //!
 //! A program that waits for a lock has its request kept here, and a thread tries it again. The kernel cannot interrupt a request
-//! of this kind, so the thread looks for signals that are pending for the program.
+//! of this kind, so the thread looks for signals that are pending for the thread that waits.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use std::{fs, io};
 
-use fuser::{Errno, ReplyEmpty};
-use terrace_export::LockKind;
+use fuser::Errno;
+use terrace_export::{ExportError, LockKind};
 use terrace_sync::{Condvar, Mutex};
 
 use crate::attributes::errno;
 use crate::files::OpenFile;
 use crate::remote::{Remote, RemoteOpen};
+use crate::turns;
 
 /// How often a lock that a program waits for is tried.
 const RETRY: Duration = Duration::from_millis(10);
@@ -34,22 +36,17 @@ pub(crate) struct LockRequest {
     /// The bytes, the last one included in the kernel's terms.
     pub(crate) range: Range<u64>,
     pub(crate) kind: LockKind,
-    /// The thread that asks.
+    /// The process that asks, for programs that ask who holds it.
     pub(crate) pid: u32,
 }
 
 /// The locks that programs of this mount hold of one file.
 #[derive(Default)]
 pub(crate) struct FileLocks {
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    /// Those of one owner do not overlap. Their kind is shared or exclusive.
-    held: Vec<LockRequest>,
-    /// What the server holds for the mount.
-    server: Option<LockKind>,
+    /// Those of one owner do not overlap. Their kind is shared or exclusive. They change only while `server` is locked.
+    held: Mutex<Vec<LockRequest>>,
+    /// What the server holds for the mount. This is locked while the server is asked, and `held` is not.
+    server: Mutex<Option<LockKind>>,
 }
 
 fn overlaps(a: &Range<u64>, b: &Range<u64>) -> bool {
@@ -60,10 +57,17 @@ fn excludes(a: LockKind, b: LockKind) -> bool {
     a == LockKind::Exclusive || b == LockKind::Exclusive
 }
 
+/// The lock of another owner or mount stands in the way.
+const CONFLICT: ExportError = ExportError::Os(rustix::io::Errno::AGAIN.raw_os_error());
+
+fn is_conflict(error: &ExportError) -> bool {
+    error.errno() == CONFLICT.errno()
+}
+
 impl FileLocks {
     /// A lock of another owner that stands in the way.
     pub(crate) fn conflict(&self, request: &LockRequest) -> Option<LockRequest> {
-        self.state.lock().conflict(request).cloned()
+        conflict(&self.held.lock(), request).cloned()
     }
 
     /// Locks or unlocks. `lock_at_server` changes the mount's lock of the file. Unlocking takes effect among the programs of
@@ -74,35 +78,40 @@ impl FileLocks {
     pub(crate) fn set(
         &self,
         request: &LockRequest,
-        lock_at_server: impl Fn(LockKind) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
-        let mut state = self.state.lock();
-        if request.kind != LockKind::Unlock && state.conflict(request).is_some() {
-            return Err(Errno::EAGAIN);
+        lock_at_server: impl Fn(LockKind) -> Result<(), ExportError>,
+    ) -> Result<(), ExportError> {
+        let mut server = self.server.try_lock().unwrap_or_else(|| {
+            // Another thread asks the server.
+            turns::pass();
+            self.server.lock()
+        });
+        let held = self.held.lock();
+        if request.kind != LockKind::Unlock && conflict(&held, request).is_some() {
+            return Err(CONFLICT);
         }
-        let held = state.replaced(request);
-        let result = state.change_server(needed(&held), &lock_at_server);
+        let replaced = replaced(&held, request);
+        drop(held);
+        let result = change_server(&mut server, needed(&replaced), &lock_at_server);
         // The kernel forgets a lock that it unlocks, whatever the answer is: nobody would unlock it again.
         if result.is_ok() || request.kind == LockKind::Unlock {
-            state.held = held;
+            *self.held.lock() = replaced;
         }
         result
     }
 
     /// Whether a program of this mount holds a lock, which the server may have lost.
     pub(crate) fn is_any_held(&self) -> bool {
-        !self.state.lock().held.is_empty()
+        !self.held.lock().is_empty()
     }
 
     /// Whether an owner holds a lock.
     pub(crate) fn is_held_by(&self, owner: u64) -> bool {
-        self.state.lock().held.iter().any(|held| held.owner == owner)
+        self.held.lock().iter().any(|held| held.owner == owner)
     }
 
     /// The owners that hold locks which they have by an open file.
     pub(crate) fn owners_by(&self, handle: u64) -> Vec<u64> {
-        let state = self.state.lock();
-        state.held.iter().filter(|held| held.handle == handle).map(|held| held.owner).collect()
+        self.held.lock().iter().filter(|held| held.handle == handle).map(|held| held.owner).collect()
     }
 }
 
@@ -111,62 +120,60 @@ fn needed(held: &[LockRequest]) -> Option<LockKind> {
     held.iter().map(|lock| lock.kind).max_by_key(|&kind| kind == LockKind::Exclusive)
 }
 
-impl State {
-    fn conflict(&self, request: &LockRequest) -> Option<&LockRequest> {
-        self.held.iter().find(|held| {
-            held.owner != request.owner
-                && overlaps(&held.range, &request.range)
-                && excludes(held.kind, request.kind)
-        })
-    }
+fn conflict<'a>(held: &'a [LockRequest], request: &LockRequest) -> Option<&'a LockRequest> {
+    held.iter().find(|held| {
+        held.owner != request.owner
+            && overlaps(&held.range, &request.range)
+            && excludes(held.kind, request.kind)
+    })
+}
 
-    /// The locks after a request: it replaces its owner's locks of the range.
-    fn replaced(&self, request: &LockRequest) -> Vec<LockRequest> {
-        let mut held = Vec::with_capacity(self.held.len() + 2);
-        for lock in &self.held {
-            if lock.owner != request.owner || !overlaps(&lock.range, &request.range) {
-                held.push(lock.clone());
-                continue;
-            }
-            let rests = [lock.range.start..request.range.start, request.range.end..lock.range.end];
-            held.extend(
-                rests
-                    .into_iter()
-                    .filter(|rest| rest.start < rest.end)
-                    .map(|range| LockRequest { range, ..lock.clone() }),
-            );
+/// The locks after a request: it replaces its owner's locks of the range.
+fn replaced(held: &[LockRequest], request: &LockRequest) -> Vec<LockRequest> {
+    let mut replaced = Vec::with_capacity(held.len() + 2);
+    for lock in held {
+        if lock.owner != request.owner || !overlaps(&lock.range, &request.range) {
+            replaced.push(lock.clone());
+            continue;
         }
-        if request.kind != LockKind::Unlock {
-            held.push(request.clone());
-        }
-        held
+        let rests = [lock.range.start..request.range.start, request.range.end..lock.range.end];
+        replaced.extend(
+            rests
+                .into_iter()
+                .filter(|rest| rest.start < rest.end)
+                .map(|range| LockRequest { range, ..lock.clone() }),
+        );
     }
+    if request.kind != LockKind::Unlock {
+        replaced.push(request.clone());
+    }
+    replaced
+}
 
-    /// Changes the server's lock. A shared lock that cannot become exclusive may be lost meanwhile, as `flock(2)` has it, so
-    /// it is taken again.
-    fn change_server(
-        &mut self,
-        needed: Option<LockKind>,
-        lock_at_server: &impl Fn(LockKind) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
-        if needed == self.server {
-            return Ok(());
-        }
-        let Some(kind) = needed else {
-            self.server = None;
-            return lock_at_server(LockKind::Unlock);
-        };
-        let result = lock_at_server(kind);
-        match (&result, self.server) {
-            (Ok(()), _) => self.server = Some(kind),
-            (Err(_), Some(before)) => {
-                // If that fails, the client fails the accesses of the file until it is unlocked.
-                let _ = lock_at_server(before);
-            }
-            (Err(_), None) => {}
-        }
-        result
+/// Changes the server's lock. A shared lock that cannot become exclusive may be lost meanwhile, as `flock(2)` has it, so it is
+/// taken again; the client does that after a lost connection.
+fn change_server(
+    server: &mut Option<LockKind>,
+    needed: Option<LockKind>,
+    lock_at_server: &impl Fn(LockKind) -> Result<(), ExportError>,
+) -> Result<(), ExportError> {
+    if needed == *server {
+        return Ok(());
     }
+    let Some(kind) = needed else {
+        *server = None;
+        return lock_at_server(LockKind::Unlock);
+    };
+    let result = lock_at_server(kind);
+    match (&result, *server) {
+        (Ok(()), _) => *server = Some(kind),
+        (Err(ExportError::Lost), _) | (Err(_), None) => {}
+        (Err(_), Some(before)) => {
+            // If that fails, the client fails the accesses of the file until it is unlocked.
+            let _ = lock_at_server(before);
+        }
+    }
+    result
 }
 
 /// Programs that wait for locks, and the thread that tries for them.
@@ -188,7 +195,9 @@ struct Queue<R: Remote> {
 struct Waiter<R: Remote> {
     file: Arc<OpenFile<R>>,
     request: LockRequest,
-    reply: ReplyEmpty,
+    /// The thread that waits, in the process name space of this process; 0 if it is in another one.
+    thread: u32,
+    answer: Box<dyn FnOnce(Result<(), Errno>) + Send>,
 }
 
 /// Locks or unlocks a part of an open file. With a lock, what was read of the file before is old: the holder of the lock before may
@@ -196,9 +205,23 @@ struct Waiter<R: Remote> {
 ///
 /// # Errors
 /// As for [`FileLocks::set`].
-pub(crate) fn set_lock<R: Remote>(file: &OpenFile<R>, request: &LockRequest) -> Result<(), Errno> {
+pub(crate) fn set_lock<R: Remote>(file: &OpenFile<R>, request: &LockRequest) -> Result<(), ExportError> {
+    set_lock_with(file, request, &Cell::new(false))
+}
+
+/// The same. The server is not asked if it is silent, which this notes.
+fn set_lock_with<R: Remote>(
+    file: &OpenFile<R>,
+    request: &LockRequest,
+    is_silent: &Cell<bool>,
+) -> Result<(), ExportError> {
     file.inode.locks.set(request, |kind| {
-        file.remote.lock(file.inode.ino, kind, Duration::ZERO).map_err(|error| errno(&error))
+        if is_silent.get() {
+            return Err(ExportError::Lost);
+        }
+        let result = file.remote.lock(file.inode.ino, kind, Duration::ZERO);
+        is_silent.set(matches!(result, Err(ExportError::Lost)));
+        result
     })?;
     if request.kind != LockKind::Unlock {
         file.inode.note_change();
@@ -221,9 +244,24 @@ impl<R: Remote> LockWaiters<R> {
         Ok(LockWaiters { shared, thread: Some(thread) })
     }
 
-    /// Keeps a request until its lock can be had.
-    pub(crate) fn wait(&self, file: Arc<OpenFile<R>>, request: LockRequest, reply: ReplyEmpty) {
-        self.shared.queue.lock().waiters.push(Waiter { file, request, reply });
+    /// Locks a part of an open file for a thread, as soon as the lock can be had, and passes the result on.
+    pub(crate) fn lock(
+        &self,
+        file: Arc<OpenFile<R>>,
+        request: LockRequest,
+        thread: u32,
+        answer: impl FnOnce(Result<(), Errno>) + Send + 'static,
+    ) {
+        match set_lock(&file, &request) {
+            Err(error) if is_conflict(&error) => {
+                self.wait(Waiter { file, request, thread, answer: Box::new(answer) })
+            }
+            result => answer(result.map_err(|error| errno(&error))),
+        }
+    }
+
+    fn wait(&self, waiter: Waiter<R>) {
+        self.shared.queue.lock().waiters.push(waiter);
         self.shared.changed.notify_all();
     }
 }
@@ -249,7 +287,7 @@ impl<R: Remote> Shared<R> {
             }
             let waiters = std::mem::take(&mut queue.waiters);
             drop(queue);
-            let waiting: Vec<_> = waiters.into_iter().filter_map(Waiter::attempt).collect();
+            let waiting = attempt(waiters);
             queue = self.queue.lock();
             queue.waiters.extend(waiting);
             self.changed.wait_for(&mut queue, RETRY);
@@ -257,23 +295,31 @@ impl<R: Remote> Shared<R> {
     }
 }
 
+/// Tries for the locks. Returns the waiters that go on waiting. A server that does not answer is asked once.
+fn attempt<R: Remote>(waiters: Vec<Waiter<R>>) -> Vec<Waiter<R>> {
+    let is_silent = Cell::new(false);
+    waiters.into_iter().filter_map(|waiter| waiter.attempt(&is_silent)).collect()
+}
+
 impl<R: Remote> Waiter<R> {
     /// Tries for the lock. Returns the waiter if it goes on waiting.
-    fn attempt(self) -> Option<Waiter<R>> {
-        match set_lock(&self.file, &self.request) {
-            Ok(()) => self.reply.ok(),
-            Err(errno) if errno.code() != Errno::EAGAIN.code() => self.reply.error(errno),
-            Err(_) if has_signal(self.request.pid) => self.reply.error(Errno::EINTR),
-            Err(_) => return Some(self),
+    fn attempt(self, is_silent: &Cell<bool>) -> Option<Waiter<R>> {
+        match set_lock_with(&self.file, &self.request, is_silent) {
+            Err(error) if is_conflict(&error) => match has_signal(self.thread) {
+                true => (self.answer)(Err(Errno::EINTR)),
+                false => return Some(self),
+            },
+            result => (self.answer)(result.map_err(|error| errno(&error))),
         }
         None
     }
 }
 
-/// Whether a thread has a pending signal that it does not block, or is gone.
-fn has_signal(pid: u32) -> bool {
-    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
-        return true;
+/// Whether a thread has a pending signal that it does not block. `false` if this process may not know: the kernel would not
+/// interrupt the program's call then, and fail it with an error that is none of a program's.
+fn has_signal(thread: u32) -> bool {
+    let Ok(status) = fs::read_to_string(format!("/proc/{thread}/status")) else {
+        return false;
     };
     let mask = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -284,7 +330,13 @@ fn has_signal(pid: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+    use std::sync::mpsc;
+
+    use rustix::fs::OFlags;
+
     use super::*;
+    use crate::fake::{mount, open};
 
     fn request(owner: u64, range: Range<u64>, kind: LockKind) -> LockRequest {
         LockRequest { owner, handle: 1, range, kind, pid: 1 }
@@ -297,7 +349,7 @@ mod tests {
             asked.lock().push(kind);
             Ok(())
         });
-        (result.map_err(|errno| errno.code()), asked.into_inner())
+        (result.map_err(|error| error.errno()), asked.into_inner())
     }
 
     #[test]
@@ -311,7 +363,7 @@ mod tests {
         assert_eq!(locks.conflict(&request(1, 0..30, Shared)).map(|held| held.owner), Some(2));
         assert_eq!(set(&locks, &request(2, 0..u64::MAX, Unlock)), (Ok(()), vec![Shared]));
         assert_eq!(set(&locks, &request(1, 3..5, Unlock)), (Ok(()), vec![]));
-        assert_eq!(locks.state.lock().held.len(), 2);
+        assert_eq!(locks.held.lock().len(), 2);
         assert!(locks.is_any_held() && locks.is_held_by(1) && !locks.is_held_by(2));
         assert_eq!(set(&locks, &request(1, 0..10, Unlock)), (Ok(()), vec![Unlock]));
         assert!(!locks.is_any_held());
@@ -321,24 +373,76 @@ mod tests {
     fn a_lock_that_the_server_refuses_leaves_the_one_before() {
         let locks = FileLocks::default();
         assert!(set(&locks, &request(1, 0..10, LockKind::Shared)).0.is_ok());
-        let refusing = |kind| if kind == LockKind::Exclusive { Err(Errno::EAGAIN) } else { Ok(()) };
+        let refusing = |kind| if kind == LockKind::Exclusive { Err(CONFLICT) } else { Ok(()) };
         assert!(locks.set(&request(1, 0..10, LockKind::Exclusive), refusing).is_err());
-        assert_eq!(locks.state.lock().server, Some(LockKind::Shared));
-        assert_eq!(locks.state.lock().held, [request(1, 0..10, LockKind::Shared)]);
+        assert_eq!(*locks.server.lock(), Some(LockKind::Shared));
+        assert_eq!(*locks.held.lock(), [request(1, 0..10, LockKind::Shared)]);
     }
 
     #[test]
     fn what_is_unlocked_is_not_held_though_the_server_fails() {
         let locks = FileLocks::default();
         assert!(set(&locks, &request(1, 0..10, LockKind::Exclusive)).0.is_ok());
-        assert!(locks.set(&request(1, 0..10, LockKind::Unlock), |_| Err(Errno::EIO)).is_err());
+        assert!(locks.set(&request(1, 0..10, LockKind::Unlock), |_| Err(ExportError::Lost)).is_err());
         assert!(!locks.is_held_by(1));
         assert_eq!(set(&locks, &request(2, 0..10, LockKind::Shared)), (Ok(()), vec![LockKind::Shared]));
     }
 
     #[test]
-    fn a_thread_that_is_gone_does_not_wait() {
-        assert!(has_signal(u32::MAX));
-        assert!(!has_signal(std::process::id()));
+    fn a_thread_of_which_nothing_is_known_has_no_signal() {
+        for thread in [0, u32::MAX, std::process::id()] {
+            assert!(!has_signal(thread), "{thread}");
+        }
+    }
+
+    #[test]
+    fn a_silent_server_is_asked_once_for_all_that_wait() {
+        let (mount, server, ino) = mount();
+        let handle = open(&mount, ino, OFlags::empty());
+        let file = mount.file(handle).map_err(Errno::code).unwrap();
+        assert!(set_lock(&file, &request(1, 0..10, LockKind::Shared)).is_ok());
+        let (answer, answers) = mpsc::channel();
+        let waiter = |owner, range| {
+            let answer = answer.clone();
+            let request = request(owner, range, LockKind::Exclusive);
+            let answer = Box::new(move |result: Result<(), Errno>| {
+                _ = answer.send((owner, result.map_err(Errno::code)))
+            });
+            Waiter { file: file.clone(), request, thread: 0, answer }
+        };
+        server.is_silent.store(true, Ordering::Relaxed);
+        let waiting = attempt(vec![waiter(2, 10..20), waiter(3, 20..30), waiter(4, 0..1)]);
+        assert_eq!(server.unanswered.load(Ordering::Relaxed), 1);
+        let owners: Vec<u64> = waiting.iter().map(|waiter| waiter.request.owner).collect();
+        assert_eq!(owners, [4], "it waits for a program of this mount");
+        let lost = Err(Errno::EIO.code());
+        assert_eq!(answers.try_iter().collect::<Vec<_>>(), [(2, lost), (3, lost)]);
+    }
+
+    #[test]
+    fn what_is_held_is_known_while_the_server_is_asked() {
+        let locks = Arc::new(FileLocks::default());
+        assert!(set(&locks, &request(1, 0..10, LockKind::Shared)).0.is_ok());
+        let (asked, is_asked) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        let asking = {
+            let locks = locks.clone();
+            thread::spawn(move || {
+                let result = locks.set(&request(2, 10..20, LockKind::Exclusive), |_| {
+                    asked.send(()).unwrap();
+                    let _ = ended.recv();
+                    Ok(())
+                });
+                assert!(result.is_ok());
+            })
+        };
+        is_asked.recv().unwrap();
+        let (found, is_found) = mpsc::channel();
+        let other = locks.clone();
+        thread::spawn(move || found.send((other.is_held_by(1), other.is_held_by(2), other.owners_by(1))));
+        assert_eq!(is_found.recv_timeout(Duration::from_secs(10)), Ok((true, false, vec![1])));
+        drop(end);
+        asking.join().unwrap();
+        assert!(locks.is_held_by(2));
     }
 }
