@@ -12,11 +12,12 @@ use terrace_export::{Attributes, ExportError, OpenAccess, SetAttributes, SetTime
 use terrace_sync::Mutex;
 
 use crate::attributes::errno;
+use crate::extents::Found;
 use crate::inodes::Inode;
 use crate::mount::Mount;
 use crate::readahead::{Fetch, ReadAhead};
 use crate::remote::{Remote, RemoteOpen};
-use crate::write_behind::{ErrorCursor, Found, Next, Sink};
+use crate::write_behind::{ErrorCursor, Next, Sink};
 
 /// A file that has been open for so long is watched, so that programs that keep it open see others' changes.
 const WATCH_AGE: Duration = Duration::from_secs(1);

@@ -315,7 +315,7 @@ mod tests {
     use terrace_export::Client;
 
     use super::*;
-    use crate::write_behind::EXTENT_BYTES;
+    use crate::extents::EXTENT_BYTES;
 
     fn id(ino: u64) -> FileId {
         FileId { dev: 1, ino, generation: 0 }

@@ -16,7 +16,7 @@
 //! | `new_directory` | names that a directory cannot have yet |
 //! | `inodes`, `handles` | numbers for files, and for open files |
 //! | `turns` | which thread reads the kernel's next request |
-//! | `write_behind`, `readahead`, `workers` | bytes on their way, and the threads that carry them |
+//! | `extents`, `write_behind`, `readahead`, `workers` | bytes on their way, and the threads that carry them |
 //! | `locks` | locks of files, and the programs that wait for them |
 //! | `repeat` | requests whose answer was lost |
 //! | `attributes` | attributes, times and errors as the kernel has them |
@@ -31,6 +31,7 @@
 
 mod attributes;
 mod directories;
+mod extents;
 #[cfg(test)]
 mod fake;
 mod files;

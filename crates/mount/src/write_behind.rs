@@ -16,7 +16,6 @@
 //! An error is reported once to each open file, by the next `fsync` or `close`, and to the file that is opened next if no
 //! file has reported it, or when the export is unmounted.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,15 +26,8 @@ use terrace_export::ExportError;
 use terrace_sync::{Condvar, Mutex};
 
 use crate::attributes::errno;
+use crate::extents::{Buffers, EXTENT_COST, Extents, Found, Taken, overlaps, range_of};
 use crate::turns;
-
-/// An extent of so many bytes is full.
-pub(crate) const EXTENT_BYTES: usize = 1 << 20;
-/// The most extents that are written together, and no more than [`EXTENT_BYTES`] unless it is one: the network takes them in
-/// parallel.
-const EXTENTS_MAX: usize = 16;
-/// Buffers that are kept for further extents.
-const SPARE_BUFFERS: usize = 16;
 
 /// Writes bytes to the server.
 pub(crate) trait Sink: Send + Sync {
@@ -52,7 +44,7 @@ pub(crate) trait Sink: Send + Sync {
 pub(crate) struct Budget {
     dirty: AtomicUsize,
     limit: usize,
-    spare: Mutex<Vec<Vec<u8>>>,
+    buffers: Buffers,
 }
 
 impl Budget {
@@ -68,28 +60,7 @@ impl Budget {
     fn is_half_used(&self) -> bool {
         self.dirty.load(Ordering::Relaxed) > self.limit / 2
     }
-
-    /// An empty buffer. Fresh memory would cost a page fault for each page of it.
-    fn take_buffer(&self, len: usize) -> Vec<u8> {
-        match len {
-            SMALL.. => self.spare.lock().pop().unwrap_or_else(|| Vec::with_capacity(EXTENT_BYTES)),
-            _ => Vec::with_capacity(len),
-        }
-    }
-
-    fn give_back(&self, mut buffer: Vec<u8>) {
-        if buffer.capacity() >= EXTENT_BYTES {
-            buffer.clear();
-            let mut spare = self.spare.lock();
-            if spare.len() < SPARE_BUFFERS {
-                spare.push(buffer);
-            }
-        }
-    }
 }
-
-/// Extents of fewer bytes have a buffer of their own, which grows.
-const SMALL: usize = 64 << 10;
 
 /// The dirty bytes of a file.
 pub(crate) struct DirtyFile {
@@ -98,30 +69,17 @@ pub(crate) struct DirtyFile {
     budget: Arc<Budget>,
 }
 
-/// Adjacent dirty bytes.
-struct Extent {
-    bytes: Vec<u8>,
-    /// Grows from extent to extent. What overwrites an extent takes its number, so that those who wait for the older bytes wait
-    /// for the newer ones.
-    number: u64,
-}
-
 /// Extents that are written together, and where they go.
 struct Batch {
     sink: Arc<dyn Sink>,
-    extents: Vec<(u64, Vec<u8>)>,
+    extents: Vec<Taken>,
 }
 
 #[derive(Default)]
 struct State {
-    /// By offset; they do not overlap.
-    extents: BTreeMap<u64, Extent>,
-    /// Their bytes.
-    bytes: usize,
+    extents: Extents,
     /// Ranges that are being written, with the numbers of their extents.
     in_flight: Vec<(Range<u64>, u64)>,
-    /// The number of the newest extent.
-    newest: u64,
     /// How many writes there were, and how many of them are older than the time of modification that the server has noted.
     writes: u64,
     stamped: u64,
@@ -156,17 +114,6 @@ impl Errors {
 #[derive(Debug, Default)]
 pub(crate) struct ErrorCursor(Mutex<u64>);
 
-/// Where a range of a file is.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found {
-    /// No byte of it is dirty.
-    Clean,
-    /// All of it is dirty; here it is.
-    Dirty(Vec<u8>),
-    /// Some bytes are dirty: they have to be written before the range is read.
-    Mixed,
-}
-
 /// What the caller of [`DirtyFile::write`] has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
@@ -174,14 +121,6 @@ pub(crate) enum Next {
     Nothing,
     /// Let a worker call [`DirtyFile::write_some`].
     Submit,
-}
-
-fn overlaps(a: &Range<u64>, b: &Range<u64>) -> bool {
-    a.start < b.end && b.start < a.end
-}
-
-fn range_of(offset: u64, bytes: &[u8]) -> Range<u64> {
-    offset..offset + bytes.len() as u64
 }
 
 impl DirtyFile {
@@ -197,9 +136,11 @@ impl DirtyFile {
             state.sink = Some(sink.clone());
             state.since.get_or_insert_with(Instant::now);
             state.writes += 1;
-            let before = state.bytes;
-            let is_full = state.insert(offset, bytes, &self.budget);
-            self.budget.dirty.fetch_add(state.bytes - before, Ordering::Relaxed);
+            let before = state.extents.cost();
+            let is_full = state.extents.insert(offset, bytes, &self.budget.buffers);
+            let after = state.extents.cost();
+            // What joins extents may cost less than they did.
+            self.budget.dirty.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
             is_full
         };
         // A writer that is faster than the server writes by itself, so it takes the server's time.
@@ -261,24 +202,14 @@ impl DirtyFile {
         if state.in_flight.iter().any(|(other, _)| overlaps(other, range)) {
             return Found::Mixed;
         }
-        let Some((&start, Extent { bytes, .. })) = state.extents.range(..range.end).next_back() else {
-            return Found::Clean;
-        };
-        let extent = range_of(start, bytes);
-        if extent.start <= range.start && range.end <= extent.end {
-            let at = (range.start - start) as usize;
-            return Found::Dirty(bytes[at..at + (range.end - range.start) as usize].to_vec());
-        }
-        if overlaps(&extent, range) { Found::Mixed } else { Found::Clean }
+        state.extents.find(range)
     }
 
     /// The end of the last byte that is dirty or in flight; 0 if none is.
     pub(crate) fn end(&self) -> u64 {
         let state = self.state.lock();
         let in_flight = state.in_flight.iter().map(|(range, _)| range.end);
-        let dirty =
-            state.extents.iter().next_back().map(|(&start, extent)| range_of(start, &extent.bytes).end);
-        in_flight.chain(dirty).max().unwrap_or(0)
+        in_flight.max().unwrap_or(0).max(state.extents.end())
     }
 
     /// Writes up to [`EXTENTS_MAX`] extents. `false` if there is none that can be written now.
@@ -296,7 +227,7 @@ impl DirtyFile {
         let is_last = state.extents.is_empty() && state.in_flight.len() == taken.len();
         let writes = state.writes;
         drop(state);
-        let extents: Vec<_> = taken.iter().map(|(offset, bytes)| (*offset, &bytes[..])).collect();
+        let extents: Vec<_> = taken.iter().map(|extent| (extent.offset, &extent.bytes[..])).collect();
         let result = write_extents(&*sink, &extents);
         let mut state = self.state.lock();
         state.written = Some(Instant::now());
@@ -308,9 +239,9 @@ impl DirtyFile {
             Err(error) => state.errors.note(errno(&error)),
         }
         drop(state);
-        for (_, bytes) in taken {
-            self.budget.dirty.fetch_sub(bytes.len(), Ordering::Relaxed);
-            self.budget.give_back(bytes);
+        for extent in taken {
+            self.budget.dirty.fetch_sub(extent.bytes.len() + EXTENT_COST, Ordering::Relaxed);
+            self.budget.buffers.give_back(extent.bytes);
         }
         self.written.notify_all();
         true
@@ -325,7 +256,7 @@ impl DirtyFile {
     pub(crate) fn write_all(&self) -> Result<u64, Errno> {
         let (newest, writes, give_ups) = {
             let state = self.state.lock();
-            (state.newest, state.writes, state.give_ups)
+            (state.extents.newest(), state.writes, state.give_ups)
         };
         loop {
             if self.write_some_until(newest) {
@@ -385,132 +316,34 @@ impl DirtyFile {
 }
 
 impl State {
-    /// Inserts a write. Returns whether its extent is full.
-    fn insert(&mut self, offset: u64, bytes: &[u8], budget: &Budget) -> bool {
-        if let Some((&start, extent)) = self.extents.range_mut(..=offset).next_back() {
-            let at = offset - start;
-            let extent = &mut extent.bytes;
-            if at + bytes.len() as u64 <= extent.len() as u64 {
-                extent[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
-                return false;
-            }
-            let has_room = extent.len() + bytes.len() <= EXTENT_BYTES;
-            if at == extent.len() as u64
-                && has_room
-                && !self.has_extent_in(offset..offset + bytes.len() as u64)
-            {
-                return self.append(start, bytes, budget);
-            }
-        }
-        let number = self.remove(range_of(offset, bytes), budget).unwrap_or_else(|| {
-            self.newest += 1;
-            self.newest
-        });
-        let mut extent = budget.take_buffer(bytes.len());
-        extent.extend_from_slice(bytes);
-        let is_full = extent.len() >= EXTENT_BYTES;
-        self.bytes += bytes.len();
-        self.extents.insert(offset, Extent { bytes: extent, number });
-        is_full
-    }
-
     /// Drops all extents, and counts one error. Each would take the time in which a call fails without an answer, and there may
     /// be thousands.
     fn give_up(&mut self, budget: &Budget) {
         self.errors.note(Errno::EIO);
         self.give_ups += 1;
-        budget.dirty.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.bytes = 0;
-        for (_, extent) in std::mem::take(&mut self.extents) {
-            budget.give_back(extent.bytes);
-        }
+        budget.dirty.fetch_sub(self.extents.cost(), Ordering::Relaxed);
+        self.extents.clear(&budget.buffers);
         (self.since, self.sink) = (None, None);
     }
 
     /// Whether there are extents, dirty or in flight, whose number is not larger than `newest`.
     fn has_until(&self, newest: u64) -> bool {
-        self.extents.values().any(|extent| extent.number <= newest)
-            || self.in_flight.iter().any(|&(_, number)| number <= newest)
+        self.extents.has_until(newest) || self.in_flight.iter().any(|&(_, number)| number <= newest)
     }
 
-    fn has_extent_in(&self, range: Range<u64>) -> bool {
-        self.extents.range(range).next().is_some()
-    }
-
-    /// Appends to the extent at `start`, which has room.
-    fn append(&mut self, start: u64, bytes: &[u8], budget: &Budget) -> bool {
-        let Some(Extent { bytes: extent, .. }) = self.extents.get_mut(&start) else {
-            return false;
-        };
-        if extent.len() + bytes.len() > SMALL && extent.capacity() < EXTENT_BYTES {
-            let mut larger = budget.take_buffer(EXTENT_BYTES);
-            larger.extend_from_slice(extent);
-            *extent = larger;
-        }
-        extent.extend_from_slice(bytes);
-        self.bytes += bytes.len();
-        extent.len() >= EXTENT_BYTES
-    }
-
-    /// Removes a range from the extents: what is left of them on both sides becomes extents of its own. Returns the smallest
-    /// number of those that had bytes of it.
-    fn remove(&mut self, range: Range<u64>, budget: &Budget) -> Option<u64> {
-        let first = self.extents.range(..=range.start).next_back().map_or(range.start, |(&start, _)| start);
-        let hit: Vec<u64> = self
-            .extents
-            .range(first..range.end)
-            .filter(|&(&start, extent)| overlaps(&range_of(start, &extent.bytes), &range))
-            .map(|(&start, _)| start)
-            .collect();
-        let mut smallest = None;
-        for start in hit {
-            let Some(Extent { mut bytes, number }) = self.extents.remove(&start) else { continue };
-            smallest = Some(smallest.map_or(number, |smallest: u64| smallest.min(number)));
-            let extent = range_of(start, &bytes);
-            self.bytes -= (extent.end.min(range.end) - extent.start.max(range.start)) as usize;
-            if extent.end > range.end {
-                let rest = bytes[(range.end - start) as usize..].to_vec();
-                self.extents.insert(range.end, Extent { bytes: rest, number });
-            }
-            if start < range.start {
-                bytes.truncate((range.start - start) as usize);
-                self.extents.insert(start, Extent { bytes, number });
-            } else {
-                budget.give_back(bytes);
-            }
-        }
-        smallest
-    }
-
-    /// Takes the first extents that overlap nothing in flight and whose number is not larger than `newest`.
+    /// Takes extents that overlap nothing in flight and whose number is not larger than `newest`.
     fn take_extents(&mut self, newest: u64) -> Option<Batch> {
         let sink = self.sink.clone()?;
         let is_free = |range: &Range<u64>| !self.in_flight.iter().any(|(other, _)| overlaps(other, range));
-        let mut bytes_sum = 0;
-        let starts = self
-            .extents
-            .iter()
-            .filter(|&(&start, extent)| extent.number <= newest && is_free(&range_of(start, &extent.bytes)))
-            .take(EXTENTS_MAX)
-            .take_while(|(_, extent)| {
-                let is_first = bytes_sum == 0;
-                bytes_sum += extent.bytes.len();
-                is_first || bytes_sum <= EXTENT_BYTES
-            });
-        let starts: Vec<u64> = starts.map(|(&start, _)| start).collect();
-        let mut taken = Vec::with_capacity(starts.len());
-        for start in starts {
-            let Some(Extent { bytes, number }) = self.extents.remove(&start) else { continue };
-            self.bytes -= bytes.len();
-            self.in_flight.push((range_of(start, &bytes), number));
-            taken.push((start, bytes));
-        }
+        let extents = self.extents.take(newest, is_free);
+        self.in_flight
+            .extend(extents.iter().map(|extent| (range_of(extent.offset, &extent.bytes), extent.number)));
         if self.extents.is_empty() {
             self.since = None;
             // An open file is not kept open by what it has written.
             self.sink = None;
         }
-        (!taken.is_empty()).then_some(Batch { sink, extents: taken })
+        (!extents.is_empty()).then_some(Batch { sink, extents })
     }
 }
 
@@ -538,6 +371,7 @@ mod tests {
     use std::sync::Weak;
 
     use super::*;
+    use crate::extents::{EXTENT_BYTES, EXTENTS_MAX};
     use proptest::prelude::*;
 
     /// A file of the server in memory, with errors on demand.
@@ -711,7 +545,7 @@ mod tests {
 
     #[test]
     fn more_than_half_of_the_limit_is_written_when_the_program_has_its_answer() {
-        let (file, memory, sink) = dirty_file(1000);
+        let (file, memory, sink) = dirty_file(2 * (500 + EXTENT_COST));
         file.write(&sink, 0, &[1; 500]);
         file.write_excess();
         assert!(memory.bytes.lock().is_empty(), "so much may be dirty");
@@ -726,6 +560,38 @@ mod tests {
         let (file, memory, sink) = dirty_file(1000);
         file.write(&sink, 0, &[1; 1001]);
         assert_eq!(memory.bytes.lock().len(), 1001);
+    }
+
+    #[test]
+    fn scattered_bytes_count_with_the_memory_that_they_take() {
+        let (file, memory, sink) = dirty_file(1280);
+        for at in 0..100 {
+            file.write(&sink, 2 * at, &[1]);
+            assert!(file.state.lock().extents.cost() <= 1280);
+        }
+        assert!(memory.bytes.lock().len() > 100);
+        file.write(&sink, 0, &[2; 200]);
+        file.write_all().unwrap();
+        assert_eq!(file.budget.dirty.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn extents_that_are_to_stay_are_not_searched_for_each_batch() {
+        let (file, _, sink) = dirty_file(EXTENT_BYTES);
+        let batch = EXTENTS_MAX as u64;
+        for at in 0..batch + 4 {
+            file.write(&sink, 1000 * at, &[1]);
+        }
+        let newest = file.state.lock().extents.newest();
+        assert!(file.write_some_until(newest));
+        for at in 0..batch {
+            file.write(&sink, 1000 * at, &[2]);
+        }
+        assert!(file.write_some());
+        let state = file.state.lock();
+        assert_eq!(state.extents.find(&(0..1)), Found::Clean, "after the last ones come the first");
+        assert_eq!(state.extents.find(&(1000 * (batch - 1)..1000 * (batch - 1) + 1)), Found::Dirty(vec![2]));
+        assert_eq!(state.extents.find(&(1000 * batch..1000 * batch + 1)), Found::Clean);
     }
 
     #[test]
@@ -782,7 +648,7 @@ mod tests {
     fn write_all_waits_for_what_overwrites_older_bytes() {
         let (file, memory, sink) = dirty_file(EXTENT_BYTES);
         file.write(&sink, 10, &[1; 10]);
-        let newest = file.state.lock().newest;
+        let newest = file.state.lock().extents.newest();
         file.write(&sink, 5, &[2; 10]);
         assert!(file.write_some_until(newest));
         assert!(file.is_clean());
