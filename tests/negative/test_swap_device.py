@@ -249,7 +249,33 @@ class Refusals(SwapDevice):
     def test_memory_that_may_not_be_locked(self):
         _, listen = self.node()
         wrapper = ("prlimit", "--memlock=8388608:8388608", "setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock")
+        before = self.directory.stat().st_mtime_ns
         self.refused("now 8192 KiB", "--memory-node", listen, "--size", "1M", wrapper=wrapper)
+        self.assertEqual(self.directory.stat().st_mtime_ns, before, "there was a socket, to which a kernel may have swapped")
+
+    def test_a_standard_output_that_is_full(self):
+        _, listen = self.node()
+        device = self.device(listen)
+        # The other end of the pipe, without making the device's non-blocking.
+        filled = os.open(f"/proc/self/fd/{device.stdout.fileno()}", os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(filled, bytes(4096))
+        finally:
+            os.close(filled)
+        device.send_signal(signal.SIGUSR1)
+        time.sleep(0.5)
+        device.terminate()
+        self.assertEqual(device.wait(timeout=20), 0)
+
+    def test_metrics_that_cannot_be_served(self):
+        _, listen = self.node()
+        before = self.directory.stat().st_mtime_ns
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            self.refused("metrics", "--memory-node", listen, "--size", "1M", "--metrics", address)
+        self.assertEqual(self.directory.stat().st_mtime_ns, before, "there was a socket, to which a kernel may have swapped")
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use clap::Args;
 use nix::sys::signal::Signal;
 use terrace_far_memory::{Client, ClientConfig, ConnectError, PAGE_BYTES};
-use terrace_nbd::{ServerError, slot_count};
+use terrace_nbd::{Counters, ServerError, slot_count};
 use terrace_nic::{PathChoice, PortConfig};
 use terrace_node::{Metrics, ServeError};
 use terrace_pages::size;
@@ -151,9 +151,14 @@ pub fn swap_device(options: &Options) -> Result<(), SwapDeviceError> {
     let config = client_config(options)?;
     swap_process::protect(options.place.mount.is_some());
     let client = Arc::new(Client::connect(&config)?);
+    let counters = Arc::default();
+    let metrics = options.metrics.map(|address| serve_metrics(address, &counters, &client)).transpose()?;
+    // Before the device is served: what a client stores ends with this process. And afterwards for the device's own buffers.
+    swap_process::lock_memory()?;
     let front = Front::start(&options.place, &names_of_nodes(&config), &client, &signals)?;
     client.device().attach(front.counters().clone());
-    let metrics = options.metrics.map(|address| serve_metrics(address, &front, &client)).transpose()?;
+    // It is set once.
+    let _ = counters.set(front.counters().clone());
     swap_process::lock_memory()?;
     announce(options, &config);
     while let Some(Signal::SIGUSR1) = front.wait(&signals) {
@@ -213,11 +218,16 @@ fn announce(options: &Options, config: &ClientConfig) {
     output::announce(&lines, "ends the device, and its pages with it.");
 }
 
-fn serve_metrics(address: SocketAddr, front: &Front, client: &Arc<Client>) -> Result<Metrics, ServeError> {
-    let (counters, observed) = (front.counters().clone(), Arc::downgrade(client));
-    Metrics::serve_text(address, move || {
-        let client = observed.upgrade();
-        client.map_or_else(String::new, |client| swap_pages::exposition(&counters.totals(), &client))
+/// Serves metrics, which are empty until the device is served.
+fn serve_metrics(
+    address: SocketAddr,
+    counters: &Arc<OnceLock<Arc<Counters>>>,
+    client: &Arc<Client>,
+) -> Result<Metrics, ServeError> {
+    let (counters, observed) = (counters.clone(), Arc::downgrade(client));
+    Metrics::serve_text(address, move || match (counters.get(), observed.upgrade()) {
+        (Some(counters), Some(client)) => swap_pages::exposition(&counters.totals(), &client),
+        _ => String::new(),
     })
 }
 
@@ -235,8 +245,7 @@ fn print_status(front: &Front, client: &Client) {
         client.stored_pages()
     );
     lines += &node_states::lines(&client.nodes());
-    // The device does not depend on an open standard output.
-    let _ = output::print(&lines);
+    output::print_without_waiting(&lines);
 }
 
 #[cfg(test)]
