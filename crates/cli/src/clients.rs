@@ -2,12 +2,12 @@
 
 use terrace_node::{ClientRegionStats, ClientStats};
 
-use crate::table;
+use crate::{stat, table};
 
 const MIB: f64 = (1 << 20) as f64;
 
 /// A line for each client and region. With rates for clients that are in `before`, of `seconds` ago.
-pub fn text(now: &[ClientStats], before: &[ClientStats], seconds: u64) -> String {
+pub fn text(now: &[ClientStats], before: &[ClientStats], seconds: f64) -> String {
     let mut header = vec!["client", "one-sided", "fetched", "region", "RPC reads", "RPC writes", "failed"];
     header.extend(["MiB read", "MiB written", "p50 us", "p90 us", "p99 us", "p99.9 us", "max us"]);
     if !before.is_empty() {
@@ -24,12 +24,11 @@ pub fn text(now: &[ClientStats], before: &[ClientStats], seconds: u64) -> String
 }
 
 /// The lines of a client. Counts over all regions are in the first line only.
-fn client_rows(now: &ClientStats, before: Option<&ClientStats>, seconds: Option<u64>) -> Vec<Vec<String>> {
+fn client_rows(now: &ClientStats, before: Option<&ClientStats>, seconds: Option<f64>) -> Vec<Vec<String>> {
     let nothing = ClientRegionStats { region: "-".into(), ..ClientRegionStats::default() };
     let regions = if now.regions.is_empty() { std::slice::from_ref(&nothing) } else { &now.regions };
     let rate = |now: u64, then: Option<u64>| {
-        seconds
-            .map(|seconds| then.map_or("-".into(), |then| (now.saturating_sub(then) / seconds).to_string()))
+        seconds.map(|seconds| then.map_or("-".into(), |then| stat::rate(now, then, seconds).to_string()))
     };
     let row = |(index, of): (usize, &ClientRegionStats)| {
         let first = |value: String| if index == 0 { value } else { String::new() };
@@ -66,7 +65,7 @@ mod tests {
     #[test]
     fn each_client_has_a_line_for_each_region_and_rates_with_an_earlier_sample() {
         let now = [client("192.0.2.1/0x11", 500, 40), client("192.0.2.2/0x12", 7, 1)];
-        let shown = text(&now, &[], 1);
+        let shown = text(&now, &[], 1.0);
         let line = |text: &str, number: usize| -> Vec<String> {
             let line = text.lines().nth(number).unwrap();
             line.split_whitespace().map(str::to_owned).collect()
@@ -75,7 +74,7 @@ mod tests {
         assert_eq!(line(&shown, 3)[..8], ["192.0.2.1/0x11", "500", "5", "a", "40", "0", "0", "3"]);
         assert_eq!(line(&shown, 4)[..2], ["b", "1"]);
         assert!(!shown.contains("/s"));
-        let shown = text(&now, &[client("192.0.2.1/0x11", 300, 20)], 2);
+        let shown = text(&now, &[client("192.0.2.1/0x11", 300, 20)], 2.0);
         assert!(line(&shown, 3).ends_with(&["100".into(), "10".into()]), "{shown}");
         assert!(line(&shown, 5).ends_with(&["-".into(), "-".into()]), "{shown}");
     }
@@ -83,6 +82,6 @@ mod tests {
     #[test]
     fn a_client_without_rpcs_is_shown() {
         let idle = ClientStats { client: "192.0.2.1/0x11".into(), one_sided: 3, ..ClientStats::default() };
-        assert!(text(&[idle], &[], 1).contains("192.0.2.1/0x11"));
+        assert!(text(&[idle], &[], 1.0).contains("192.0.2.1/0x11"));
     }
 }

@@ -7,7 +7,7 @@ use crate::stat::section;
 use crate::table;
 
 /// Counters, and a line for each client. With rates if there are counters of `seconds` ago.
-pub fn text(now: &ExportStats, before: Option<&ExportStats>, seconds: u64) -> String {
+pub fn text(now: &ExportStats, before: Option<&ExportStats>, seconds: f64) -> String {
     let mut text = section("export", &counts(now), before.map(counts).as_ref(), seconds);
     if !now.clients.is_empty() {
         let header = ["client", "user", "open files", "locks", "watches", "requests"];

@@ -2,12 +2,12 @@
 
 use terrace_pages::{MemoryStats, RegionStats};
 
-use crate::table;
+use crate::{stat, table};
 
 const MIB: f64 = (1 << 20) as f64;
 
 /// The memory and its regions. With rates if `before`, of `seconds` ago, is given.
-pub fn text(now: &MemoryStats, before: Option<&MemoryStats>, seconds: u64) -> String {
+pub fn text(now: &MemoryStats, before: Option<&MemoryStats>, seconds: f64) -> String {
     let mut text = format!(
         "\nmemory\n  {:.0} MiB of {:.0} MiB resident, {:.0} MiB of them dirty, at most {:.0} MiB for buffers, {} requests \
          in flight\n\n",
@@ -39,7 +39,7 @@ pub fn name_of(region: &RegionStats) -> String {
     if region.name.is_empty() { format!("{:#x}", region.addr) } else { region.name.clone() }
 }
 
-fn row(now: &RegionStats, before: Option<&MemoryStats>, seconds: u64) -> Vec<String> {
+fn row(now: &RegionStats, before: Option<&MemoryStats>, seconds: f64) -> Vec<String> {
     let mut row = vec![
         name_of(now),
         format!("{:.0}", now.len_bytes as f64 / MIB),
@@ -63,7 +63,7 @@ fn row(now: &RegionStats, before: Option<&MemoryStats>, seconds: u64) -> Vec<Str
         let counts =
             |region: &RegionStats| [region.hits, region.misses, region.pages_read, region.pages_written];
         let rates = counts(now).into_iter().zip(counts(then));
-        row.extend(rates.map(|(now, then)| (now.saturating_sub(then) / seconds).to_string()));
+        row.extend(rates.map(|(now, then)| stat::rate(now, then, seconds).to_string()));
     }
     row
 }
@@ -94,18 +94,18 @@ mod tests {
             ..RegionStats::default()
         };
         let stats = |hits, read| MemoryStats { regions: vec![region(hits, read)], ..MemoryStats::default() };
-        let shown = text(&stats(60, 30), None, 1);
+        let shown = text(&stats(60, 30), None, 1.0);
         let cells: Vec<&str> = shown.lines().last().unwrap().split_whitespace().collect();
         let start = ["0x7000", "64", "16", "60", "40", "60.0", "%", "30", "3", "5", "7", "0", "0"];
         assert_eq!(cells[..13], start);
         let mut named = stats(60, 30);
         (named.regions[0].name, named.regions[0].is_failing) = ("table".into(), true);
-        let text_of_named = text(&named, None, 1);
+        let text_of_named = text(&named, None, 1.0);
         assert!(
             text_of_named.contains("\ntable ") && text_of_named.contains("table: pages cannot be written")
         );
         assert!(!shown.contains("/s"));
-        let shown = text(&stats(60, 30), Some(&stats(20, 10)), 2);
+        let shown = text(&stats(60, 30), Some(&stats(20, 10)), 2.0);
         let cells: Vec<&str> = shown.lines().last().unwrap().split_whitespace().collect();
         assert_eq!(cells[cells.len() - 4..], ["20", "10", "10", "0"]);
     }

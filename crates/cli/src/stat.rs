@@ -5,7 +5,7 @@ use crate::{clients, exports, far_pages, json, node_states, pool, regions, swap_
 use clap::Args;
 use serde::Deserialize;
 use std::io::{self, IsTerminal};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use terrace_export::ExportStats;
 use terrace_far_memory::{NODES_REPORT, NodeState, NodeStatus};
 use terrace_nbd::Totals;
@@ -79,13 +79,14 @@ pub enum StatError {
 
 /// Shows the counters, once or until interrupted.
 pub fn show(options: &Options) -> Result<(), StatError> {
-    let mut before = None;
+    let mut before: Option<Sample> = None;
     loop {
         let text = match options.pid {
             None => list(options.json)?,
             Some(pid) => match (snapshots(pid), &before) {
-                (Ok(now), _) => {
-                    let text = details(&now, before.as_deref(), options);
+                (Ok(devices), _) => {
+                    let now = Sample { devices, at: Instant::now() };
+                    let text = details(&now, before.as_ref(), options);
                     before = Some(now);
                     text
                 }
@@ -112,6 +113,12 @@ pub fn show(options: &Options) -> Result<(), StatError> {
             _ => return Ok(()),
         }
     }
+}
+
+/// What a process has answered, and when.
+struct Sample {
+    devices: Vec<DeviceSnapshot>,
+    at: Instant,
 }
 
 /// A line between the counters: none of a JSON document, so it goes to standard error then.
@@ -210,18 +217,20 @@ fn count(counts: &Counts, name: &str) -> u64 {
 
 // ---- one process -------------------------------------------------------------------------------------------------------
 
-fn details(now: &[DeviceSnapshot], before: Option<&[DeviceSnapshot]>, options: &Options) -> String {
+fn details(now: &Sample, before: Option<&Sample>, options: &Options) -> String {
     if options.json {
         let document = if options.watch.is_none() { json::list } else { json::list_line };
-        return document("devices", now);
+        return document("devices", &now.devices);
     }
-    let seconds = options.watch.unwrap_or(1);
-    let earlier = |index: usize| before.and_then(|devices| devices.get(index));
-    let blocks = now.iter().enumerate().map(|(index, device)| device_text(device, earlier(index), seconds));
+    // A process that is busy may have answered late, or not at all, since.
+    let seconds = before.map_or(0.0, |before| (now.at - before.at).as_secs_f64());
+    let earlier = |index: usize| before.and_then(|before| before.devices.get(index));
+    let blocks =
+        now.devices.iter().enumerate().map(|(index, device)| device_text(device, earlier(index), seconds));
     blocks.collect::<Vec<_>>().join("\n")
 }
 
-fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds: u64) -> String {
+fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds: f64) -> String {
     let mut text = format!(
         "process {} ({}): {}, UDP port {}, path MTU {}\n",
         device.pid,
@@ -335,13 +344,18 @@ fn memory_node(device: &DeviceSnapshot) -> Option<NodeStatus> {
     device.reports.get("memory_node").and_then(|report| NodeStatus::deserialize(report).ok())
 }
 
-/// Counters below a title. With rates if `before` is given.
-pub fn section(title: &str, counts: &Counts, before: Option<&Counts>, seconds: u64) -> String {
+/// How much a counter has grown in a second since it was `then`, `seconds` ago.
+pub fn rate(now: u64, then: u64, seconds: f64) -> u64 {
+    (now.saturating_sub(then) as f64 / seconds) as u64
+}
+
+/// Counters below a title. With rates if `before`, of `seconds` ago, is given.
+pub fn section(title: &str, counts: &Counts, before: Option<&Counts>, seconds: f64) -> String {
     let mut text = format!("\n{title}\n");
     for (name, value) in counts {
         text += &format!("  {name:<22} {value:>15}");
         if let Some(before) = before {
-            text += &format!(" {:>13}/s", value.saturating_sub(count(before, name)) / seconds);
+            text += &format!(" {:>13}/s", rate(*value, count(before, name), seconds));
         }
         text.push('\n');
     }
@@ -388,8 +402,19 @@ mod tests {
     #[test]
     fn rates_are_shown_only_with_an_earlier_sample() {
         let now = counts(&[("tx_packets", 300)]);
-        assert!(!section("port", &now, None, 2).contains("/s"));
-        assert!(section("port", &now, Some(&counts(&[("tx_packets", 100)])), 2).contains(" 100/s"));
+        assert!(!section("port", &now, None, 2.0).contains("/s"));
+        assert!(section("port", &now, Some(&counts(&[("tx_packets", 100)])), 2.0).contains(" 100/s"));
+    }
+
+    #[test]
+    fn rates_are_of_the_time_between_the_answers() {
+        let sample = |tx_packets, at| {
+            let port = counts(&[("tx_packets", tx_packets)]);
+            Sample { devices: vec![DeviceSnapshot { port, ..DeviceSnapshot::default() }], at }
+        };
+        let (begin, options) = (Instant::now(), Options { pid: None, json: false, watch: Some(1) });
+        let text = details(&sample(500, begin + Duration::from_secs(4)), Some(&sample(100, begin)), &options);
+        assert!(text.contains(" 100/s"), "{text}");
     }
 
     #[test]
