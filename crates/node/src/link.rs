@@ -43,6 +43,8 @@ pub(crate) struct Link {
     pub remote: Path,
     pub state: LinkState,
     tid: u64,
+    /// The peer has answered that it is busy.
+    is_peer_busy: bool,
     /// The most requests of this link in flight, as stated by the server.
     pub requests_max: u16,
     next_id: u64,
@@ -62,6 +64,7 @@ impl Link {
             remote,
             state: LinkState::Connecting { attempts: 0, retry_at: now },
             tid: rand::random(),
+            is_peer_busy: false,
             requests_max: 0,
             next_id: 0,
             answers: HashMap::new(),
@@ -83,7 +86,10 @@ impl Link {
             return None;
         }
         if attempts == ATTEMPTS {
-            self.state = LinkState::Silent;
+            self.state = match self.is_peer_busy {
+                true => LinkState::Refused(Status::Busy),
+                false => LinkState::Silent,
+            };
             return None;
         }
         self.state = LinkState::Connecting {
@@ -102,7 +108,10 @@ impl Link {
         }
         self.state = match accepted {
             // A retransmission may succeed: the peer may have resources, or regions, then.
-            Err(Status::Busy) => return,
+            Err(Status::Busy) => {
+                self.is_peer_busy = true;
+                return;
+            }
             Err(status) => LinkState::Refused(status),
             Ok(Accepted { qpn, psn, mtu_bytes, receive_count }) => {
                 self.requests_max = receive_count;

@@ -5,7 +5,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::*;
-use terrace_nic::PathChoice;
+use terrace_nic::{PathChoice, PortConfig};
 use terrace_node::*;
 
 fn write_and_read_back(mode: ServeMode, dram_bytes: u64) {
@@ -48,6 +48,20 @@ fn write_and_read_back_over(transport: PathChoice, mode: ServeMode, dram_bytes: 
         region.commit(0, 1 << 20, 9).expect("begun");
         wait_for(&client, 1);
     }
+}
+
+#[test]
+fn a_server_that_is_busy_is_not_one_that_does_not_answer() {
+    let port = |slot| PortConfig { address: Some(LOOPBACK), slot: Some(slot), ..PortConfig::default() };
+    let node = Node::new("busy", ServeMode::Wait, MIB, MIB);
+    let instance = node.server.device().snapshot().slot;
+    let [own, other] = [1, 2].map(|number| instance + number);
+    let config = ClientConfig { instance, port: port(own), ..ClientConfig::new(LOOPBACK) };
+    let _client = Client::connect(&config).expect("a client");
+    // A client has no regions, and answers as a server does that has none yet.
+    let of_client = ClientConfig { instance: own, port: port(other), ..config };
+    let error = Client::connect(&of_client).err().expect("no server");
+    assert!(error.to_string().contains("it is busy"), "{error}");
 }
 
 #[test]

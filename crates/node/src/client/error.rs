@@ -23,7 +23,7 @@ pub enum ClientError {
     )]
     Silent(SocketAddr),
     /// The server refuses the connection or a request.
-    #[error("the server refuses: {0:?}")]
+    #[error("the server refuses: {}", reason(*.0))]
     Refused(Status),
     /// The server has no such region.
     #[error("the server has no region named {0:?}")]
@@ -49,4 +49,11 @@ pub enum ClientError {
     /// The maximum of accesses is in flight: poll first.
     #[error("the maximum of accesses is in flight: poll for completions first")]
     Full,
+}
+
+fn reason(status: Status) -> String {
+    match status {
+        Status::Busy => "it is busy (its clients, in all or of this address, are as many as it takes; or it has no region yet)".into(),
+        status => format!("{status:?}"),
+    }
 }
