@@ -1,13 +1,15 @@
 //! Making bytes visible or durable, and fetching them ahead.
 
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use terrace_hostmem::{HostRange, PAGE_BYTES, fault, pages_of};
 
 use crate::access::{Access, AccessError, AccessNeed, Accessor, Side};
-use crate::entry::Entry;
-use crate::pin::PinLock;
+use crate::entry::{Entry, FlushHook};
+use crate::paging::{Transfer, Waker};
 use crate::registry::Registry;
+use crate::sync_mapping::sync_mapping;
 use crate::table::tag_of;
 
 /// How much a FLUSH covers (IBTA volume 1 annex A19: the FETH's selectivity level).
@@ -46,13 +48,42 @@ pub enum Advice {
     PrefetchNoFault,
 }
 
-impl Registry {
-    /// FLUSH: returns when the bytes are visible, or durable, as `placement` (the FETH's bits) asks.
-    /// With [`FlushScope::Region`] `va` and `len` are ignored.
+/// A FLUSH that [`Registry::flush`] does not carry out, because it waits for storage.
+#[derive(Debug)]
+pub enum DeferredFlush {
+    /// The region's pager carries it out.
+    Paged(Arc<dyn Transfer>),
+    /// A thread that may wait has to call [`StorageFlush::carry_out`].
+    Storage(StorageFlush),
+}
+
+/// A FLUSH to the storage behind a region without pager. The region may be deregistered before it is carried out.
+#[derive(Debug)]
+pub struct StorageFlush {
+    range: HostRange,
+    hook: Option<Arc<dyn FlushHook>>,
+}
+
+impl StorageFlush {
+    /// Makes the bytes durable. Waits for storage, without a limit.
     ///
     /// # Errors
-    /// As for [`Registry::check`]; `Flush` when no or an unknown placement is asked for or the flush failed; `Fault`
-    /// when part of the range is not mapped; `NotReady` when the region's pager has to do it.
+    /// `Flush` when the bytes cannot be written; `Fault` when part of the range is not mapped.
+    pub fn carry_out(&self) -> Result<(), AccessError> {
+        match &self.hook {
+            Some(hook) => hook.flush(self.range).map_err(|_| AccessError::Flush),
+            None => sync_mapping(self.range),
+        }
+    }
+}
+
+impl Registry {
+    /// FLUSH: returns when the bytes are visible, as `placement` (the FETH's bits) asks. With [`FlushScope::Region`]
+    /// `va` and `len` are ignored. Never waits.
+    ///
+    /// # Errors
+    /// As for [`Registry::check`]; `Flush` when no or an unknown placement is asked for; `NotReady` when bytes have to be
+    /// made durable: [`Registry::defer_flush`].
     pub fn flush(
         &self,
         who: Accessor,
@@ -64,20 +95,36 @@ impl Registry {
     ) -> Result<(), AccessError> {
         let entry = self.slot(key)?.pin();
         let range = entry.locate_flush(tag_of(key), who, va, len, placement, scope)?;
-        let hook = entry.flush.clone();
-        let is_paged = entry.pager_for(who).is_some();
         drop(entry);
         // Every store was made by a processor of this machine: ordering them is all that visibility takes.
         fence(Ordering::SeqCst);
         if placement & PLACEMENT_PERSISTENT == 0 || range.len == 0 {
             return Ok(());
         }
-        if is_paged {
-            return Err(AccessError::NotReady);
-        }
-        match hook {
-            Some(hook) => hook.flush(range).map_err(|_| AccessError::Flush),
-            None => sync_mapping(range),
+        Err(AccessError::NotReady)
+    }
+
+    /// Begins to make a range durable, where [`Registry::flush`] has answered `NotReady`. The waker is called as for
+    /// [`Registry::fetch`], if the pager carries it out.
+    ///
+    /// # Errors
+    /// As for [`Registry::flush`]; `NotReady` when the pager is full.
+    #[expect(clippy::too_many_arguments, reason = "the fields of the request, and who wants to know")]
+    pub fn defer_flush(
+        &self,
+        who: Accessor,
+        key: u32,
+        va: u64,
+        len: u64,
+        placement: u8,
+        scope: FlushScope,
+        waker: &Waker,
+    ) -> Result<DeferredFlush, AccessError> {
+        let entry = self.slot(key)?.pin();
+        let range = entry.locate_flush(tag_of(key), who, va, len, placement, scope)?;
+        match entry.pager_for(who).filter(|pager| !pager.is_disabled()) {
+            Some(pager) => pager.flush(range, waker).map(DeferredFlush::Paged),
+            None => Ok(DeferredFlush::Storage(StorageFlush { range, hook: entry.flush.clone() })),
         }
     }
 
@@ -135,43 +182,6 @@ impl Entry {
             FlushScope::Region => (self.start, self.len),
         };
         Ok(HostRange { addr: self.translate(va, len)?, len })
-    }
-}
-
-/// Whether an `msync` of this process has failed. The kernel reports a failure once, for the whole file, and takes the
-/// pages for clean from then on: which ones, and of which regions, is not known.
-static HAS_FAILED: AtomicBool = AtomicBool::new(false);
-
-/// Held from an `msync` until its failure is noted: another thread's would report nothing meanwhile.
-// SAFETY: all zeros are an open lock. (A lock that is made at the first use could be half made when the process forks.)
-static ASKING: PinLock<()> = unsafe { std::mem::zeroed() };
-
-/// In the child of a `fork`: the threads that held it are the parent's.
-pub(crate) fn after_fork_child() {
-    ASKING.forget_pins();
-}
-
-/// Writes the pages of a range to their file with `msync`; of anonymous memory it writes nothing. Once an `msync` has
-/// failed in this process, all pages of a range that are in memory are written, clean or not.
-///
-/// # Errors
-/// `Fault` when part of it is not mapped, `Flush` when it cannot be written.
-pub fn sync_mapping(range: HostRange) -> Result<(), AccessError> {
-    let (start, len) = pages_of(range).ok_or(AccessError::Flush)?;
-    let _asking = ASKING.close();
-    if HAS_FAILED.load(Ordering::Relaxed) {
-        make_dirty(HostRange { addr: start, len }).map_err(|_| AccessError::Flush)?;
-    }
-    // SAFETY: msync changes no memory; the kernel checks the range.
-    if unsafe { libc::msync(start as *mut _, len as usize, libc::MS_SYNC) } == 0 {
-        return Ok(());
-    }
-    match std::io::Error::last_os_error().raw_os_error() {
-        Some(libc::ENOMEM) => Err(AccessError::Fault),
-        _ => {
-            HAS_FAILED.store(true, Ordering::Relaxed);
-            Err(AccessError::Flush)
-        }
     }
 }
 

@@ -21,6 +21,7 @@
 //! | `changes` | changes that pagers have not carried out yet |
 //! | `append` | records at the end of regions that grow |
 //! | `flush` | making bytes visible or durable; prefetching |
+//! | `sync_mapping` | writing mapped pages to their files, of which a write may have failed |
 //! | `entry` | the content of a slot and the checks on it |
 //! | `table` | the key table: from key to slot, and the free slots |
 //! | `pin` | the lock of a slot |
@@ -32,7 +33,7 @@
 //!
 //! What regions mean to other processes of the host is in `terrace-shm`: this crate publishes records there, and waits
 //! for the readers of what it withdraws. It knows nothing of packets and their rings, of queue pairs except their
-//! numbers and the records that are published of them, or of files.
+//! numbers and the records that are published of them, or of files, except which of them could not be written.
 
 mod access;
 mod append;
@@ -47,6 +48,7 @@ mod publish;
 mod registry;
 mod socket;
 mod sync;
+mod sync_mapping;
 mod table;
 mod translation;
 mod whole_range;
@@ -56,13 +58,14 @@ mod zeros;
 pub use access::{Absence, Access, AccessError, AccessNeed, Accessor, RegisterError, Side};
 pub use changes::PendingChanges;
 pub use entry::FlushHook;
-pub use flush::{Advice, FlushScope, make_dirty, sync_mapping};
+pub use flush::{Advice, DeferredFlush, FlushScope, StorageFlush, make_dirty};
 pub use local::{Local, LocalPiece};
 pub use paged::PagedKey;
 pub use paging::{Pager, Pattern, RegionPolicy, Transfer, Waker};
 pub use publish::RegionMemory;
 pub use registry::{Limits, NewPaging, NewRange, Region, RegionChange, RegionSpec, Registry};
 pub use socket::accept_without_checksum;
+pub use sync_mapping::sync_mapping;
 pub use translation::{LocalCopies, PeerTables, SharedFile, Translation};
 pub use whole_range::WholeRange;
 pub use window::{BindError, WindowBind, WindowKind};

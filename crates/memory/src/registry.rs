@@ -9,10 +9,11 @@ use terrace_shm::{GracePeriod, KeyMemo, ReaderTimeout, SharedRegistry, forget_re
 
 use crate::access::{Access, AccessError, AccessNeed, Accessor, RegisterError};
 use crate::entry::{Entry, FlushHook, Kind};
-use crate::flush::{self, is_mapped};
+use crate::flush::is_mapped;
 use crate::paged;
 use crate::paging::{Pager, Pattern, RegionPolicy};
 use crate::pin::PinLock;
+use crate::sync_mapping;
 use crate::table::{Slot, Table, tag_of, vacate};
 
 /// The size of a device's key table, and the seed of its keys.
@@ -536,7 +537,7 @@ impl Registry {
             }
         }
         self.changes.forget_pins();
-        flush::after_fork_child();
+        sync_mapping::after_fork_child();
     }
 }
 
