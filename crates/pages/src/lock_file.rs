@@ -79,7 +79,8 @@ pub(crate) fn check(path: &Path, own: Option<&Path>, has_slot: bool) -> Result<(
     let elsewhere = |pool| PagesError::Elsewhere { path: path.to_owned(), pool };
     let Some(named) = read(path).map_err(|_| elsewhere(None))? else { return Ok(()) };
     let is_own = Some(&*named) == own;
-    if named.exists() && !is_own {
+    // A pool that cannot be looked at, for lack of rights, may have the newest bytes.
+    if !is_own && !matches!(named.try_exists(), Ok(false)) {
         return Err(elsewhere(Some(named)));
     }
     if !(is_own && has_slot) {
@@ -122,5 +123,19 @@ mod tests {
         std::fs::write(path_for(&path), "").expect("written");
         assert!(read(&path).is_err());
         remove(&path);
+    }
+
+    #[test]
+    fn a_pool_that_cannot_be_looked_at_is_not_gone() {
+        let path = std::env::temp_dir().join(format!("terrace-pages-{}-unseen", std::process::id()));
+        std::fs::write(&path, "").expect("written");
+        // Below a file there is nothing, and the system does not say so: as below a directory of another user's.
+        write(&path, &path.join("pool")).expect("written");
+        let refused = check(&path, None, false);
+        assert!(matches!(refused, Err(PagesError::Elsewhere { .. })), "{refused:?}");
+        write(&path, Path::new("/dev/shm/terrace-pages-gone")).expect("written");
+        assert!(check(&path, None, false).is_ok(), "it is gone");
+        remove(&path);
+        std::fs::remove_file(&path).expect("removed");
     }
 }
