@@ -112,6 +112,16 @@ class VanishingFiles(Paged):
             with self.assertRaises(BlockingIOError):
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
+    def test_locks_of_the_program_survive_a_registration_that_is_not_tiered(self):
+        self.server.mr("r", "file", BYTES, ALL, self.path)
+        self.server("lock", "r")
+        self.server("truncate", "r", BYTES - MIB)
+        # The mapping is longer than the file.
+        self.server("submr", "s", "r", 0, BYTES, ALL | ON_DEMAND)
+        self.assertEqual(self.tiered_regions(), {})
+        with open(self.path, "rb+") as file, self.assertRaises(BlockingIOError):
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
 
 class ChangingMappings(Paged):
     def test_unmapped(self):

@@ -30,7 +30,7 @@ impl Backings for ProgramFiles {
             return Ok(None);
         }
         match backing::open(&run, Purpose::Mapping) {
-            Ok((file, file_len)) => Ok(backed_by(file, file_len, &run, range)),
+            Ok((file, file_len)) => Ok(backed_by(file.duplicate()?, file_len, &run, range)),
             Err(NoBacking::Unreachable(error)) if is_scarcity(&error) => Err(error),
             Err(reason) => {
                 tracing::debug!(%reason, ?range, "peers on this host cannot map the file");

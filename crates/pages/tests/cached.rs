@@ -56,7 +56,7 @@ fn open(scratch: &Scratch) -> File {
 
 fn source(scratch: &Scratch, map: HostRange) -> CachedSource {
     CachedSource {
-        file: OwnedFd::from(open(scratch)),
+        file: Arc::new(OwnedFd::from(open(scratch))),
         file_offset: 0,
         map,
         is_writable: true,

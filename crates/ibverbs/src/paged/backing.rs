@@ -8,11 +8,13 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 use terrace_hostmem::PAGE_BYTES;
 use terrace_shm::file_system;
@@ -51,11 +53,46 @@ impl fmt::Display for NoBacking {
     }
 }
 
+/// A file of the program that was opened again. Closing any descriptor of a file releases the POSIX locks that the process
+/// has on it. So when this is dropped while the process has some, the descriptor stays open.
+#[derive(Debug)]
+pub struct ProgramFile {
+    file: Arc<OwnedFd>,
+    inode: u64,
+}
+
+impl ProgramFile {
+    fn new(file: File, inode: u64) -> ProgramFile {
+        ProgramFile { file: Arc::new(file.into()), inode }
+    }
+
+    /// The descriptor, for users that end before this does.
+    pub fn shared(&self) -> Arc<OwnedFd> {
+        self.file.clone()
+    }
+
+    /// A descriptor that is closed whatever the locks are.
+    ///
+    /// # Errors
+    /// When there are no descriptors left.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.file.try_clone()
+    }
+}
+
+impl Drop for ProgramFile {
+    fn drop(&mut self) {
+        if is_locked_by_us(self.inode) {
+            std::mem::forget(self.file.clone());
+        }
+    }
+}
+
 /// Opens the file of a run for reading, and for writing if the mapping is writable. Returns the file and its length.
 ///
 /// # Errors
 /// The reason why no file could be opened.
-pub fn open(run: &Run, purpose: Purpose) -> Result<(OwnedFd, u64), NoBacking> {
+pub fn open(run: &Run, purpose: Purpose) -> Result<(ProgramFile, u64), NoBacking> {
     let mut failure = NoBacking::Unreachable(io::ErrorKind::NotFound.into());
     for path in candidates(run) {
         match open_same(&path, run, purpose) {
@@ -101,9 +138,8 @@ fn descriptors(inode: u64) -> impl Iterator<Item = PathBuf> {
 }
 
 /// Opens a path; `None` if it is another file.
-fn open_same(path: &Path, run: &Run, purpose: Purpose) -> Result<Option<File>, NoBacking> {
-    // `stat` comes first: opening a device or a pipe can have effects, or block. And closing a file that the program
-    // has open as well releases the process's locks on it.
+fn open_same(path: &Path, run: &Run, purpose: Purpose) -> Result<Option<ProgramFile>, NoBacking> {
+    // `stat` comes first: opening a device or a pipe can have effects, or block.
     let status = path.metadata().map_err(NoBacking::Unreachable)?;
     let kind = status.file_type();
     if !(kind.is_file() || kind.is_block_device()) || run.file.is_surely_not(status.dev(), status.ino()) {
@@ -111,19 +147,20 @@ fn open_same(path: &Path, run: &Run, purpose: Purpose) -> Result<Option<File>, N
     }
     let file =
         OpenOptions::new().read(true).write(run.writable).open(path).map_err(NoBacking::Unreachable)?;
-    let system = file_system(file.as_fd()).map_err(NoBacking::Unreadable)?;
+    let file = ProgramFile::new(file, status.ino());
+    let system = file_system(file.file.as_fd()).map_err(NoBacking::Unreadable)?;
     if let Some((_, name)) = UNSUITABLE.iter().find(|(kind, _)| *kind == system.kind) {
         return Err(NoBacking::Unsuitable(name));
     }
     if system.page_bytes != PAGE_BYTES && purpose == Purpose::Paging {
         return Err(NoBacking::Unsuitable("hugetlbfs (its files cannot be written)"));
     }
-    let mapped = mapped_id(&file, system.page_bytes as usize).map_err(NoBacking::Unreachable)?;
+    let mapped = mapped_id(&file.file, system.page_bytes as usize).map_err(NoBacking::Unreachable)?;
     Ok((mapped == Some(run.file)).then_some(file))
 }
 
 /// The kernel's identifier of the mapped file, whose pages have this size.
-fn mapped_id(file: &File, page_bytes: usize) -> io::Result<Option<FileId>> {
+fn mapped_id(file: &OwnedFd, page_bytes: usize) -> io::Result<Option<FileId>> {
     // MAP_NORESERVE avoids the reservation of a huge page.
     let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
     // SAFETY: a new mapping at an address that the kernel chooses; PROT_NONE allows no access.
@@ -137,8 +174,7 @@ fn mapped_id(file: &File, page_bytes: usize) -> io::Result<Option<FileId>> {
     id
 }
 
-/// Whether this process holds POSIX locks on a file with this inode number. Closing any descriptor of the file would
-/// release them.
+/// Whether this process holds POSIX locks on a file with this inode number.
 pub fn is_locked_by_us(inode: u64) -> bool {
     match std::fs::read_to_string("/proc/locks") {
         Ok(list) => list.lines().any(|line| is_our_lock(line, std::process::id(), inode)),
@@ -157,25 +193,27 @@ fn is_our_lock(line: &str, pid: u32, inode: u64) -> bool {
 }
 
 /// Checks that the file can be read.
-fn check_readable(mut file: File, run: &Run) -> Result<(OwnedFd, u64), NoBacking> {
+fn check_readable(file: ProgramFile, run: &Run) -> Result<(ProgramFile, u64), NoBacking> {
+    // SAFETY: the descriptor is open as long as `file`, and is not closed by this.
+    let mut open = ManuallyDrop::new(unsafe { File::from_raw_fd(file.file.as_raw_fd()) });
     // A read at the end of a file returns nothing, without an error.
-    file.read_at(&mut [0], run.file_offset).map_err(NoBacking::Unreadable)?;
+    open.read_at(&mut [0], run.file_offset).map_err(NoBacking::Unreadable)?;
     // A seek also works for block devices, for which `stat` reports no size.
-    let file_len = file.seek(SeekFrom::End(0)).map_err(NoBacking::Unreadable)?;
-    Ok((file.into(), file_len))
+    let file_len = open.seek(SeekFrom::End(0)).map_err(NoBacking::Unreadable)?;
+    Ok((file, file_len))
 }
 
 #[cfg(test)]
 mod tests {
     use std::ffi::{CStr, c_void};
-    use std::os::fd::{FromRawFd, RawFd};
+    use std::os::fd::RawFd;
 
     use terrace_hostmem::HostRange;
 
     use super::*;
     use terrace_vm::maps::{NoRun, find};
 
-    fn open(run: &Run) -> Result<(OwnedFd, u64), NoBacking> {
+    fn open(run: &Run) -> Result<(ProgramFile, u64), NoBacking> {
         super::open(run, Purpose::Paging)
     }
 
@@ -243,9 +281,9 @@ mod tests {
         Directory::new(&std::env::temp_dir(), name)
     }
 
-    fn content((file, _): (OwnedFd, u64), run: &Run) -> String {
+    fn content((file, _): (ProgramFile, u64), run: &Run) -> String {
         let mut bytes = [0; 5];
-        File::from(file).read_exact_at(&mut bytes, run.file_offset).unwrap();
+        File::from(file.duplicate().unwrap()).read_exact_at(&mut bytes, run.file_offset).unwrap();
         String::from_utf8(bytes.to_vec()).unwrap()
     }
 
@@ -336,7 +374,7 @@ mod tests {
         assert!(!run.writable);
         let (file, file_len) = open(&run).unwrap();
         assert_eq!(file_len, 16 * PAGE_BYTES);
-        let file = File::from(file);
+        let file = File::from(file.duplicate().unwrap());
         assert!(file.write_all_at(b"x", 0).is_err());
     }
 
@@ -436,6 +474,9 @@ mod tests {
         // SAFETY: an open descriptor and a structure that is read.
         assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) }, 0);
         assert!(is_locked_by_us(inode));
+        let mapped = Mapped::shared(&file);
+        drop(open(&mapped.run()).unwrap());
+        assert!(is_locked_by_us(inode), "a descriptor of the file was closed");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use terrace_pages::cached::{CachedConfig, CachedFiles, CachedRegion, CachedSourc
 use terrace_vm::maps::{self, Run};
 use terrace_vm::{Refusal, Swapped};
 
+use super::backing::ProgramFile;
 use super::pager::Inner;
 use super::settings::{Mode, Settings};
 use crate::errno::{ENOMEM, Errno, Result};
@@ -75,13 +76,14 @@ impl Budget {
     /// ENOMEM if the modes for comparison have no memory for it, after a line for the user.
     pub fn add(
         self,
-        file: OwnedFd,
+        file: ProgramFile,
         run: &Run,
         settings: &Settings,
     ) -> Result<std::result::Result<Region, String>> {
         match self {
             Budget::Cached(files) => {
-                Ok(add_cached(files, file, run, false).map_err(|error| error.to_string()))
+                let added = add_cached(files, file.shared(), run, Some(Arc::new(file)));
+                Ok(added.map_err(|error| error.to_string()))
             }
             Budget::Baseline(baseline) => add_to_baseline(baseline, file, run, settings),
         }
@@ -90,7 +92,8 @@ impl Budget {
 
 /// The region of a mapping.
 pub enum Region {
-    Cached(Arc<CachedFiles>, Arc<CachedRegion>),
+    /// With the program's file, unless it is a swap file.
+    Cached(Arc<CachedFiles>, Arc<CachedRegion>, Option<Arc<ProgramFile>>),
     /// With the pager of the ODP mode. Both modes are for comparison.
     Baseline(Arc<Baseline>, Arc<BaselineRegion>, Option<Arc<FaultPager>>),
 }
@@ -99,7 +102,7 @@ impl Region {
     /// The callback that drives its pager.
     pub fn budget(&self) -> Budget {
         match self {
-            Region::Cached(files, _) => Budget::Cached(files.clone()),
+            Region::Cached(files, ..) => Budget::Cached(files.clone()),
             Region::Baseline(baseline, ..) => Budget::Baseline(baseline.clone()),
         }
     }
@@ -116,7 +119,7 @@ impl Region {
     /// The pager of a mapping that has this region.
     pub fn pager(&self, run: &Run) -> Inner {
         match self {
-            Region::Cached(_, region) => Inner::Cached(region.clone()),
+            Region::Cached(_, region, file) => Inner::Cached(region.clone(), file.clone()),
             Region::Baseline(_, _, Some(faults)) => {
                 Inner::Baseline(faults.clone(), WholeRange::absent(run.range))
             }
@@ -129,7 +132,7 @@ impl Region {
     /// Releases the region from its budget.
     pub fn remove(&self) {
         match self {
-            Region::Cached(files, region) => files.remove(region),
+            Region::Cached(files, region, _) => files.remove(region),
             Region::Baseline(baseline, region, faults) => {
                 if let Some(faults) = faults {
                     faults.stop();
@@ -142,7 +145,7 @@ impl Region {
     /// Waits for the accesses that were begun before. Other regions of the mapping go on, and so does the mapping.
     pub fn wait_for_accesses(&self) {
         match self {
-            Region::Cached(_, region) => region.wait_for_accesses(),
+            Region::Cached(_, region, _) => region.wait_for_accesses(),
             // The pagers of the modes for comparison carry accesses out before they return.
             Region::Baseline(..) => {}
         }
@@ -151,13 +154,14 @@ impl Region {
 
 fn add_cached(
     files: Arc<CachedFiles>,
-    file: OwnedFd,
+    file: Arc<OwnedFd>,
     run: &Run,
-    is_swap_file: bool,
+    program_file: Option<Arc<ProgramFile>>,
 ) -> std::result::Result<Region, PagesError> {
     let Run { range: map, file_offset, writable: is_writable, .. } = *run;
+    let is_swap_file = program_file.is_none();
     let region = files.add(CachedSource { file, file_offset, map, is_writable, is_swap_file })?;
-    Ok(Region::Cached(files, region))
+    Ok(Region::Cached(files, region, program_file))
 }
 
 /// Adds the mapping of a swap file. The C library may unmap it, because the memory was its own.
@@ -170,17 +174,22 @@ pub fn add_swapped(
     let run = maps::find(swapped.pages()).map_err(failed)?;
     let run = run.map_err(|error| failed(io::Error::other(error.to_string())))?;
     let file = swapped.open_file().map_err(failed)?;
-    let region = add_cached(files, file, &run, true).map_err(|error| failed(io::Error::other(error)))?;
+    let region =
+        add_cached(files, Arc::new(file), &run, None).map_err(|error| failed(io::Error::other(error)))?;
     Ok((run, region))
 }
 
 /// Adds a mapping for a mode of comparison.
 fn add_to_baseline(
     baseline: Arc<Baseline>,
-    file: OwnedFd,
+    file: ProgramFile,
     run: &Run,
     settings: &Settings,
 ) -> Result<std::result::Result<Region, String>> {
+    let file = match file.duplicate() {
+        Ok(file) => file,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
     let (map, file_offset, writable) = (run.range, run.file_offset, run.writable);
     let region = match baseline.add(Source { file, file_offset, map, exclusive: false, writable }) {
         Ok(region) => region,

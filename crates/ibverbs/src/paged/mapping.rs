@@ -61,8 +61,8 @@ impl PagedMapping {
             }
             return;
         }
-        if backing::is_locked_by_us(self.run.file.inode()) {
-            // Closing any descriptor of a file releases the process's locks on it.
+        if matches!(self.region, Region::Baseline(..)) && backing::is_locked_by_us(self.run.file.inode()) {
+            // It has several descriptors, see `ProgramFile`.
             std::mem::forget(self);
         }
     }

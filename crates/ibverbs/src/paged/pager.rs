@@ -15,14 +15,16 @@ use terrace_pages::cached::CachedRegion;
 use terrace_shm::GracePeriod;
 use terrace_sync::{Mutex, RwLock};
 
+use super::backing::ProgramFile;
+
 /// The timeout of a program that changes a mapping, for readers of other processes to leave it.
 const READERS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The pager of a mapping.
 #[derive(Debug)]
 pub enum Inner {
-    /// By pages in the page cache.
-    Cached(Arc<CachedRegion>),
+    /// By pages in the page cache. The program's file is dropped behind its region.
+    Cached(Arc<CachedRegion>, #[expect(dead_code, reason = "only its end matters")] Option<Arc<ProgramFile>>),
     /// A mode for comparison. The range is absent until the pager is disabled.
     Baseline(Arc<dyn Pager>, WholeRange),
 }
@@ -30,14 +32,14 @@ pub enum Inner {
 impl Inner {
     fn pager(&self) -> &dyn Pager {
         match self {
-            Inner::Cached(region) => &**region,
+            Inner::Cached(region, _) => &**region,
             Inner::Baseline(pager, _) => &**pager,
         }
     }
 
     fn translation(&self) -> &dyn Translation {
         match self {
-            Inner::Cached(region) => region.translation(),
+            Inner::Cached(region, _) => region.translation(),
             Inner::Baseline(_, range) => range,
         }
     }
@@ -45,7 +47,7 @@ impl Inner {
     /// Withdraws the tables from same-host peers for good. Accesses that they have begun end with the grace period.
     fn withdraw(&self) -> GracePeriod {
         match self {
-            Inner::Cached(region) => region.withdraw(),
+            Inner::Cached(region, _) => region.withdraw(),
             // They have none.
             Inner::Baseline(..) => GracePeriod::default(),
         }
@@ -54,7 +56,7 @@ impl Inner {
     /// Makes all of a region present that has been released.
     fn make_all_present(&self) {
         match self {
-            Inner::Cached(region) => region.make_ordinary(),
+            Inner::Cached(region, _) => region.make_ordinary(),
             Inner::Baseline(_, range) => range.make_present(),
         }
     }

@@ -182,7 +182,7 @@ fn churn() {
         // The lock is held, so that the region is not dropped meanwhile.
         let index = (number >> 16) as usize % table.entries.len().max(1);
         if let Some(Entry { mapping, .. }) = table.entries.get(index)
-            && let Region::Cached(files, region) = &mapping.region
+            && let Region::Cached(files, region, _) = &mapping.region
             && !mapping.pager.is_ordinary()
         {
             churn::step(files, region, number);

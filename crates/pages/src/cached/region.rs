@@ -20,8 +20,9 @@ use crate::table::PageTable;
 /// A shared mapping of a file.
 #[derive(Debug)]
 pub struct CachedSource {
-    /// The file, by a description that nobody else reads from, and open for writing if the mapping is writable.
-    pub file: OwnedFd,
+    /// The file, by a description that nobody else reads from, and open for writing if the mapping is writable. It is
+    /// dropped when the region is.
+    pub file: Arc<OwnedFd>,
     /// Where in the file the mapping begins: a multiple of the page size.
     pub file_offset: u64,
     /// The mapping, which begins at a page. It stays until the region is removed.
@@ -93,7 +94,7 @@ impl Region {
         Ok(Region {
             slot,
             map,
-            file: Arc::new(file),
+            file,
             file_offset,
             is_writable,
             is_swap_file,
