@@ -244,6 +244,35 @@ class SlowStorage(unittest.TestCase):
     def test_the_bit_after_orders_all_later_requests_behind_a_write(self):
         self.assertFalse(self.is_flag_seen_first(("order=after",), ()))
 
+    def test_the_error_state_flushes_what_the_peer_has_not_answered(self):
+        for number in range(4):
+            self.post("read", (number + 1) * MIB, 64 << 10)
+        # The server has acknowledged the calls for the pages, and reads them from its storage.
+        time.sleep(0.3)
+        started = time.monotonic()
+        self.client("error", "q")
+        completions = self.client.poll("q", 4, 20)
+        self.assertLess(time.monotonic() - started, 0.3)
+        self.assertEqual([status for _, status in completions], 4 * [WR_FLUSH_ERR])
+
+    def test_nothing_changes_behind_the_error_state(self):
+        """The server's queue pair is moved to it while the client's requests wait for their pages."""
+        requests = (("write", 8, ()), ("add", 8, ("add=1",)), ("write", 64 << 10, ()))
+        for number, (op, length, words) in enumerate(requests):
+            with self.subTest(op=op, length=length):
+                name, offset = f"q{number}", (number + 1) * MIB
+                connect(self.client, name, self.server, name)
+                # The client learns of the region: its next request waits for nothing but the page.
+                self.client("post", name, "read", 1, "buffer", 0, 8, self.remote["addr"] + REGION - 8, self.remote["rkey"])
+                self.assertEqual(self.client.status(name, 20), SUCCESS)
+                self.client("fill", "buffer", 0, length, 9)
+                at = self.remote["addr"] + offset
+                self.client("post", name, op, 2, "buffer", 0, length, at, self.remote["rkey"], *words)
+                time.sleep(0.3)
+                self.server("error", name)
+                time.sleep(2)
+                self.assertEqual(self.server("check", "region", offset, length, SEED)["differ"], 0)
+
     def test_a_peer_that_vanishes_before_it_answers_is_noticed(self):
         self.post("read", 4096, 4096)
         # The server has acknowledged the call for the page, and reads it from its storage.

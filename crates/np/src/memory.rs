@@ -197,6 +197,14 @@ fn refuse(qp: &Arc<QueuePair>, error: AccessError) -> Status {
     status
 }
 
+impl TargetSide<'_> {
+    /// # Errors
+    /// `Disconnected` if the queue pair takes no requests of a peer: not any more, or not yet.
+    fn require_connection(&self) -> Result<(), Status> {
+        if self.qp.is_connected() { Ok(()) } else { Err(Status::Disconnected) }
+    }
+}
+
 impl TargetMemory for TargetSide<'_> {
     fn hold(
         &mut self,
@@ -211,9 +219,7 @@ impl TargetMemory for TargetSide<'_> {
             RegionAccess::Write => AccessNeed::Write,
             RegionAccess::Atomic => AccessNeed::Atomic,
         };
-        if !self.qp.is_connected() {
-            return Err(Status::Disconnected);
-        }
+        self.require_connection()?;
         let refused = |error| refuse(self.qp, error);
         self.qp.check_peer(rkey, va, length.into(), need).map_err(refused)?;
         let Some(key) = self.qp.paged_key(rkey).map_err(refused)? else { return Ok(Held::Now) };
@@ -239,14 +245,17 @@ impl TargetMemory for TargetSide<'_> {
     }
 
     fn read(&mut self, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), Status> {
+        self.require_connection()?;
         self.qp.read_for_peer(rkey, va, out).map_err(|error| refuse(self.qp, error))
     }
 
     fn write(&mut self, rkey: u32, va: u64, data: &[u8]) -> Result<(), Status> {
+        self.require_connection()?;
         self.qp.write_for_peer(rkey, va, data).map_err(|error| refuse(self.qp, error))
     }
 
     fn atomic(&mut self, rkey: u32, va: u64, operation: AtomicKind) -> Result<u64, Status> {
+        self.require_connection()?;
         let operation = match operation {
             AtomicKind::CompareSwap { compare, swap } => AtomicOp::CompareSwap { compare, swap },
             AtomicKind::FetchAdd { add } => AtomicOp::FetchAdd { add },

@@ -10,7 +10,7 @@ use terrace_nic::{CompletionHook, Error, Path, QpState, QueuePair, SendStage, Se
 use terrace_sync::{Backlog, Mutex};
 
 use crate::service::Service;
-use crate::state::State;
+use crate::state::{State, is_breaking};
 
 /// A datagram about the control queue pair.
 #[derive(Clone, Copy, Debug)]
@@ -203,6 +203,11 @@ impl SendStage for Session {
             return;
         }
         self.inputs.is_failed.store(true, Ordering::Release);
+        // The caller relies on that no request of the peer changes memory afterwards: a thread may be in the middle of one. If
+        // it is the caller that handles the session, it changes nothing any more.
+        if !is_breaking() {
+            drop(self.state.lock());
+        }
         self.run();
     }
 }

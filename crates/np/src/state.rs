@@ -16,6 +16,7 @@
 //! | keys that the peer asks to forget | `confirm_forgotten` in `messages` |
 //! | a peer that has not answered for long | `probe` in `setup` |
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -226,10 +227,23 @@ impl State {
     }
 }
 
-/// Moves the program's queue pair to the error state.
+thread_local! {
+    /// Whether this thread, which handles a session, moves the session's queue pair to the error state.
+    static IS_BREAKING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the caller is in [`break_queue_pair`].
+pub(crate) fn is_breaking() -> bool {
+    IS_BREAKING.get()
+}
+
+/// Moves the program's queue pair to the error state. The caller handles its session.
 pub(crate) fn break_queue_pair(qp: &Arc<QueuePair>) {
     let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
-    if let Err(error) = qp.modify(&attr, QpAttrMask::STATE) {
+    IS_BREAKING.set(true);
+    let broken = qp.modify(&attr, QpAttrMask::STATE);
+    IS_BREAKING.set(false);
+    if let Err(error) = broken {
         tracing::debug!(%error, qpn = qp.qpn(), "a queue pair cannot be moved to the error state");
     }
 }
