@@ -1,5 +1,6 @@
 """NP-RDMA for unmodified programs: `terrace run --nic commodity`, and programs that swap their memory themselves."""
 
+import errno
 import pathlib
 import signal
 import subprocess
@@ -133,6 +134,33 @@ class Commodity(unittest.TestCase):
         self.post("q", "read", 0, 64)
         statuses = [self.client.status("q", 20) for _ in range(2)]
         self.assertEqual(statuses, [REM_ACCESS_ERR, WR_FLUSH_ERR])
+
+    def test_a_write_with_immediate_that_can_never_be_held_is_refused(self):
+        self.connect()
+        self.server.mr("in", "anon", PAGE)
+        self.server("recv", "q", 1, "in", 0, 64)
+        started = time.monotonic()
+        # Half of the budget can be held.
+        self.post("q", "write_imm", 0, 4 * MIB, "imm=5")
+        self.assertEqual(self.client.status("q", 20), REM_OP_ERR)
+        self.assertLess(time.monotonic() - started, 5)
+
+    def test_memory_that_a_peer_knows_as_present_does_not_become_absent(self):
+        self.connect()
+        known, unknown = self.server.mr("known", "anon", PAGE), self.server.mr("unknown", "anon", PAGE)
+        self.server("fill", "known", 0, PAGE, 3)
+        for _ in range(2):
+            self.client("post", "q", "read", 1, "buffer", 0, PAGE, known["addr"], known["rkey"])
+            self.completes()
+            self.assertEqual(self.client("check", "buffer", 0, PAGE, 3)["differ"], 0)
+            # The client would take signature pages for its data, and lose its WRITEs.
+            with self.assertRaises(OSError) as refused:
+                self.server("rereg", "known", "region", 0, REGION, 15)
+            self.assertEqual(refused.exception.errno, errno.EBUSY)
+        moved = self.server("rereg", "unknown", "region", 0, REGION, 15)
+        self.client("post", "q", "read", 2, "buffer", 0, MIB, moved["addr"], unknown["rkey"])
+        self.completes()
+        self.assertEqual(self.client("check", "buffer", 0, MIB, SEED)["differ"], 0)
 
     def test_descriptions_and_version_tables_end_with_their_regions(self):
         self.connect()

@@ -282,14 +282,26 @@ impl Registry {
     /// the old checks is still running.
     ///
     /// # Errors
-    /// As for [`Registry::register`]; `Busy` when windows are bound; `UnknownKey`; `ReaderTimeout`.
+    /// As for [`Registry::register`]; `Busy` when windows are bound, or when the memory may be absent from now on and the key
+    /// is retained ([`Registry::retain`]): somebody knows where else its memory is; `UnknownKey`; `ReaderTimeout`.
     pub fn reregister(&self, key: u32, change: &RegionChange) -> Result<Region, RegisterError> {
         {
             let _changing = self.changes.pin();
             // Walks the mappings before the slot is closed.
             change.of(&self.region_slot(key)?.pin(), key)?.checked()?;
         }
-        let check = |entry: &Entry| change.of(entry, key)?.check_pager();
+        let check = |entry: &Entry| {
+            let spec = change.of(entry, key)?;
+            spec.check_pager()?;
+            let is_same = change.range.is_none()
+                && spec
+                    .pager
+                    .as_ref()
+                    .zip(entry.pager.as_ref())
+                    .is_some_and(|(new, old)| Arc::ptr_eq(new, old));
+            let is_unexpected = spec.pager.is_some() && !is_same && self.table.is_retained(key);
+            if is_unexpected { Err(RegisterError::Busy) } else { Ok(()) }
+        };
         let (region, old_pager) = self.change_region(key, check, GracePeriod::wait_long, |entry| {
             let old_pager = entry.pager.clone();
             change.of(entry, key)?.apply(entry)?;

@@ -234,6 +234,11 @@ impl Table {
         allocator.retained.entry(self.key_order.number_of(key)).or_default().count += 1;
     }
 
+    /// Whether a key's slot is retained.
+    pub(crate) fn is_retained(&self, key: u32) -> bool {
+        self.allocator.lock().retained.contains_key(&self.key_order.number_of(key))
+    }
+
     /// Ends one retention of a key's slot.
     pub(crate) fn end_retention(&self, key: u32) {
         let mut allocator = self.allocator.lock();

@@ -174,8 +174,8 @@ impl Mr {
     /// `ibv_rereg_mr`: changes protection domain, translation (address, length, iova), access and pager (`Some(None)`:
     /// an ordinary region from now on), as far as given. EINVAL when the region does not lie within the pager's range.
     /// The keys stay, and no access that passed the old checks is still running when it returns. On error nothing has
-    /// changed. EBUSY while windows are bound, when a same-host peer does not finish an access, and while
-    /// another thread changes the region.
+    /// changed. EBUSY while windows are bound, when a same-host peer does not finish an access, while another thread
+    /// changes the region, and where a peer with NP-RDMA knows the key and the new memory may be absent.
     pub fn rereg(
         &self,
         pd: Option<&Arc<Pd>>,
