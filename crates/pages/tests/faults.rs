@@ -2,16 +2,19 @@
 
 mod common;
 
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{PAGE, Scratch, Served, numbered};
+use rustix::io::Errno;
 use terrace_faults::{FaultPlan, Injected};
 use terrace_memory::{AccessError, Pager};
-use terrace_pages::store::{Best, Faults, Faulty};
+use terrace_pages::store::{Best, Faults, Faulty, FrameRun, Store, StoreFactory, WriteDevice};
 use terrace_pages::{BackingFile, PagesConfig};
 
 fn faulty(faults: Faults) -> Arc<Faulty> {
@@ -340,6 +343,65 @@ fn pages_beyond_the_end_of_a_truncated_file_fail_and_the_others_do_not() {
     file.set_len(600 * PAGE).unwrap();
     assert_eq!(served.flush(590 * PAGE, 8), Ok(()));
     assert_eq!(served.read(500 * PAGE, 8).unwrap(), [0; 8]);
+}
+
+#[test]
+fn pages_before_the_end_of_a_truncated_file_are_written_although_those_behind_them_cannot_be() {
+    let scratch = Scratch::new("truncated-run").with_numbered_pages(64);
+    let served = Served::new(&scratch, scratch.config(128), None);
+    for page in 10..20 {
+        served.write(page * PAGE, &[9; 4096]).unwrap();
+    }
+    let file = std::fs::File::options().write(true).open(scratch.file()).unwrap();
+    file.set_len(15 * PAGE).unwrap();
+    assert_eq!(served.flush(10 * PAGE, 10 * PAGE), Err(AccessError::Flush));
+    let content = std::fs::read(scratch.file()).unwrap();
+    assert_eq!(content.len() as u64, 15 * PAGE);
+    assert!(content[10 * 4096..].iter().all(|byte| *byte == 9), "the run was not begun");
+    assert_eq!(served.pages.stats().dirty_bytes, 5 * PAGE);
+}
+
+/// Reports half of the bytes of the first write, and fails all others.
+#[derive(Debug)]
+struct Half {
+    inner: Arc<dyn WriteDevice>,
+    has_written: AtomicBool,
+}
+
+impl WriteDevice for Half {
+    fn write(&self, file: BorrowedFd<'_>, offset: u64, run: &FrameRun) -> Result<usize, Errno> {
+        match self.has_written.swap(true, Ordering::Relaxed) {
+            false => Ok(self.inner.write(file, offset, run)? / 2),
+            true => Err(Errno::NOSPC),
+        }
+    }
+
+    fn sync(&self, file: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.inner.sync(file)
+    }
+}
+
+#[derive(Debug)]
+struct Halves;
+
+impl StoreFactory for Halves {
+    fn open(&self, depth: u32, pool: BorrowedFd<'_>) -> std::io::Result<Store> {
+        let Store { reads, writes } = Best.open(depth, pool)?;
+        Ok(Store { reads, writes: Arc::new(Half { inner: writes, has_written: AtomicBool::new(false) }) })
+    }
+}
+
+#[test]
+fn what_was_written_of_a_run_that_fails_is_clean() {
+    let scratch = Scratch::new("half").with_numbered_pages(64);
+    let served = Served::new(&scratch, PagesConfig { store: Arc::new(Halves), ..scratch.config(128) }, None);
+    for page in 10..20 {
+        served.write(page * PAGE, &[9; 4096]).unwrap();
+    }
+    assert_eq!(served.flush(10 * PAGE, 10 * PAGE), Err(AccessError::Flush));
+    assert_eq!(served.pages.stats().dirty_bytes, 5 * PAGE);
+    assert_eq!(served.flush(10 * PAGE, 5 * PAGE), Ok(()));
+    assert_eq!(served.flush(15 * PAGE, PAGE), Err(AccessError::Flush));
 }
 
 #[test]

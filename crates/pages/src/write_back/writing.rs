@@ -67,42 +67,45 @@ impl Engine {
         };
         for run in tickets.chunk_by(follows).flat_map(|run| run.chunks(RUN_FRAMES_MAX)) {
             let Some(region) = region_of(run[0].key.slot) else { continue };
-            let written = self.write_run(&region, run);
-            match written {
-                Ok(()) => add(&region.counters.pages_written, run.len() as u64),
-                Err(error) => {
-                    has_failed = true;
-                    region.note_write_failure(error);
-                }
+            let (done, result) = self.write_run(&region, run);
+            add(&region.counters.pages_written, done as u64);
+            let (written, unwritten) = run.split_at(done);
+            written.iter().for_each(|ticket| self.end_write(&region, *ticket, true));
+            if let Err(error) = result {
+                has_failed = true;
+                region.note_write_failure(error);
             }
-            for ticket in run {
-                self.end_write(&region, *ticket, written.is_ok());
-            }
+            unwritten.iter().for_each(|ticket| self.end_write(&region, *ticket, false));
         }
         has_failed
     }
 
-    fn write_run(&self, region: &Region, run: &[Ticket]) -> Result<(), Errno> {
+    /// Returns how many pages were written, and why not all of them.
+    fn write_run(&self, region: &Region, run: &[Ticket]) -> (usize, Result<(), Errno>) {
         let slot = self.pool.slot(region.slot);
         let mut done = 0;
         while done < run.len() {
-            let rest = &run[done..];
+            let mut rest = &run[done..];
             let offset = region.file_offset(rest[0].key.page);
-            if !region.files.reaches(offset + rest.len() as u64 * PAGE_BYTES) {
-                return Err(Errno::FBIG);
+            let reaches = |count: usize| region.files.reaches(offset + count as u64 * PAGE_BYTES);
+            if !reaches(rest.len()) {
+                rest = &rest[..(1..rest.len()).take_while(|&count| reaches(count)).count()];
+            }
+            if rest.is_empty() {
+                return (done, Err(Errno::FBIG));
             }
             let frames = FrameRun::new(self.pool.clone(), rest.iter().map(|ticket| ticket.frame));
             let file = region.files.best();
             match self.writes.write(file.as_fd(), offset, &frames) {
                 Ok(count) if count as u64 >= PAGE_BYTES => done += count / PAGE_BYTES as usize,
-                Ok(_) => return Err(Errno::IO),
+                Ok(_) => return (done, Err(Errno::IO)),
                 Err(Errno::INTR) => {}
                 Err(error) if region.files.give_up_direct(error) => {}
-                Err(error) => return Err(error),
+                Err(error) => return (done, Err(error)),
             }
             slot.note_written();
         }
-        Ok(())
+        (done, Ok(()))
     }
 
     fn end_write(&self, region: &Region, ticket: Ticket, is_written: bool) {
