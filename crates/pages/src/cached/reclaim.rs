@@ -52,7 +52,7 @@ impl Engine {
         self.shards().iter().any(|shard| shard.lock().is_short())
     }
 
-    /// Frees slots where few are free, and gives them to the parts that wait. Returns whether any page has left.
+    /// Frees slots where few are free, and gives them to the parts that wait. Returns whether there are more.
     pub(super) fn reclaim(&self) -> bool {
         let mut has_freed = false;
         for index in 0..self.shards().len() {
@@ -69,10 +69,12 @@ impl Engine {
             if !shard.is_short() && shard.starved.is_empty() {
                 continue;
             }
+            let free_before = shard.free_count();
+            shard.free_lost();
             let mut leavers = shard.choose(&self.counters, |key| may_leave(key.slot));
+            let mut has_freed_here = shard.free_count() > free_before;
             drop(shard);
             leavers.sort_unstable();
-            let mut has_freed_here = false;
             for leavers in leavers.chunk_by(|before, next| before.key.slot == next.key.slot) {
                 has_freed_here |= self.let_go(&regions[&leavers[0].key.slot], leavers);
             }

@@ -40,6 +40,9 @@ pub(super) struct Shard {
     owners: Box<[Option<PageKey>]>,
     free_count: usize,
     leaving_count: usize,
+    /// Slots whose pages the kernel has dropped. They have no owner, and are in a queue of the policy until
+    /// [`Shard::free_lost`] or [`Shard::choose`] frees them: taking one slot out of a queue takes as long as taking all.
+    lost_count: usize,
     pub(super) fills: HashMap<PageKey, Fill>,
     pub(super) starved: Starved,
     /// Pages that do not leave, and how often each is pinned.
@@ -57,6 +60,7 @@ impl Shard {
             owners: vec![None; slots.len()].into(),
             free_count: slots.len(),
             leaving_count: 0,
+            lost_count: 0,
             fills: HashMap::new(),
             starved: Starved::default(),
             pins: HashMap::new(),
@@ -92,6 +96,11 @@ impl Shard {
         Some(self.slots.start + index)
     }
 
+    /// The number of free slots.
+    pub(super) fn free_count(&self) -> usize {
+        self.free_count
+    }
+
     pub(super) fn free_slot(&mut self, slot: u32) {
         let index = self.index(slot);
         self.owners[index as usize] = None;
@@ -112,16 +121,19 @@ impl Shard {
         counters: &AccessCounters,
         region_of: impl Fn(PageKey) -> Option<&'a Region>,
     ) -> Vec<Leaver> {
-        let wanted = (2 * self.reserve()).saturating_sub(self.free_count + self.leaving_count);
         let mut leavers = Vec::new();
         // Pages that may not leave go round again.
         for _ in 0..2 * self.reserve() {
-            if leavers.len() >= wanted {
+            if self.free_count + self.leaving_count >= 2 * self.reserve() {
                 break;
             }
             let Some(victim) = self.policy.evict(counters, self.slots.start as usize) else { break };
             let slot = self.slots.start + victim.slot;
-            let Some(key) = self.owner(slot) else { continue };
+            let Some(key) = self.owner(slot) else {
+                self.lost_count -= 1;
+                self.free_slot(slot);
+                continue;
+            };
             match region_of(key).filter(|_| !self.pins.contains_key(&key)) {
                 Some(region) => leavers.push(self.begin_leaving(region, key, slot, victim.stamp)),
                 None => self.policy.insert_main(victim.slot),
@@ -215,11 +227,35 @@ impl Shard {
         self.policy.next_stamp()
     }
 
-    /// Forgets a page that the kernel has dropped.
+    /// Forgets a page that the kernel has dropped, unless it is pinned. Its slot is lost.
     pub(super) fn forget(&mut self, region: &Region, page: u64) {
-        for leaver in self.choose_pages(region, page..page + 1) {
-            self.end_leaving(region, &leaver, false);
+        let (key, entry) = (region.key(page), region.table.entry(page));
+        if !entry.is_readable() || self.pins.contains_key(&key) {
+            return;
         }
+        region.change(page, PageState::Leaving, entry.frame());
+        region.change(page, PageState::Absent, 0);
+        let index = self.index(entry.frame());
+        self.owners[index as usize] = None;
+        self.lost_count += 1;
+        add(&region.counters.evictions, 1);
+    }
+
+    /// Frees lost slots, once there are enough of them for a walk through all slots.
+    pub(super) fn free_lost(&mut self) {
+        if self.lost_count < self.reserve() {
+            return;
+        }
+        let mut lost = Vec::with_capacity(self.lost_count);
+        self.policy.remove(|index| {
+            let is_lost = self.owners[index as usize].is_none();
+            if is_lost {
+                lost.push(self.slots.start + index);
+            }
+            is_lost
+        });
+        self.lost_count -= lost.len();
+        lost.into_iter().for_each(|slot| self.free_slot(slot));
     }
 
     /// Whether an access to a region is under way.
@@ -242,5 +278,65 @@ impl Shard {
             region.change(key.page, PageState::Absent, 0);
             self.free_slot(slot);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use terrace_hostmem::PAGE_BYTES;
+
+    use super::*;
+    use crate::cached::region::CachedSource;
+    use crate::sys::Mapping;
+
+    const SLOTS: u32 = 1 << 16;
+
+    #[test]
+    fn dropped_pages_are_forgotten_in_a_time_that_is_linear_in_their_number() {
+        let path = std::env::temp_dir().join(format!("terrace-pages-{}-forgotten", std::process::id()));
+        let file = File::options().read(true).write(true).create_new(true).open(&path).expect("a file");
+        std::fs::remove_file(&path).expect("removed");
+        let len = u64::from(SLOTS) * PAGE_BYTES;
+        file.set_len(len).expect("a sparse file");
+        let mapping = Mapping::of_file(file.as_fd(), len).expect("mapped");
+        let source = CachedSource {
+            file: Arc::new(file.into()),
+            file_offset: 0,
+            map: mapping.range(),
+            is_writable: true,
+            is_swap_file: false,
+        };
+        let region = Region::new(0, source).expect("a region");
+        let counters = AccessCounters::new(SLOTS as usize).expect("counters");
+        let mut shard = Shard::new(0..SLOTS);
+        let bring = |shard: &mut Shard, page| {
+            let slot = shard.take_slot(region.key(page)).expect("a free slot");
+            region.change(page, PageState::Filling, slot);
+            region.change(page, PageState::Clean, slot);
+            shard.insert(slot, None);
+        };
+        (0..u64::from(SLOTS)).for_each(|page| bring(&mut shard, page));
+        let started = Instant::now();
+        (1..u64::from(SLOTS)).for_each(|page| shard.forget(&region, page));
+        assert!(shard.is_short());
+        shard.free_lost();
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        assert_eq!(shard.free_count(), SLOTS as usize - 1);
+        // A few lost slots are freed when they would be the next to leave; what is in memory stays.
+        (1..u64::from(SLOTS)).for_each(|page| bring(&mut shard, page));
+        (1..4).for_each(|page| shard.forget(&region, page));
+        shard.free_lost();
+        assert_eq!(shard.free_count(), 0);
+        let leavers = shard.choose(&counters, |_| Some(&region));
+        assert_eq!((shard.free_count(), shard.lost_count), (3, 0));
+        assert_eq!(leavers.len() + 3, 2 * shard.reserve());
+        assert!(
+            leavers.iter().all(|leaver| region.table.entry(leaver.key.page).state() == PageState::Leaving)
+        );
     }
 }
