@@ -2,6 +2,7 @@
 
 import errno
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -473,6 +474,10 @@ class StoppedInACopy(unittest.TestCase):
 
     def assert_memory_ends_with_the_copy(self):
         procs.wait_until(self.ending_threads, "a thread waits for the copy")
+        for comm in pathlib.Path(f"/proc/{self.client.pid}/task").glob("*/comm"):
+            if comm.read_text().strip() == "terrace-np-end":
+                blocked = re.search(r"SigBlk:\s*(\w+)", (comm.parent / "status").read_text())[1]
+                self.assertTrue(int(blocked, 16) >> signal.SIGUSR1 - 1 & 1, "it takes the program's signals")
         time.sleep(0.2)
         self.assertTrue(self.ending_threads(), "the copy has not ended")
         self.server.process.send_signal(signal.SIGCONT)

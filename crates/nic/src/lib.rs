@@ -114,6 +114,7 @@ pub use progress_callback::ProgressCallback;
 pub use qp::posting::Posting;
 pub use qp::{CompletionHook, QpInit, QueuePair, SendStage};
 pub use setup::{OpenError, PathChoice, PortConfig};
+pub use signals::without_signals;
 pub use srq::{Srq, SrqAttr, SrqInit, Xrcd};
 pub use stat::{DeviceSnapshot, QpSnapshot};
 pub use work_queue::{WORK_QUEUE_LEN_MAX, WorkQueueInit, WorkQueuesInit};

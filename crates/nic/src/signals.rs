@@ -4,7 +4,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
 /// Runs `spawn` so that the thread that it starts blocks the program's signals. Faults stay unblocked: copies recover
 /// from them.
-pub(crate) fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
+pub fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
     let mut blocked = SigSet::all();
     for fault in
         [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGSYS]

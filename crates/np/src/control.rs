@@ -14,6 +14,7 @@ use terrace_nic::{
 };
 
 use crate::control_cqs::CqShare;
+use crate::ending::in_background;
 use crate::settings::{CALL_BYTES_MAX, CALL_COUNT_MAX};
 
 /// Receives that are posted. Both ends together have fewer messages under way, save for many descriptions at a time.
@@ -123,7 +124,7 @@ impl ControlQp {
         let _ = self.qp.destroy();
         if self.lent.is_some() {
             // Where no thread can be started, this drops it here.
-            let _ = std::thread::Builder::new().name("terrace-np-end".into()).spawn(move || drop(self));
+            let _ = in_background(move || drop(self));
         }
     }
 

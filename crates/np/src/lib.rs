@@ -22,6 +22,7 @@
 //! | `link` | the state of the setup, and what the peer has described |
 //! | `transfers` | bytes that this end moves for the peer |
 //! | `control`, `control_cqs` | the control queue pair beside a program's queue pair; the completion queues of all of them |
+//! | `ending` | memory that same-host peers may still access when its session has ended |
 //! | `memory` | the program's memory, as the initiator and the target see it |
 //! | `settings`, `counters` | thresholds; statistics |
 //!
@@ -33,6 +34,7 @@
 mod control;
 mod control_cqs;
 mod counters;
+mod ending;
 mod forgets;
 mod link;
 mod memory;

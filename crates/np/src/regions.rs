@@ -10,6 +10,7 @@ use terrace_access::proto::{Body, Done, Found, Mode, Open, Opened, RegionDescrip
 use terrace_memory::Pager;
 use terrace_nic::{AccessNeed, Mr, MrRequest, PagedKey, QueuePair, RetainedKey};
 
+use crate::ending::end_table;
 use crate::forgets::Forgets;
 use crate::memory::status;
 use crate::session::Session;
@@ -21,14 +22,12 @@ const PAGE: u64 = 4096;
 /// A version table that the peer may READ. It keeps the pager, whose memory it is.
 struct OpenTable {
     mr: Arc<Mr>,
-    _pager: Arc<dyn Pager>,
+    pager: Arc<dyn Pager>,
 }
 
 impl Drop for OpenTable {
     fn drop(&mut self) {
-        if let Err(error) = self.mr.dereg() {
-            tracing::error!(%error, "a version table cannot be deregistered");
-        }
+        end_table(self.mr.clone(), self.pager.clone());
     }
 }
 
@@ -157,7 +156,7 @@ impl Regions {
                 MrRequest { addr: all.addr, length, iova: all.addr, access: REMOTE_READ, paging: None };
             let mr = qp.pd().reg_mr(request).map_err(|_| Status::Unsupported)?;
             qp.permit_reads_of(mr.rkey(), true);
-            region.table = Some(OpenTable { mr, _pager: key.pager });
+            region.table = Some(OpenTable { mr, pager: key.pager });
         }
         let mr = &region.table.as_ref().ok_or(Status::Unsupported)?.mr;
         let versions = Table { va: mr.addr(), length_bytes: length, rkey: mr.rkey() };

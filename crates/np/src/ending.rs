@@ -1,0 +1,106 @@
+//! The end of memory that a same-host peer may still access: it is waited for by a thread, because a peer that is stopped
+//! would keep a session, and with it all callbacks of the device, for as long.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use terrace_memory::Pager;
+use terrace_nic::{Mr, without_signals};
+
+/// Has a thread carry out `end`. If there is none, `end` is dropped.
+///
+/// # Errors
+/// When no thread can be started.
+pub(crate) fn in_background(end: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let builder = std::thread::Builder::new().name("terrace-np-end".into());
+    without_signals(|| builder.spawn(end)).map(drop)
+}
+
+/// A pager whose memory is registered. It is dropped by [`end_table`] only, or never.
+struct Kept(Option<Arc<dyn Pager>>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        std::mem::forget(self.0.take());
+    }
+}
+
+/// Ends the registration of a pager's version table, and then drops the pager. Does not wait. A table whose registration cannot be ended
+/// keeps its pager for ever: its key permits accesses of peers to that memory.
+pub(crate) fn end_table(mr: Arc<Mr>, pager: Arc<dyn Pager>) {
+    let mut kept = Kept(Some(pager));
+    if mr.dereg_within(Duration::ZERO).is_ok() {
+        drop(kept.0.take());
+        return;
+    }
+    let ended = in_background(move || match mr.dereg() {
+        Ok(()) => drop(kept.0.take()),
+        Err(error) => tracing::error!(%error, "a version table cannot be deregistered, and keeps its memory"),
+    });
+    if let Err(error) = ended {
+        tracing::error!(%error, "a version table keeps its memory: no thread to deregister it");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+    use std::time::Instant;
+
+    use terrace_fabric::sim::{SimConfig, SimNet};
+    use terrace_hostmem::{AtomicOp, HostRange};
+    use terrace_memory::{AccessError, Transfer, Translation, Waker, WholeRange};
+    use terrace_nic::{Buffer, Device, DeviceConfig, ManualClock};
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Unused(WholeRange);
+
+    impl Pager for Unused {
+        fn translation(&self) -> &dyn Translation {
+            &self.0
+        }
+
+        fn read(&self, _: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+            Err(AccessError::Fault)
+        }
+
+        fn write(&self, _: u64, _: &[u8], _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+            Err(AccessError::Fault)
+        }
+
+        fn atomic(&self, _: u64, _: AtomicOp, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+            Err(AccessError::Fault)
+        }
+
+        fn flush(&self, _: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+            Err(AccessError::Fault)
+        }
+    }
+
+    #[test]
+    fn the_memory_of_a_table_that_cannot_be_deregistered_stays() {
+        let port = SimNet::new(1, SimConfig::default()).port(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)));
+        let config = DeviceConfig::simulated(Box::new(port), Arc::new(ManualClock::new()), 1);
+        let device = Device::open(config).expect("a device");
+        let pd = device.alloc_pd().expect("a protection domain");
+        for is_ended in [false, true] {
+            let table = Buffer::new(&pd, 64, 0).expect("a table");
+            let range = HostRange { addr: table.addr(), len: 64 };
+            let pager: Arc<dyn Pager> = Arc::new(Unused(WholeRange::absent(range)));
+            let seen = Arc::downgrade(&pager);
+            if is_ended {
+                // It cannot be deregistered again.
+                table.mr().dereg().expect("nobody uses it");
+            }
+            let started = Instant::now();
+            end_table(table.mr().clone(), pager);
+            assert!(started.elapsed() < Duration::from_secs(5), "it does not wait");
+            std::thread::sleep(Duration::from_millis(200));
+            assert_eq!(seen.upgrade().is_some(), is_ended);
+        }
+        device.close();
+    }
+}
