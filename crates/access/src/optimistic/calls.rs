@@ -177,6 +177,12 @@ impl Calls {
         dropped
     }
 
+    /// Takes the calls that the peer has not answered off their work requests, and returns them as they were.
+    pub(super) fn detach_in_flight(&mut self) -> Vec<Task> {
+        let attached = self.in_flight.values_mut().filter(|task| task.seq.is_some());
+        attached.map(|task| Task { seq: task.seq.take(), ..task.clone() }).collect()
+    }
+
     /// The number of calls that the peer has not answered.
     pub(super) fn in_flight_count(&self) -> usize {
         self.in_flight.len()
@@ -184,7 +190,7 @@ impl Calls {
 }
 
 impl Initiator {
-    /// The number of messages that the peer has not answered. Until it has, it may access the program's memory.
+    /// The number of messages that the peer has not answered. Until it has, it may access what it was lent for them.
     pub fn calls_in_flight(&self) -> usize {
         self.calls.in_flight_count()
     }

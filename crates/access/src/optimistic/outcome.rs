@@ -240,14 +240,16 @@ impl Initiator {
     }
 
     /// The program has moved the queue pair to the error state: what has not begun is flushed, and so are what the queue pair
-    /// flushes and what waits for a call. No call is begun any more; those that the peer has not answered end with its
-    /// answer.
+    /// flushes and what waits for a call, whether or not the peer ever answers that. No call is begun any more.
     pub fn flush(&mut self) {
         self.in_error = true;
         self.note_progress();
         // Unsignaled WRITEs end with their check.
         self.checks.request();
-        let waiting = self.calls.first_unsent().and_then(|seq| self.index(seq));
+        let detached = self.calls.detach_in_flight();
+        detached.iter().for_each(|task| self.end_task(task));
+        let unanswered = detached.iter().filter_map(|task| task.seq);
+        let waiting = unanswered.chain(self.calls.first_unsent()).min().and_then(|seq| self.index(seq));
         let first = waiting.unwrap_or(self.next_index);
         if first < self.entries.len() {
             self.fail(first, WcStatus::Flushed, 0);

@@ -176,24 +176,25 @@ fn a_queue_pair_that_the_program_ends_makes_no_call() {
                 harness.answer(id, done(Status::Busy));
                 harness.initiator.flush();
             }
-            1 => {
-                harness.initiator.flush();
-                harness.answer(id, done(Status::Busy));
-            }
+            1 => harness.initiator.flush(),
             _ => {
                 let other = SendOp::FetchAdd { va: BASE_VA + 16, rkey: RKEY, add: 5 };
                 harness.submit(2, other, 32, 8, SendFlags::SIGNALED, OrderBits::empty());
                 harness.idle();
                 harness.initiator.flush();
-                harness.idle();
-                harness.answer(id, Body::Value(7));
-                assert_eq!(harness.completed(), 1);
             }
         }
-        let flushed = if case == 2 { 2 } else { 1 };
-        assert!(matches!(harness.next(), Some(Next::Complete(of, WcStatus::Flushed)) if of == flushed));
+        // Nothing waits for the peer's answer, which may never come.
+        for flushed in 1..=if case == 2 { 2 } else { 1 } {
+            assert!(matches!(harness.next(), Some(Next::Complete(of, WcStatus::Flushed)) if of == flushed));
+        }
         harness.idle();
         assert!(harness.initiator.is_empty() && harness.initiator.deadline().is_none());
+        if case > 0 {
+            harness.answer(id, if case == 1 { done(Status::Busy) } else { Body::Value(7) });
+            harness.idle();
+        }
+        assert_eq!(harness.initiator.calls_in_flight(), 0);
     }
 }
 
