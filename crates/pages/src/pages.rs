@@ -1,7 +1,7 @@
 //! The public interface: opening a pool, adding and removing regions.
 
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -106,7 +106,15 @@ impl Pages {
         let mut regions = self.regions.lock();
         let identity = backing.identity().map_err(PagesError::system("identify a region's file"))?;
         let (slot, is_known) = choose_slot(pool, identity)?;
-        lock_file::check(&path, pool.path(), has_slot(pool, identity))?;
+        let has_slot = has_slot(pool, identity);
+        let may_have_newest = |slot: u8| {
+            pool.slot(slot).is_of_file_at(&path, identity) && !recover::dirty_pages(pool, slot).is_empty()
+        };
+        if !has_slot && Pool::slots().any(may_have_newest) {
+            // Whether it is the file of the mount before is for the user to say.
+            return Err(PagesError::Elsewhere { path, pool: pool.path().map(Path::to_owned) });
+        }
+        lock_file::check(&path, pool.path(), has_slot)?;
         let region = Arc::new(Region::new(slot, identity, backing)?);
         if !is_known {
             // Before the lock file: a lock file that names a pool without the file says that the pool was lost.

@@ -61,6 +61,12 @@ impl FileIdentity {
     pub(crate) fn is_same_file(&self, other: FileIdentity) -> bool {
         (self.device, self.inode, self.generation) == (other.device, other.inode, other.generation)
     }
+
+    /// Whether only the number of the file system tells the files apart: a file system without a device (NFS, btrfs, overlayfs)
+    /// may have another number each time that it is mounted.
+    fn is_same_but_for_mount(&self, other: FileIdentity) -> bool {
+        self.is_same_file(FileIdentity { device: self.device, ..other }) && self.inode != 0
+    }
 }
 
 /// The time at which a file was made, in nanoseconds.
@@ -129,6 +135,13 @@ impl RegionSlot<'_> {
         let bytes: Vec<u8> = (PATH..WRITTEN_AT).flat_map(|index| self.load(index).to_le_bytes()).collect();
         let len = (self.load(PATH_LEN) as usize).min(PATH_BYTES_MAX);
         PathBuf::from(OsStr::from_bytes(&bytes[..len]))
+    }
+
+    /// Whether the region is of the file at this path, or was when its file system was mounted before.
+    pub(crate) fn is_of_file_at(&self, path: &Path, file: FileIdentity) -> bool {
+        self.identity().is_some_and(|own| {
+            own.is_same_file(file) || own.is_same_but_for_mount(file) && self.path() == path
+        })
     }
 
     /// Notes that a write to the file is being made now.

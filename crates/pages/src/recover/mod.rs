@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::error::PagesError;
-use crate::frames::{self, FileIdentity, Opened, Pool};
+use crate::frames::{self, Opened, Pool};
 use crate::lock_file;
 use crate::store::BackingFile;
 use crate::sys::PATIENCE;
 
 use region::Written;
 
-pub(crate) use region::{write_back_all, write_back_part, write_back_region};
+pub(crate) use region::{dirty_pages, write_back_all, write_back_part, write_back_region};
 
 /// What was recovered of a file.
 #[derive(Debug, Default)]
@@ -88,7 +88,8 @@ pub fn recover(
                 continue;
             }
         };
-        let slots: Vec<u8> = slots_of(&pool, identity).collect();
+        let is_its = |slot: &u8| pool.slot(*slot).is_of_file_at(backing.path(), identity);
+        let slots: Vec<u8> = Pool::slots().filter(is_its).collect();
         if slots.is_empty() {
             continue;
         }
@@ -153,13 +154,6 @@ fn recover_slot(
     })
 }
 
-/// The slots that a file's regions have.
-fn slots_of(pool: &Pool, identity: FileIdentity) -> impl Iterator<Item = u8> {
-    let is_its =
-        move |slot: &u8| pool.slot(*slot).identity().is_some_and(|found| found.is_same_file(identity));
-    Pool::slots().filter(is_its)
-}
-
 /// A pool that no server has, and whose pages may be written to files of `uid`. `None` if there is no pool at the path.
 fn open_pool(path: &Path, uid: Option<u32>, deadline: Instant) -> Result<Option<Pool>, PagesError> {
     let pool = match Pool::open_existing(path, deadline) {
@@ -192,4 +186,47 @@ fn remove_if_unused(pool: &Pool) {
 /// The owner of a region's file.
 fn owner_of(backing: &BackingFile) -> Result<u32, PagesError> {
     Ok(backing.file().metadata().map_err(PagesError::system("ask for the owner of a file"))?.uid())
+}
+
+#[cfg(test)]
+mod tests {
+    use terrace_hostmem::PAGE_BYTES;
+
+    use super::*;
+    use crate::frames::{FileIdentity, Record};
+    use crate::{Pages, PagesConfig};
+
+    const FRAMES: u32 = 1024;
+
+    #[test]
+    fn pages_of_a_file_whose_file_system_was_mounted_again_are_not_lost() {
+        let name = format!("test-{}-mounted", std::process::id());
+        let path = std::env::temp_dir().join(&name);
+        std::fs::write(&path, [1; 4 * PAGE_BYTES as usize]).expect("written");
+        let directory = Path::new("/dev/shm");
+        let open = || BackingFile::open(&path, None).expect("a file");
+        // A server that was killed has left a dirty page of zeros, of the same file under another number.
+        let Ok(Opened::Ready(pool)) = Pool::open(Some(directory), &name, FRAMES) else { panic!("a pool") };
+        let identity = open().identity().expect("told");
+        pool.slot(0).occupy(FileIdentity { device: identity.device + 1, ..identity }, open().path());
+        assert!(pool.allocate(0));
+        pool.set_record(0, Record { slot: 0, page: 0, dirty: true });
+        lock_file::write(open().path(), pool.path().expect("a path")).expect("written");
+        drop(pool);
+        let config = PagesConfig {
+            directory: Some(directory.to_owned()),
+            ..PagesConfig::new(&name, u64::from(FRAMES) * PAGE_BYTES)
+        };
+        let pages = Pages::open(config).expect("the pool");
+        let refused = pages.add(open());
+        assert!(matches!(refused, Err(PagesError::Elsewhere { .. })), "{refused:?}");
+        drop(pages);
+        let recovered = recover(&path, Some(directory), &mut |_| {}).expect("the pool is there");
+        assert_eq!(recovered.pages_written, 1);
+        let content = std::fs::read(&path).expect("read");
+        assert!(
+            content[..4096].iter().all(|byte| *byte == 0) && content[4096..].iter().all(|byte| *byte == 1)
+        );
+        std::fs::remove_file(&path).expect("removed");
+    }
 }

@@ -105,12 +105,10 @@ pub(super) fn open_file(pool: &Pool, slot: u8) -> Result<BackingFile, PagesError
         other => other?,
     };
     let found = backing.identity().map_err(PagesError::system("identify a file"))?;
-    match pool.slot(slot).identity() {
-        Some(identity) if !found.is_same_file(identity) => {
-            Err(moved("another file has that path now".into()))
-        }
-        _ => Ok(backing),
+    if pool.slot(slot).is_in_use() && !pool.slot(slot).is_of_file_at(&slot_path, found) {
+        return Err(moved("another file has that path now".into()));
     }
+    Ok(backing)
 }
 
 /// The path of a pool, for messages.
@@ -127,7 +125,7 @@ fn remove_lock_file(pool: &Pool, path: &Path) {
 }
 
 /// The pages whose newest bytes the file lacks, in the file's order, and their frames.
-fn dirty_pages(pool: &Pool, slot: u8) -> Vec<(u64, u32)> {
+pub(crate) fn dirty_pages(pool: &Pool, slot: u8) -> Vec<(u64, u32)> {
     let records = (0..pool.frame_count()).filter_map(|frame| Some((frame, pool.record(frame)?)));
     let dirty = records.filter(|(_, record)| record.slot == slot && record.dirty);
     let by_page: BTreeMap<u64, u32> = dirty.map(|(frame, record)| (record.page, frame)).collect();
