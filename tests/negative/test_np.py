@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from harness import procs  # noqa: E402
 from harness.endpoint import (  # noqa: E402
-    LOCAL_WRITE, REM_ACCESS_ERR, REMOTE_WRITE, RETRY_EXC_ERR, SUCCESS, WR_FLUSH_ERR, Endpoint, connect)
+    LOCAL_WRITE, REM_ACCESS_ERR, REM_OP_ERR, REMOTE_WRITE, RETRY_EXC_ERR, SUCCESS, WR_FLUSH_ERR, Endpoint, connect)
 
 MIB = 1 << 20
 REGION, DRAM, PAGE = 8 * MIB, "2M", 4096

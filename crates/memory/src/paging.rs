@@ -102,6 +102,11 @@ pub trait Pager: Send + Sync + Debug {
         false
     }
 
+    /// The most bytes that can ever be pinned at a time.
+    fn pin_bytes_max(&self) -> u64 {
+        0
+    }
+
     /// Ends a [`Pager::pin`] that has returned true.
     fn unpin(&self, _range: HostRange) {}
 

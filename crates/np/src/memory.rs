@@ -224,6 +224,9 @@ impl TargetMemory for TargetSide<'_> {
         self.qp.check_peer(rkey, va, length.into(), need).map_err(refused)?;
         let Some(key) = self.qp.paged_key(rkey).map_err(refused)? else { return Ok(Held::Now) };
         let range = key.locate(va, length.into());
+        if range.len > key.pager.pin_bytes_max() {
+            return Err(refused(AccessError::NoSpace));
+        }
         if !key.pager.pin(range) {
             return Err(Status::Busy);
         }

@@ -26,6 +26,8 @@ use crate::sys;
 
 /// The longest access, in bytes: a peer cannot have more memory taken for one.
 const ACCESS_BYTES_MAX: u64 = crate::TRANSFER_BYTES_MAX;
+/// The most bytes of a region that peers can have pinned: the program brings them, and cannot take them away.
+const PINNED_BYTES_MAX: u64 = 64 << 20;
 /// The most parts of accesses that wait for pages.
 const PARTS_MAX: usize = 4096;
 /// The most wakers of accesses for which there was no room.
@@ -349,10 +351,18 @@ impl Pager for ProgramPages {
             return false;
         }
         let mut state = self.state.lock();
+        let pinned_bytes = state.pins.len() as u64 * PAGE_BYTES;
+        if range.len.saturating_add(pinned_bytes) > PINNED_BYTES_MAX {
+            return false;
+        }
         for piece in pieces(self.range.addr, range) {
             *state.pins.entry(piece.page).or_default() += 1;
         }
         true
+    }
+
+    fn pin_bytes_max(&self) -> u64 {
+        PINNED_BYTES_MAX
     }
 
     fn unpin(&self, range: HostRange) {
@@ -501,6 +511,19 @@ mod tests {
         assert_eq!(state.rejected.len(), 1);
         let told: usize = (0..REJECTED_MAX).map(|_| state.reject(&nobody()).len()).sum();
         assert_eq!((told, state.rejected.len()), (REJECTED_MAX, 1));
+    }
+
+    #[test]
+    fn a_peer_pins_no_more_than_the_limit() {
+        let all = HostRange { addr: 1 << 40, len: 2 * PINNED_BYTES_MAX };
+        let pages = ProgramPages::new(all, Box::new(|_| {})).expect("whole pages");
+        assert!(!pages.pin(all));
+        assert!(pages.state.lock().pins.is_empty(), "no pin is left behind");
+        let half = HostRange { len: PINNED_BYTES_MAX, ..all };
+        let page = HostRange { addr: all.addr + PINNED_BYTES_MAX, len: PAGE_BYTES };
+        assert!(pages.pin(half) && !pages.pin(page));
+        pages.unpin(half);
+        assert!(pages.pin(page));
     }
 
     #[test]

@@ -166,6 +166,10 @@ impl Pager for MappingPager {
         }
     }
 
+    fn pin_bytes_max(&self) -> u64 {
+        if self.is_ordinary() { u64::MAX } else { self.inner.pager().pin_bytes_max() }
+    }
+
     fn unpin(&self, range: HostRange) {
         self.inner.pager().unpin(range);
     }

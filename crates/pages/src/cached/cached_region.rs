@@ -239,6 +239,11 @@ impl Pager for CachedRegion {
         is_pinned
     }
 
+    /// Half of the slots.
+    fn pin_bytes_max(&self) -> u64 {
+        self.engine.counters.len() as u64 / 2 * PAGE_BYTES
+    }
+
     fn unpin(&self, range: HostRange) {
         // The slot of a region that was removed may be another one's.
         if !self.region.is_closing() {
