@@ -197,11 +197,16 @@ impl Pages {
             if self.engine.pool.slot(slot).is_in_use() {
                 match recover::write_back_region(&self.engine.pool, slot) {
                     Ok(_) => self.discard(slot),
-                    Err(error) => tracing::warn!(
-                        %error, path = ?self.engine.pool.slot(slot).path(),
-                        "pages of a region that is not served any more stay in memory: if its file has another path now, \
-                         write them back with `terrace recover`"
-                    ),
+                    Err(error) => {
+                        tracing::warn!(
+                            %error, path = ?self.engine.pool.slot(slot).path(),
+                            "pages of a region that is not served any more stay in memory: if its file has another path \
+                             now, write them back with `terrace recover`"
+                        );
+                        for shard in self.engine.shards() {
+                            shard.lock().note_unclaimed_written();
+                        }
+                    }
                 }
             }
         }

@@ -55,8 +55,10 @@ pub(crate) struct Shard {
     pool: Arc<Pool>,
     frames: Range<u32>,
     pub(crate) policy: S3Fifo,
-    /// Frames with pages of an earlier process whose region has not been added. They are in no queue.
-    pub(crate) unclaimed: Vec<u32>,
+    /// Frames with pages of an earlier process whose region has not been added. They are in no queue. Dirty ones are apart:
+    /// there may be many, and no page that needs a frame can have one of them.
+    unclaimed: Vec<u32>,
+    unclaimed_dirty: Vec<u32>,
     pub(crate) fills: HashMap<PageKey, Fill>,
     /// Pages that are being written back.
     pub(crate) writing: HashSet<PageKey>,
@@ -78,9 +80,10 @@ impl Shard {
     /// The shard of these frames.
     pub(crate) fn new(pool: Arc<Pool>, frames: Range<u32>) -> Shard {
         let mut policy = S3Fifo::new(frames.len());
-        let mut unclaimed = Vec::new();
+        let (mut unclaimed, mut unclaimed_dirty) = (Vec::new(), Vec::new());
         for frame in frames.clone() {
             match pool.record(frame) {
+                Some(Record { dirty: true, .. }) => unclaimed_dirty.push(frame),
                 Some(_) => unclaimed.push(frame),
                 None => policy.free(frame - frames.start),
             }
@@ -90,6 +93,7 @@ impl Shard {
             frames,
             policy,
             unclaimed,
+            unclaimed_dirty,
             fills: HashMap::new(),
             writing: HashSet::new(),
             unwritable: BTreeSet::new(),
@@ -171,11 +175,16 @@ impl Shard {
 
     /// A frame with a page that its file has, of a region that has not been added.
     fn take_unclaimed(&mut self) -> Option<u32> {
-        let is_dirty = |frame: &u32| self.pool.record(*frame).is_some_and(|record| record.dirty);
-        let index = self.unclaimed.iter().position(|frame| !is_dirty(frame))?;
-        let frame = self.unclaimed.swap_remove(index);
+        let frame = self.unclaimed.pop()?;
         self.pool.clear_record(frame);
         Some(frame)
+    }
+
+    /// Takes that pages of regions that have not been added were written back.
+    pub(crate) fn note_unclaimed_written(&mut self) {
+        let pool = &self.pool;
+        let is_clean = |frame: &mut u32| !pool.record(*frame).is_some_and(|record| record.dirty);
+        self.unclaimed.extend(self.unclaimed_dirty.extract_if(.., is_clean));
     }
 
     /// Evicts a page whose frame is in no queue. `None` if it does not leave now; its frame is in a queue again then.
@@ -300,8 +309,10 @@ impl Shard {
     pub(crate) fn take_claims(&mut self, slot: u8) -> Vec<(u32, Record)> {
         let pool = self.pool.clone();
         let record = |frame: u32| pool.record(frame).filter(|record| record.slot == slot);
-        self.unclaimed
-            .extract_if(.., |frame| record(*frame).is_some())
+        let is_its = |frame: &mut u32| record(*frame).is_some();
+        let clean = self.unclaimed.extract_if(.., is_its);
+        clean
+            .chain(self.unclaimed_dirty.extract_if(.., is_its))
             .filter_map(|frame| Some((frame, record(frame)?)))
             .collect()
     }
