@@ -42,6 +42,8 @@ pub struct Service {
     datagrams: Backlog<(Path, Datagram)>,
     pub(crate) ready: Backlog<Arc<Session>>,
     pub(crate) totals: Totals,
+    /// Those with a deadline, and some that have none any more: an expiry of the timer visits no others.
+    pub(crate) timed: Backlog<Weak<Session>>,
     /// Expires when a session has to be run.
     timer: OwnedFd,
     /// When the timer expires; `u64::MAX` for never.
@@ -77,6 +79,7 @@ impl Service {
             datagrams: Backlog::default(),
             ready: Backlog::default(),
             totals: Totals::default(),
+            timed: Backlog::default(),
             timer,
             timer_at: AtomicU64::new(u64::MAX),
             setting: Mutex::default(),
@@ -227,15 +230,20 @@ impl Service {
         let mut next = u64::MAX;
         let setting = self.setting.lock();
         self.timer_at.store(u64::MAX, Ordering::SeqCst);
-        let sessions: Vec<Arc<Session>> = self.sessions.lock().values().filter_map(Weak::upgrade).collect();
+        let sessions: Vec<Arc<Session>> = self.timed.take().iter().filter_map(Weak::upgrade).collect();
         for session in &sessions {
+            session.is_timed.store(false, Ordering::SeqCst);
             match session.deadline.load(Ordering::SeqCst) {
                 at if at <= now.0 => {
                     session.deadline.store(u64::MAX, Ordering::SeqCst);
                     session.inputs.is_due.store(true, Ordering::Release);
                     session.list();
                 }
-                at => next = next.min(at),
+                u64::MAX => {}
+                at => {
+                    session.list_timed();
+                    next = next.min(at);
+                }
             }
         }
         if next == u64::MAX {

@@ -80,6 +80,8 @@ pub(crate) struct Session {
     is_listed: AtomicBool,
     /// The next time at which it has to be run; `u64::MAX` for never.
     pub deadline: AtomicU64,
+    /// Whether it is in the service's list of sessions with a deadline ([`Service::timed`]).
+    pub is_timed: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -96,6 +98,7 @@ impl Session {
             inputs: Inputs::default(),
             is_listed: AtomicBool::new(false),
             deadline: AtomicU64::new(u64::MAX),
+            is_timed: AtomicBool::new(false),
             state: Mutex::new(State::new(settings)),
         })
     }
@@ -161,7 +164,16 @@ impl Session {
             self.deadline.store(at, Ordering::SeqCst);
         }
         if deadline.is_some() {
+            self.list_timed();
             self.service.note_deadline(at);
+        }
+    }
+
+    /// Adds it to the sessions with a deadline, unless it is one of them. To be called behind a store of the deadline: a thread that
+    /// has taken it off the list reads the deadline after that.
+    pub fn list_timed(&self) {
+        if !self.is_timed.load(Ordering::SeqCst) && !self.is_timed.swap(true, Ordering::SeqCst) {
+            self.service.timed.add(self.me.clone());
         }
     }
 }
