@@ -98,6 +98,11 @@ impl Access {
         })
     }
 
+    /// The memory in bytes that an access of `len` bytes with so many parts takes while it waits.
+    pub(crate) fn memory_bytes(len: usize, part_count: usize) -> usize {
+        len + size_of::<Access>() + part_count * size_of::<Part>()
+    }
+
     /// Whether it is an access to the region with these counters.
     pub(crate) fn is_to(&self, counters: &Arc<RegionCounters>) -> bool {
         Arc::ptr_eq(&self.counters, counters)

@@ -1,55 +1,71 @@
 //! Parts of accesses that wait for a frame.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::access::{Access, Part, Task};
 use crate::key::PageKey;
 
-/// Parts for which there was no frame, in the order of the requests.
+/// Parts for which there was no frame: the pages in the order of their first requests, each with its parts in the order of
+/// the requests. Each method takes a time that does not depend on how many parts of other pages wait, except for `keys`: a peer
+/// determines that number.
 #[derive(Debug, Default)]
-pub(crate) struct Starved(VecDeque<(PageKey, Part)>);
+pub(crate) struct Starved {
+    /// By the number that the page got when its first part came.
+    pages: BTreeMap<u64, PageKey>,
+    parts: HashMap<PageKey, (u64, Vec<Part>)>,
+    next_number: u64,
+}
 
 impl Starved {
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.parts.is_empty()
     }
 
     pub(crate) fn push(&mut self, key: PageKey, part: Part) {
-        self.0.push_back((key, part));
+        let (_, parts) = self.parts.entry(key).or_insert_with(|| {
+            let number = self.next_number;
+            self.next_number += 1;
+            self.pages.insert(number, key);
+            (number, Vec::new())
+        });
+        parts.push(part);
     }
 
-    /// The page of the part that has waited for longest.
+    /// The page that has waited for longest.
     pub(crate) fn first(&self) -> Option<PageKey> {
-        self.0.front().map(|(key, _)| *key)
+        self.pages.first_key_value().map(|(_, key)| *key)
     }
 
     /// Whether the access that has waited for longest has lasted for longer than this.
     pub(crate) fn have_waited(&self, patience: Duration) -> bool {
-        self.0.front().is_some_and(|(_, part)| part.access.has_lasted(patience))
+        self.first().is_some_and(|key| self.parts[&key].1[0].access.has_lasted(patience))
     }
 
-    /// Takes the part that has waited for longest, if it is a barrier: nothing before it waits.
+    /// Takes the first part of the page that has waited for longest, if it is a barrier: nothing before it waits.
     pub(crate) fn pop_barrier(&mut self) -> Option<Part> {
-        let is_barrier = self.0.front().is_some_and(|(_, part)| matches!(part.task, Task::Barrier));
-        if is_barrier { self.0.pop_front().map(|(_, part)| part) } else { None }
+        let key = self.first()?;
+        let (_, parts) = self.parts.get_mut(&key)?;
+        if !matches!(parts[0].task, Task::Barrier) {
+            return None;
+        }
+        if parts.len() == 1 {
+            return self.take(key).pop();
+        }
+        Some(parts.remove(0))
     }
 
     /// Takes the parts of a page.
     pub(crate) fn take(&mut self, key: PageKey) -> Vec<Part> {
-        let all = std::mem::take(&mut self.0);
-        let (same, others): (VecDeque<_>, _) = all.into_iter().partition(|(other, _)| *other == key);
-        self.0 = others;
-        same.into_iter().map(|(_, part)| part).collect()
+        let Some((number, parts)) = self.parts.remove(&key) else { return Vec::new() };
+        self.pages.remove(&number);
+        parts
     }
 
-    /// The pages for which `is_one` is true, each once.
+    /// The pages for which `is_one` is true, each once, in the order of their first requests.
     pub(crate) fn keys(&self, is_one: impl Fn(&PageKey) -> bool) -> Vec<PageKey> {
-        let mut keys: Vec<PageKey> = self.0.iter().map(|(key, _)| *key).filter(is_one).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        keys
+        self.pages.values().copied().filter(is_one).collect()
     }
 }
 

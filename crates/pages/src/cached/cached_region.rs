@@ -87,10 +87,11 @@ impl CachedRegion {
         if range.len > TRANSFER_BYTES_MAX || !self.region.map.covers(range) {
             return Err(AccessError::OutOfRange);
         }
-        let charge = self.engine.quota.take(range.len as usize, waker).ok_or(AccessError::NotReady)?;
+        let pieces: Vec<Piece> = self.pieces(range).collect();
+        let bytes = Access::memory_bytes(range.len as usize, pieces.len());
+        let charge = self.engine.quota.take(bytes, waker).ok_or(AccessError::NotReady)?;
         let access = Access::new(kind, range.len as usize, &self.region.counters, waker, Some(charge));
         let mut work = Work::default();
-        let pieces: Vec<Piece> = self.pieces(range).collect();
         let mut result = Ok(());
         for group in pieces.chunk_by(|before, next| before.page / GROUP_PAGES == next.page / GROUP_PAGES) {
             let mut shard = self.engine.lock(self.region.key(group[0].page));
