@@ -139,7 +139,8 @@ struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct ibv_mr_init_attr *mr_init
  * Has the program bring pages, because a peer accesses them: it brings them by a thread of its own, and then calls
  * terrace_swap_in(). Called once for each run of absent pages, from any thread that makes progress for the device, which it must
  * not block. Some of the pages may be on their way already by an earlier call, or have come since: the program brings only those
- * that it has taken away. It must not call ibv_dereg_mr(), which waits until the calls for the region have returned.
+ * that it has taken away. It must not call ibv_dereg_mr(), nor ibv_destroy_qp(), nor ibv_modify_qp() to RESET or ERR: these wait
+ * until the call has returned.
  */
 typedef void (*terrace_bring_pages)(void *context, void *addr, size_t length);
 
