@@ -13,14 +13,13 @@ pub(crate) struct Expelled {
 }
 
 /// Refuses a client for which there is no place. Of each eight places, one is for an address that has no client: no host keeps
-/// others out. `addresses` are those of clients, `leaving` are clients that have gone and still have memory.
+/// others out. `addresses` are those of clients, also of clients that have gone and still have memory.
 pub(super) fn check_places(
     clients_max: usize,
-    leaving: usize,
     addresses: impl Iterator<Item = IpAddr>,
     newcomer: IpAddr,
 ) -> Result<(), String> {
-    let (mut clients, mut of_newcomer) = (leaving, 0);
+    let (mut clients, mut of_newcomer) = (0, 0);
     for address in addresses {
         clients += 1;
         of_newcomer += usize::from(address.to_canonical() == newcomer.to_canonical());
@@ -63,13 +62,13 @@ mod tests {
     #[test]
     fn the_last_places_are_for_addresses_that_have_no_client() {
         let address = |number: u8| IpAddr::from([192, 0, 2, number]);
-        let check = |clients_max, count, leaving, newcomer| {
+        let check = |clients_max, count, newcomer| {
             let addresses = (0..count).map(|_| address(1));
-            check_places(clients_max, leaving, addresses, address(newcomer)).is_ok()
+            check_places(clients_max, addresses, address(newcomer)).is_ok()
         };
-        assert!(check(64, 55, 0, 1) && !check(64, 56, 0, 1) && !check(64, 50, 6, 1));
-        assert!(check(64, 63, 0, 2) && !check(64, 64, 0, 2) && !check(64, 60, 4, 2));
+        assert!(check(64, 55, 1) && !check(64, 56, 1));
+        assert!(check(64, 63, 2) && !check(64, 64, 2));
         // A node for few clients has no such places.
-        assert!(check(1, 0, 0, 1) && check(7, 6, 0, 1) && !check(7, 7, 0, 1));
+        assert!(check(1, 0, 1) && check(7, 6, 1) && !check(7, 7, 1));
     }
 }

@@ -90,9 +90,10 @@ impl State {
                 repairs: 0,
                 expelled: Vec::new(),
             }),
-            reclaimer: Reclaimer::start(|mut tenant: Tenant| {
-                tenant.close_pages().is_err().then_some(tenant)
-            })?,
+            reclaimer: Reclaimer::start(
+                |tenant: &Tenant| tenant.address,
+                |mut tenant| tenant.close_pages().is_err().then_some(tenant),
+            )?,
         })
     }
 
@@ -107,7 +108,7 @@ impl State {
     fn make_tenant(&self, inner: &mut Inner, id: u64, connect: &Connect) -> Result<Connected, String> {
         let device = self.device.upgrade().ok_or("the memory node is ending")?;
         let addresses = inner.tenants.iter().map(|held| held.tenant.address);
-        check_places(self.clients_max, self.reclaimer.waiting(), addresses, connect.address)?;
+        check_places(self.clients_max, addresses.chain(self.reclaimer.addresses()), connect.address)?;
         let pool_pages = self.pool.page_count();
         let spaces = inner.tenants.iter().map(|held| held.tenant.page_count).chain([connect.page_count]);
         let beyond: u64 = spaces.map(|pages| pages.saturating_sub(pool_pages)).sum();

@@ -78,7 +78,10 @@ impl Baseline {
             page_count,
             budget_pages,
             clients_max,
-            reclaimer: Reclaimer::start(move |tenant| reclaim(&reclaimed, tenant))?,
+            reclaimer: Reclaimer::start(
+                |tenant: &Tenant| tenant.address,
+                move |tenant| reclaim(&reclaimed, tenant),
+            )?,
             inner,
         })
     }
@@ -87,7 +90,7 @@ impl Baseline {
         let device = self.device.upgrade().ok_or("the memory node is ending")?;
         let mut inner = self.inner.lock();
         let addresses = inner.tenants.iter().map(|tenant| tenant.address);
-        check_places(self.clients_max, self.reclaimer.waiting(), addresses, connect.address)?;
+        check_places(self.clients_max, addresses.chain(self.reclaimer.addresses()), connect.address)?;
         let free_pages = self.free_pages(&inner);
         if self.scheme == Scheme::Static && connect.page_count > free_pages.min(self.budget_pages) {
             return Err(format!(
