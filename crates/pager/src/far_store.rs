@@ -10,8 +10,10 @@ use terrace_vm::{BackingStore, Completion, PageBytes, Transfer, TransferError};
 
 /// Buffers for transfers.
 const BUFFERS: usize = 256;
-/// Invalidations in flight at most: loads and stores come before the others.
+/// Invalidations in flight at most: loads and stores come before the others. Each node has its share, which others need not wait for.
 const INVALIDATIONS_MAX: usize = 32;
+/// The pager polls for the end of invalidations, unless none has ended for this time: their node may be stopped.
+const INVALIDATION_POLL_MAX: Duration = Duration::from_millis(10);
 /// The tag of invalidations, which have no buffer.
 const INVALIDATION: u64 = u64::MAX;
 
@@ -25,10 +27,27 @@ pub struct FarStore {
     transfers: Vec<Option<Transfer>>,
     /// Loads and stores that the client has no room for yet, in order.
     waiting: VecDeque<Request>,
-    invalid: PageSet,
-    /// Invalidations in flight.
-    invalidations: usize,
+    /// By node.
+    invalidations: Vec<Invalidations>,
+    /// When invalidations began, or the last one ended.
+    invalidated_at: Instant,
     page_count: u64,
+}
+
+/// What a node is to give up. Of a page with two copies, the node of the first one.
+struct Invalidations {
+    /// Pages are spread over the nodes one by one: the multiples of their number, and this node's remainder.
+    remainder: u64,
+    node_count: u64,
+    /// By the quotients of pages.
+    waiting: PageSet,
+    in_flight: usize,
+}
+
+impl Invalidations {
+    fn pop(&mut self) -> Option<u64> {
+        self.waiting.pop().map(|quotient| quotient * self.node_count + self.remainder)
+    }
 }
 
 /// Pages that are to be invalidated, one bit each: a process that ends may have given up millions.
@@ -84,6 +103,7 @@ impl FarStore {
         // A load, for which a thread waits, does not wait until stores of an eviction have ended.
         config.depth = BUFFERS as u32;
         let client = Client::connect(&config)?;
+        let node_count = config.nodes.len() as u64;
         let registered = client.buffer(BUFFERS)?;
         Ok(FarStore {
             client,
@@ -91,8 +111,15 @@ impl FarStore {
             buffers: vec![Box::new([0; size_of::<PageBytes>()]); BUFFERS],
             transfers: vec![None; BUFFERS],
             waiting: VecDeque::new(),
-            invalid: PageSet::new(config.page_count),
-            invalidations: 0,
+            invalidations: (0..node_count)
+                .map(|remainder| Invalidations {
+                    remainder,
+                    node_count,
+                    waiting: PageSet::new(config.page_count.div_ceil(node_count)),
+                    in_flight: 0,
+                })
+                .collect(),
+            invalidated_at: Instant::now(),
             page_count: config.page_count,
         })
     }
@@ -118,15 +145,33 @@ impl FarStore {
     }
 
     fn submit_invalidations(&mut self) {
-        let count = INVALIDATIONS_MAX - self.invalidations;
-        let pages: Vec<_> = std::iter::from_fn(|| self.invalid.pop()).take(count).collect();
-        if pages.is_empty() {
-            return;
+        let share = (INVALIDATIONS_MAX / self.invalidations.len()).max(1);
+        for node in &mut self.invalidations {
+            let count = share - node.in_flight;
+            let pages: Vec<_> = std::iter::from_fn(|| node.pop()).take(count).collect();
+            if pages.is_empty() {
+                continue;
+            }
+            let requests = pages.iter().map(|&page| Request::Invalidate { page, tag: INVALIDATION });
+            let begun = match self.client.submit(requests) {
+                Ok(count) => count,
+                Err((count, PageError::Full)) => {
+                    pages[count..].iter().for_each(|&page| node.waiting.insert(page / node.node_count));
+                    count
+                }
+                // Pages are within their range.
+                Err((count, error)) => {
+                    tracing::error!(%error, "the client refuses an invalidation");
+                    count
+                }
+            };
+            node.in_flight += begun;
         }
-        let requests = pages.iter().map(|&page| Request::Invalidate { page, tag: INVALIDATION });
-        let begun = self.client.submit(requests).unwrap_or_else(|(count, _)| count);
-        self.invalidations += begun;
-        pages[begun..].iter().for_each(|&page| self.invalid.insert(page));
+    }
+
+    fn node_of(&mut self, page: u64) -> &mut Invalidations {
+        let node_count = self.invalidations.len() as u64;
+        &mut self.invalidations[(page % node_count) as usize]
     }
 
     fn end(&mut self, buffer: usize, result: Result<(), PageError>) -> Option<Completion> {
@@ -182,18 +227,25 @@ impl BackingStore for FarStore {
                 let written = self.registered.write(buffer, &self.buffers[buffer]);
                 debug_assert!(written.is_ok(), "there are as many registered pages");
                 // Its new bytes would go, too.
-                self.invalid.remove(page);
+                let node = self.node_of(page);
+                node.waiting.remove(page / node.node_count);
                 self.waiting.push_back(Request::Store { page, from: place, tag });
             }
         }
     }
 
     fn invalidate(&mut self, pages: &[u64]) {
-        pages.iter().for_each(|&page| self.invalid.insert(page));
+        self.invalidated_at = Instant::now();
+        for &page in pages {
+            let node = self.node_of(page);
+            node.waiting.insert(page / node.node_count);
+        }
     }
 
     fn is_invalidating(&self) -> bool {
-        self.invalid.count > 0 || self.invalidations > 0
+        let mut nodes = self.invalidations.iter();
+        let is_left = nodes.any(|node| node.waiting.count > 0 || node.in_flight > 0);
+        is_left && self.invalidated_at.elapsed() < INVALIDATION_POLL_MAX
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>, timeout: Duration) {
@@ -204,7 +256,10 @@ impl BackingStore for FarStore {
             self.submit_waiting();
             for ended in std::mem::take(&mut done) {
                 match ended.tag {
-                    INVALIDATION => self.invalidations -= 1,
+                    INVALIDATION => {
+                        self.node_of(ended.page).in_flight -= 1;
+                        self.invalidated_at = begin;
+                    }
                     buffer => completions.extend(self.end(buffer as usize, ended.result)),
                 }
             }
@@ -225,16 +280,28 @@ mod tests {
 
     const PAGES: u64 = 4096;
 
-    /// A store whose pages have been stored, and its node.
-    fn stored() -> (FarStore, MemoryNode) {
+    fn node() -> MemoryNode {
         let mut config = NodeConfig::new(PAGES * PAGE_BYTES, "127.0.0.1:0".parse().unwrap());
         config.port.path = PathChoice::Local;
-        let node = MemoryNode::open(&config).unwrap();
-        let mut config = ClientConfig::new(vec![node.listens_at()], 1);
+        MemoryNode::open(&config).unwrap()
+    }
+
+    /// A store whose first pages have been stored on nodes.
+    fn stored_on(nodes: &[&MemoryNode]) -> FarStore {
+        let mut config = ClientConfig::new(nodes.iter().map(|node| node.listens_at()).collect(), 1);
         config.port.path = PathChoice::Local;
         let store = FarStore::connect(config).unwrap();
         (0..PAGES).for_each(|page| store.client.store(page, &[1; 4096]).unwrap());
-        (store, node)
+        store
+    }
+
+    fn stored() -> (FarStore, MemoryNode) {
+        let node = node();
+        (stored_on(&[&node]), node)
+    }
+
+    fn invalidations_left(store: &FarStore) -> u64 {
+        store.invalidations.iter().map(|node| node.waiting.count + node.in_flight as u64).sum()
     }
 
     fn wait_for(store: &mut FarStore, buffer: usize) {
@@ -253,7 +320,26 @@ mod tests {
         wait_for(&mut store, 3);
         let invalidated = node.status().clients[0].invalidations;
         assert!(invalidated < PAGES / 10, "{invalidated}");
+        assert!(invalidations_left(&store) > 0);
+    }
+
+    #[test]
+    fn a_node_that_does_not_answer_delays_no_invalidations_of_others() {
+        let nodes = [node(), node()];
+        let mut store = stored_on(&nodes.each_ref());
+        // No reply of the first node is taken.
+        store.invalidate(&(0..PAGES).step_by(2).collect::<Vec<_>>());
+        store.submit_invalidations();
+        store.invalidate(&(1..PAGES).step_by(2).collect::<Vec<_>>());
+        store.submit_invalidations();
+        assert_eq!([0, 1].map(|node| store.invalidations[node].in_flight), [INVALIDATIONS_MAX / 2; 2]);
         assert!(store.is_invalidating());
+        std::thread::sleep(INVALIDATION_POLL_MAX);
+        assert!(!store.is_invalidating(), "the pager does not poll for what does not come");
+        while invalidations_left(&store) > 0 {
+            store.poll(&mut Vec::new(), Duration::ZERO);
+        }
+        assert_eq!(nodes.map(|node| node.status().free_pages), [PAGES; 2]);
     }
 
     #[test]
@@ -263,7 +349,7 @@ mod tests {
         store.buffer_mut(3).fill(2);
         store.submit(Transfer::Store, PAGES - 1, 3);
         wait_for(&mut store, 3);
-        while store.is_invalidating() {
+        while invalidations_left(&store) > 0 {
             store.poll(&mut Vec::new(), Duration::ZERO);
         }
         assert_eq!(node.status().free_pages, PAGES - 1);

@@ -73,7 +73,7 @@ pub trait BackingStore: Send {
     /// what that needs.
     fn invalidate(&mut self, pages: &[u64]);
 
-    /// Whether pages that were given up need more polls.
+    /// Whether pages that were given up need more polls, and these are likely to find something.
     fn is_invalidating(&self) -> bool {
         false
     }
