@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use terrace_vm::handshake::{self, Hello};
@@ -388,11 +390,12 @@ impl Pager {
     }
 
     fn admit(&mut self, socket: UnixStream, hello: Hello, descriptors: Vec<OwnedFd>) -> std::io::Result<()> {
-        let peer = rustix::net::sockopt::socket_peercred(&socket)?;
-        if peer.uid != rustix::process::geteuid() && !peer.uid.is_root() {
+        // Not by rustix, for which a process of another PID namespace, whose number is 0 here, is an error.
+        let peer = getsockopt(&socket, PeerCredentials)?;
+        if peer.uid() != rustix::process::geteuid().as_raw() && peer.uid() != 0 {
             return Err(ErrorKind::PermissionDenied.into());
         }
-        let pid = u32::try_from(peer.pid.as_raw_pid()).ok();
+        let pid = u32::try_from(peer.pid()).ok().filter(|&pid| pid > 0);
         let mut descriptors = descriptors.into_iter();
         let area = EvictionArea::open(descriptors.next().ok_or(ErrorKind::InvalidData)?)?;
         if hello.identity == 0 {
@@ -407,10 +410,11 @@ impl Pager {
         }
         let child = self.processes.iter_mut().find(|process| process.id == hello.identity);
         let child = child.filter(|child| child.link.is_none()).ok_or(ErrorKind::InvalidData)?;
-        if let Some(pid) = pid.filter(|_| hello.may_lack_memory)
-            && let Err(error) = child.forget_uninherited(&mut self.memory, pid)
-        {
-            tracing::warn!(%error, pid, "a child may find bytes of its parent in place of zeros");
+        if hello.may_lack_memory {
+            let known = pid.ok_or(ErrorKind::NotFound.into());
+            if let Err(error) = known.and_then(|pid| child.forget_uninherited(&mut self.memory, pid)) {
+                tracing::warn!(%error, ?pid, "a child may find bytes of its parent in place of zeros");
+            }
         }
         handshake::send_welcome(&socket, child.userfaultfd.as_fd())?;
         child.pid = pid;
