@@ -13,6 +13,7 @@ use terrace_hostmem::{HostRange, PAGE_BYTES};
 
 use crate::join;
 use crate::next::call_next;
+use crate::output::report;
 
 /// Smaller memory is not registered at once.
 const LARGE: usize = 256 << 10;
@@ -148,7 +149,7 @@ pub unsafe extern "C" fn mmap(
 fn report_shared(len: usize) {
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
     if join::is_paged() && !IS_REPORTED.swap(true, Ordering::Relaxed) {
-        join::report(format_args!(
+        report(format_args!(
             "{} MiB of shared memory is not paged: it stays local, beside the memory of --local",
             len >> 20
         ));

@@ -1,6 +1,5 @@
 //! Joining the pager: when the program starts, and in a child after a fork.
 
-use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -13,6 +12,7 @@ use terrace_vm::userfault::{Userfaultfd, modes};
 use terrace_vm::{BATCH_PAGES, EvictionArea};
 
 use crate::evictor::{self, Evictor};
+use crate::output::report;
 
 /// A program that starts waits for the pager for this time.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -219,10 +219,4 @@ fn greet_as_child() -> io::Result<(UnixStream, EvictionArea)> {
     let hello = Hello { identity_page, identity, may_lack_memory: MAY_LACK_MEMORY.load(Ordering::Relaxed) };
     handshake::send_hello(&socket, hello, file.as_fd(), None)?;
     Ok((socket, area))
-}
-
-/// Writes a line for the user, in one system call.
-pub(crate) fn report(line: impl Display) {
-    let line = format!("terrace: {line}\n");
-    let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
 }

@@ -6,6 +6,7 @@
 //! | `evictor` | the thread that moves pages away when the pager asks for it |
 //! | `end` | the end of a process whose pager has ended |
 //! | `interpose` | functions that give the program memory: what they give is registered for faults |
+//! | `output` | lines for the user |
 //! | `next` | the functions of the next library of the same names |
 //!
 //! The pager is a process of its own (`terrace_pager`). Without the environment variable `TERRACE_PAGER` this library does
@@ -16,3 +17,4 @@ mod evictor;
 mod interpose;
 mod join;
 mod next;
+mod output;

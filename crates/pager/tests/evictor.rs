@@ -9,8 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{compile, preload};
-use rustix::fs::OFlags;
+use common::{compile, full_pipe, preload};
 use rustix::process::Signal;
 use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_vm::userfault::{Message, Userfaultfd};
@@ -164,11 +163,7 @@ fn a_program_whose_pager_has_ended_says_why_it_is_killed() {
 
 #[test]
 fn a_program_whose_standard_error_is_full_is_killed_with_its_pager() {
-    let (_reader, writer) = std::io::pipe().unwrap();
-    let blocking = rustix::fs::fcntl_getfl(&writer).unwrap();
-    rustix::fs::fcntl_setfl(&writer, blocking | OFlags::NONBLOCK).unwrap();
-    while rustix::io::write(&writer, &[0; 4096]).is_ok() {}
-    rustix::fs::fcntl_setfl(&writer, blocking).unwrap();
+    let (_reader, writer) = full_pipe();
     let output = end_pager_of_program(writer.into());
     assert_eq!(output.status.signal(), Some(Signal::KILL.as_raw()));
 }

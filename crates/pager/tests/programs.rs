@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, IoSliceMut, Read, Write};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{MIB, TestPager, compile, run};
+use common::{MIB, TestPager, compile, full_pipe, run, sample};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use rustix::process::{Pid, Signal, kill_process};
 use terrace_pager::{PagerStatus, ProcessPages, Statistics};
@@ -119,6 +119,21 @@ fn a_child_goes_on_where_the_system_refuses_what_its_thread_needs() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && output.stdout == b"verified\n", "{output:?}");
     assert_eq!(errors.trim(), "terrace: memory of a child stays local: Too many open files (os error 24)");
+    pager.finish();
+}
+
+#[test]
+fn a_child_goes_on_where_nobody_reads_what_its_library_says() {
+    let program = compile("crowded");
+    let pager = TestPager::start(8 * MIB, 128 * MIB);
+    for is_full in [true, false] {
+        let (reader, writer) = if is_full { full_pipe() } else { std::io::pipe().unwrap() };
+        let reader = is_full.then_some(reader);
+        let child = pager.command(&program).arg("16").stdout(Stdio::piped()).stderr(writer).spawn().unwrap();
+        let (output, _) = sample(child, Duration::from_secs(60));
+        assert!(output.status.success() && output.stdout == b"verified\n", "{is_full} {output:?}");
+        drop(reader);
+    }
     pager.finish();
 }
 

@@ -1,6 +1,7 @@
 //! A pager, and unmodified C programs that run with it.
 #![allow(dead_code)] // Every test file uses some of the helpers.
 
+use std::io::{PipeReader, PipeWriter};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -9,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use terrace_pager::{Pager, PagerStatus, Settings, SharedStatus, Statistics};
 use terrace_vm::{BackingStore, FileStore};
 
@@ -99,6 +101,16 @@ pub fn compile(name: &str) -> PathBuf {
         .unwrap();
     assert!(compiled.success());
     program
+}
+
+/// A pipe without room.
+pub fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let blocking = rustix::fs::fcntl_getfl(&writer).unwrap();
+    rustix::fs::fcntl_setfl(&writer, blocking | OFlags::NONBLOCK).unwrap();
+    while rustix::io::write(&writer, &[0; 4096]).is_ok() {}
+    rustix::fs::fcntl_setfl(&writer, blocking).unwrap();
+    (reader, writer)
 }
 
 /// The private memory of a process, in bytes.
