@@ -36,7 +36,10 @@ const STARTING: i32 = 0;
 const RUNNING: i32 = -1;
 
 /// Starts the thread. Its descriptors are closed in the process's table.
-pub(crate) fn start(evictor: Evictor) -> io::Result<()> {
+///
+/// # Errors
+/// The system's, with what the thread would have worked with.
+pub(crate) fn start(evictor: Evictor) -> Result<(), (Evictor, io::Error)> {
     STATE.store(STARTING, Ordering::Relaxed);
     let evictor = Box::into_raw(Box::new(evictor));
     // SAFETY: the attributes and the set are initialized before use; the thread owns what it gets.
@@ -58,8 +61,8 @@ pub(crate) fn start(evictor: Evictor) -> io::Result<()> {
     };
     if result != 0 {
         // SAFETY: no thread has it.
-        drop(unsafe { Box::from_raw(evictor) });
-        return Err(io::Error::from_raw_os_error(result));
+        let evictor = unsafe { Box::from_raw(evictor) };
+        return Err((*evictor, io::Error::from_raw_os_error(result)));
     }
     loop {
         match STATE.load(Ordering::Acquire) {
@@ -67,7 +70,10 @@ pub(crate) fn start(evictor: Evictor) -> io::Result<()> {
             RUNNING => break,
             number => {
                 let error = io::Error::from_raw_os_error(number);
-                return Err(io::Error::new(error.kind(), format!("unshare(CLONE_FILES): {error}")));
+                let error = io::Error::new(error.kind(), format!("unshare(CLONE_FILES): {error}"));
+                // SAFETY: the thread has not used it, and ends.
+                let evictor = unsafe { Box::from_raw(evictor) };
+                return Err((*evictor, error));
             }
         }
     }
@@ -80,17 +86,16 @@ pub(crate) fn start(evictor: Evictor) -> io::Result<()> {
 }
 
 extern "C" fn run(evictor: *mut c_void) -> *mut c_void {
-    // The object moves to this thread's stack: the heap may be paged.
-    // SAFETY: given by `start`, which only reads descriptors of it afterwards. The box stays allocated.
-    let mut evictor = unsafe { std::ptr::read(evictor.cast::<Evictor>()) };
     // SAFETY: no preconditions.
     if unsafe { libc::unshare(libc::CLONE_FILES) } != 0 {
         // A seccomp filter, as containers have. The table is still that of the program: it keeps its descriptors.
         let number = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EPERM);
-        drop(evictor);
         STATE.store(number, Ordering::Release);
         return std::ptr::null_mut();
     }
+    // The object moves to this thread's stack: the heap may be paged.
+    // SAFETY: given by `start`, which only reads descriptors of it afterwards. The box stays allocated.
+    let mut evictor = unsafe { std::ptr::read(evictor.cast::<Evictor>()) };
     // SAFETY: no preconditions.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"terrace-evictor".as_ptr()) };
     close_others(&evictor);

@@ -168,7 +168,7 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, advice: c_int) 
     }
     let result = call_next!(madvise: fn(*mut c_void, size_t, c_int) -> c_int, addr, len, advice);
     // The kernel has checked that all of it is private memory without a file.
-    if result == 0 && advice == libc::MADV_FREE && join::is_paged() {
+    if result == 0 && advice == libc::MADV_FREE && join::has_registered() {
         let advice = libc::MADV_DONTNEED;
         call_next!(madvise: fn(*mut c_void, size_t, c_int) -> c_int, addr, len, advice);
     }
@@ -190,7 +190,7 @@ pub unsafe extern "C" fn mremap(
 ) -> *mut c_void {
     let mut len = len;
     if let Some(tail) = cut_of_move(addr as usize, len, new_len, flags, to as usize)
-        && join::is_paged()
+        && join::has_registered()
     {
         // Of huge pages it fails, and the kernel rounds the lengths of the call itself.
         // SAFETY: the call gives this range up.

@@ -19,13 +19,17 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Programs that close descriptors by number close low ones.
 const DESCRIPTOR_MIN: libc::c_int = 500;
 
-/// The descriptor by which this process registers memory; negative if it is not paged.
-static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
-/// The device and the inode of its file: the program may close it, and open another file by its number. Each descriptor of
-/// `userfaultfd(2)` has an inode of its own.
-static FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+/// `fcntl(2)`: the signal for events of a descriptor with O_ASYNC.
+const F_SETSIG: libc::c_int = 10;
+
+/// The descriptor by which this process registers memory, if it does.
+static USERFAULTFD: Kept = Kept::none();
 /// The process that has it. A child has its parent's until it has joined, and must not use it.
 static OWNER: AtomicI32 = AtomicI32::new(0);
+/// The connection of a child without an evictor. The child ends with it.
+static CONNECTION: Kept = Kept::none();
+/// Whether a pager has registered memory of this process or of one that it is a child of.
+static HAS_REGISTERED: AtomicBool = AtomicBool::new(false);
 /// The identity page, behind it the pages that the evictor moves pages to, and its stack.
 static RESERVED: AtomicU64 = AtomicU64::new(0);
 
@@ -35,6 +39,47 @@ static MAY_LACK_MEMORY: AtomicBool = AtomicBool::new(false);
 /// The heap that has been registered: from where it ended when the library was loaded, to where it ended the last time.
 static HEAP_START: AtomicU64 = AtomicU64::new(0);
 static HEAP_END: AtomicU64 = AtomicU64::new(0);
+
+/// A descriptor of this library among the program's. The program may close it, and open another file by its number.
+struct Kept {
+    /// Negative if there is none.
+    number: AtomicI32,
+    /// The device and the inode. Each descriptor of `userfaultfd(2)`, and each socket, has an inode of its own.
+    file: [AtomicU64; 2],
+}
+
+impl Kept {
+    const fn none() -> Kept {
+        Kept { number: AtomicI32::new(-1), file: [const { AtomicU64::new(0) }; 2] }
+    }
+
+    fn set(&self, descriptor: OwnedFd) {
+        // Descriptors of this kind are asked for nothing else. An error would leave one open.
+        for (kept, number) in self.file.iter().zip(file_of(descriptor.as_fd()).unwrap_or_default()) {
+            kept.store(number, Ordering::Relaxed);
+        }
+        self.number.store(descriptor.into_raw_fd(), Ordering::Release);
+    }
+
+    fn number(&self) -> Option<libc::c_int> {
+        Some(self.number.load(Ordering::Acquire)).filter(|&number| number >= 0)
+    }
+
+    /// Closes it, unless the program has.
+    fn close(&self) {
+        let number = self.number.swap(-1, Ordering::AcqRel);
+        if number < 0 {
+            return;
+        }
+        let kept = self.file.each_ref().map(|number| number.load(Ordering::Relaxed));
+        // SAFETY: only asked for its file. If the program has closed it, there is an error, or another file.
+        let file = file_of(unsafe { BorrowedFd::borrow_raw(number) });
+        if file.is_ok_and(|file| file == kept) {
+            // SAFETY: this process's copy of a descriptor that nobody uses any more.
+            drop(unsafe { OwnedFd::from_raw_fd(number) });
+        }
+    }
+}
 
 /// The dynamic linker calls this when it has loaded the library.
 #[used]
@@ -53,20 +98,26 @@ extern "C" fn on_load() {
         report(format_args!("memory is not paged: {error}"));
         return;
     }
+    HAS_REGISTERED.store(true, Ordering::Relaxed);
     // SAFETY: a function without preconditions, in a library that is never unloaded.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 
-/// Whether memory of this process is registered.
+/// Whether this process registers its new memory.
 pub(crate) fn is_paged() -> bool {
-    DESCRIPTOR.load(Ordering::Acquire) >= 0
+    USERFAULTFD.number().is_some()
+}
+
+/// Whether a pager may handle memory of this process. A child that does not register its own has its parent's.
+pub(crate) fn has_registered() -> bool {
+    HAS_REGISTERED.load(Ordering::Relaxed)
 }
 
 /// Has faults in new memory go to the pager. After a failure the memory stays as it is: the pager looks for it later.
 pub(crate) fn register(range: HostRange) {
-    let descriptor = DESCRIPTOR.load(Ordering::Acquire);
+    let Some(descriptor) = USERFAULTFD.number() else { return };
     // SAFETY: no preconditions.
-    if descriptor < 0 || range.len == 0 || OWNER.load(Ordering::Relaxed) != unsafe { libc::getpid() } {
+    if range.len == 0 || OWNER.load(Ordering::Relaxed) != unsafe { libc::getpid() } {
         return;
     }
     // SAFETY: the descriptor stays open. If the program has closed it, the request fails, or is not one of the file that has
@@ -128,23 +179,24 @@ fn join() -> io::Result<()> {
     socket.set_read_timeout(Some(TIMEOUT))?;
     let (area, file) = EvictionArea::create()?;
     let hello = Hello { identity_page: reserved.addr, identity: 0, may_lack_memory: false };
-    handshake::send_hello(&socket, hello, file.as_fd(), Some(userfaultfd.as_fd()))?;
+    handshake::send_hello(&socket, hello, &[file.as_fd(), userfaultfd.as_fd()])?;
     drop(handshake::receive_welcome(&socket)?);
-    begin(socket, area, userfaultfd)
+    socket.set_read_timeout(None)?;
+    begin(Evictor { socket, area, userfaultfd, staging: staging() }).map_err(|(_, error)| error)
 }
 
 /// Starts the evictor, and registers memory from now on.
-fn begin(socket: UnixStream, area: EvictionArea, userfaultfd: Userfaultfd) -> io::Result<()> {
-    socket.set_read_timeout(None)?;
-    let descriptor = rustix::io::fcntl_dupfd_cloexec(userfaultfd.as_fd(), DESCRIPTOR_MIN);
-    let kept = descriptor.or_else(|_| rustix::io::fcntl_dupfd_cloexec(userfaultfd.as_fd(), 0))?;
-    evictor::start(Evictor { socket, area, userfaultfd, staging: staging() })?;
-    for (kept, number) in FILE.iter().zip(file_of(kept.as_fd())?) {
-        kept.store(number, Ordering::Relaxed);
-    }
+fn begin(evictor: Evictor) -> Result<(), (Evictor, io::Error)> {
+    let userfaultfd = evictor.userfaultfd.as_fd();
+    let descriptor = rustix::io::fcntl_dupfd_cloexec(userfaultfd, DESCRIPTOR_MIN);
+    let kept = match descriptor.or_else(|_| rustix::io::fcntl_dupfd_cloexec(userfaultfd, 0)) {
+        Ok(kept) => kept,
+        Err(error) => return Err((evictor, error.into())),
+    };
+    evictor::start(evictor)?;
     // SAFETY: no preconditions.
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
-    DESCRIPTOR.store(kept.into_raw_fd(), Ordering::Release);
+    USERFAULTFD.set(kept);
     Ok(())
 }
 
@@ -165,43 +217,75 @@ fn reserve(len: u64) -> io::Result<HostRange> {
 /// A child has copies of its parent's pages, and the pager has a descriptor for them from the kernel. It also has a copy of
 /// its parent's descriptor, which handles the parent's memory.
 extern "C" fn in_child() {
-    let inherited = DESCRIPTOR.swap(-1, Ordering::AcqRel);
-    if inherited < 0 {
-        return;
-    }
-    let kept = FILE.each_ref().map(|number| number.load(Ordering::Relaxed));
-    // SAFETY: only asked for its file. If the program has closed it, there is an error, or another file.
-    let file = file_of(unsafe { BorrowedFd::borrow_raw(inherited) });
-    if file.is_ok_and(|file| file == kept) {
-        // SAFETY: this process's copy of a descriptor that nobody uses any more.
-        drop(unsafe { OwnedFd::from_raw_fd(inherited) });
-    }
+    USERFAULTFD.close();
+    CONNECTION.close();
     let (socket, area) = match greet_as_child() {
         Ok(greeted) => greeted,
+        Err(error) if is_end_of_pager(&error) => abort(&error),
         Err(error) => return report(format_args!("memory of a child stays local: {error}")),
     };
     // It waits as long as for its faults, which the same pager handles.
-    let userfaultfd = loop {
+    let welcome = loop {
         match handshake::receive_welcome(&socket) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if is_end_of_pager(&error) => abort(&error),
             welcome => break welcome,
         }
     };
-    if let Err(error) = &userfaultfd
-        && matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
-    {
-        // The pager may have ended, and the child would find zeros.
-        report(format_args!("a child cannot be paged: {error}"));
-        std::process::abort();
-    }
-    // The pager keeps the pages of a child whose connection ends before its thread has begun.
-    if let Err(error) = userfaultfd.and_then(|userfaultfd| begin(socket, area, userfaultfd.into())) {
-        report(format_args!("memory of a child stays local: {error}"));
-    }
+    let (socket, error) = match (area, welcome) {
+        (Err(error), _) => (socket, error),
+        (Ok(area), Err(error)) => {
+            area.set_refused();
+            (socket, error)
+        }
+        (Ok(area), Ok(userfaultfd)) => {
+            let evictor = Evictor { socket, area, userfaultfd: userfaultfd.into(), staging: staging() };
+            let Err((evictor, error)) = begin(evictor) else { return };
+            evictor.area.set_refused();
+            (evictor.socket, error)
+        }
+    };
+    end_with_pager(socket);
+    report(format_args!("memory of a child stays local: {error}"));
 }
 
-/// Tells the pager which child this is.
-fn greet_as_child() -> io::Result<(UnixStream, EvictionArea)> {
+/// Whether the pager may have ended. A child would find zeros.
+fn is_end_of_pager(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionRefused | ConnectionReset | UnexpectedEof)
+}
+
+fn abort(error: &io::Error) -> ! {
+    report(format_args!("a child cannot be paged: {error}"));
+    std::process::abort()
+}
+
+/// Has the kernel kill this process at the end of its connection, which its pager keeps, and on which it sends no more: there is
+/// no thread that would see the pager's end.
+fn end_with_pager(socket: UnixStream) {
+    let socket = OwnedFd::from(socket);
+    let socket = rustix::io::fcntl_dupfd_cloexec(&socket, DESCRIPTOR_MIN).unwrap_or(socket);
+    let number = socket.as_raw_fd();
+    // SAFETY: this process's descriptor, and no memory.
+    let is_set = unsafe {
+        libc::fcntl(number, libc::F_SETOWN, libc::getpid()) == 0
+            && libc::fcntl(number, F_SETSIG, libc::SIGKILL) == 0
+            && libc::fcntl(number, libc::F_SETFL, libc::fcntl(number, libc::F_GETFL) | libc::O_ASYNC) == 0
+    };
+    if !is_set {
+        let error = io::Error::last_os_error();
+        report(format_args!("a child would find zeros after the end of its pager: {error}"));
+    }
+    // The pager may have ended before.
+    let (mut byte, flags) = ([0_u8], rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT);
+    if let Ok((_, 0)) = rustix::net::recv(&socket, &mut byte, flags) {
+        abort(&io::ErrorKind::UnexpectedEof.into());
+    }
+    CONNECTION.set(socket);
+}
+
+/// Tells the pager which child this is. Returns the connection, and the eviction area if the child can have one.
+fn greet_as_child() -> io::Result<(UnixStream, io::Result<EvictionArea>)> {
     let identity_page = RESERVED.load(Ordering::Relaxed);
     let reserved = HostRange { addr: identity_page, len: PAGE_BYTES + staging().len };
     // The pages are the parent's. Touched again, the first one is filled by the pager.
@@ -214,9 +298,20 @@ fn greet_as_child() -> io::Result<(UnixStream, EvictionArea)> {
         )?;
         std::ptr::read_volatile(identity_page as *const u64)
     };
+    if identity == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
     let socket = connect()?;
-    let (area, file) = EvictionArea::create()?;
     let hello = Hello { identity_page, identity, may_lack_memory: MAY_LACK_MEMORY.load(Ordering::Relaxed) };
-    handshake::send_hello(&socket, hello, file.as_fd(), None)?;
+    let area = match EvictionArea::create() {
+        Ok((area, file)) => {
+            handshake::send_hello(&socket, hello, &[file.as_fd()])?;
+            Ok(area)
+        }
+        Err(error) => {
+            handshake::send_hello(&socket, hello, &[])?;
+            Err(error)
+        }
+    };
     Ok((socket, area))
 }

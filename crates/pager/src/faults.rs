@@ -75,7 +75,7 @@ impl Process {
     /// Takes a frame for a fault; returns false if there is none. Before the process's thread carries out requests, which may
     /// depend on this fault, there always is.
     fn take_frame(&self, memory: &mut Memory) -> bool {
-        let is_starting = self.link.as_ref().is_some_and(|link| !link.area.is_ready());
+        let is_starting = self.link.as_ref().is_some_and(|link| link.area.is_starting());
         if is_starting {
             memory.count_frames(1);
         }

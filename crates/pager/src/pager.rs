@@ -328,8 +328,8 @@ impl Pager {
         self.remove_ended();
     }
 
-    /// Reads what woke the pager. A process whose connection has ended has ended, unless the system has refused its thread: then it goes on
-    /// as one that has not joined.
+    /// Reads what woke the pager. A process whose connection has ended has ended, unless the system has refused its thread and the
+    /// program has closed the connection: then it goes on as one that has not joined.
     fn drain_links(&mut self) {
         for process in &mut self.processes {
             let is_connected = process.link.as_mut().is_none_or(Link::drain);
@@ -397,7 +397,10 @@ impl Pager {
         }
         let pid = u32::try_from(peer.pid()).ok().filter(|&pid| pid > 0);
         let mut descriptors = descriptors.into_iter();
-        let area = EvictionArea::open(descriptors.next().ok_or(ErrorKind::InvalidData)?)?;
+        let area = match descriptors.next() {
+            Some(area) => EvictionArea::open(area)?,
+            None => EvictionArea::without_thread()?,
+        };
         if hello.identity == 0 {
             let userfaultfd: Userfaultfd = descriptors.next().ok_or(ErrorKind::InvalidData)?.into();
             handshake::send_welcome(&socket, userfaultfd.as_fd())?;
@@ -435,7 +438,8 @@ impl Pager {
         self.accept();
         self.drain_links();
         for process in &mut self.processes {
-            if process.link.is_none() && !process.userfaultfd.is_alive() {
+            let may_go_unnoticed = process.link.is_none() || process.lacks_thread();
+            if may_go_unnoticed && !process.userfaultfd.is_alive() {
                 process.end(&mut self.memory);
             }
             process.is_search_due = true;

@@ -72,7 +72,7 @@ pub(crate) struct Process {
     pub(crate) searched_unpaged: u64,
     /// Whether memory that is not paged is to be looked for.
     pub(crate) is_search_due: bool,
-    /// A child has none from its fork until its thread has joined, or if the system refuses the thread.
+    /// A child has none from its fork until it has joined, or if it cannot connect.
     pub(crate) link: Option<Link>,
     pub(crate) identity_page: u64,
     pub(crate) pages: PageTable,

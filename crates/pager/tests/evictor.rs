@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt;
@@ -68,12 +68,14 @@ fn pages_of_memory_that_is_not_registered_do_not_leave() {
     assert!(child.wait().unwrap().success());
 }
 
-/// Puts zeros where a program touches new memory. Returns the descriptor of a child, if it has a new one.
-fn serve(userfaultfd: &Userfaultfd) -> Option<Userfaultfd> {
+/// Puts zeros where a program touches new memory, and a number in its identity page. Returns the descriptor of a child, if it has a
+/// new one.
+fn serve(userfaultfd: &Userfaultfd, identity_page: u64) -> Option<Userfaultfd> {
     match userfaultfd.read().unwrap()? {
         Message::Fault { page, .. } => {
+            let byte = u8::from(page == identity_page);
             // An error means that the process has ended.
-            let _ = userfaultfd.zero(HostRange { addr: page, len: PAGE_BYTES });
+            let _ = userfaultfd.copy(&[byte; PAGE_BYTES as usize], page, false);
             None
         }
         Message::Fork(child) => Some(child),
@@ -89,7 +91,7 @@ fn a_child_waits_for_its_pager_as_its_faults_do() {
     let mut command = preload(compile("child"), &path);
     let mut program = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (socket, _) = listener.accept().unwrap();
-    let (_, descriptors) = handshake::receive_hello(&socket).unwrap();
+    let (hello, descriptors) = handshake::receive_hello(&socket).unwrap();
     let userfaultfd: Userfaultfd = descriptors.into_iter().nth(1).unwrap().into();
     handshake::send_welcome(&socket, userfaultfd.as_fd()).unwrap();
 
@@ -102,9 +104,9 @@ fn a_child_waits_for_its_pager_as_its_faults_do() {
             panic!("the program is stuck: {:?}", program.wait_with_output());
         }
         std::thread::sleep(Duration::from_micros(100));
-        child = serve(&userfaultfd).or(child);
+        child = serve(&userfaultfd, hello.identity_page).or(child);
         let Some(child) = &child else { continue };
-        serve(child);
+        serve(child, hello.identity_page);
         match &joining {
             None => joining = listener.accept().ok().map(|(socket, _)| (socket, Instant::now())),
             // The pager was stopped for that long.
@@ -166,4 +168,46 @@ fn a_program_whose_standard_error_is_full_is_killed_with_its_pager() {
     let (_reader, writer) = full_pipe();
     let output = end_pager_of_program(writer.into());
     assert_eq!(output.status.signal(), Some(Signal::KILL.as_raw()));
+}
+
+#[test]
+fn children_without_a_thread_end_with_their_pager() {
+    let program = compile("crowded");
+    for left in ["2", "1"] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut command = preload(&program, &path);
+        let mut program = command.args(["1", left, "40"]).stderr(Stdio::piped()).spawn().unwrap();
+        let (socket, _) = listener.accept().unwrap();
+        let (hello, descriptors) = handshake::receive_hello(&socket).unwrap();
+        let userfaultfd: Userfaultfd = descriptors.into_iter().nth(1).unwrap().into();
+        handshake::send_welcome(&socket, userfaultfd.as_fd()).unwrap();
+
+        listener.set_nonblocking(true).unwrap();
+        let (mut processes, mut links) = (vec![userfaultfd], vec![socket]);
+        // They have said that their memory stays local when nothing has come from them for a while.
+        let (begin, mut joined_at) = (Instant::now(), Instant::now());
+        while links.len() < 3 || joined_at.elapsed() < Duration::from_millis(500) {
+            assert!(begin.elapsed() < Duration::from_secs(20), "the program is stuck");
+            std::thread::sleep(Duration::from_micros(100));
+            let children = processes.iter().filter_map(|process| serve(process, hello.identity_page));
+            let children: Vec<_> = children.collect();
+            processes.extend(children);
+            if let Ok((socket, _)) = listener.accept() {
+                handshake::receive_hello(&socket).unwrap();
+                handshake::send_welcome(&socket, processes[links.len()].as_fd()).unwrap();
+                links.push(socket);
+                joined_at = Instant::now();
+            }
+        }
+        let ended_at = Instant::now();
+        drop((processes, links));
+        // The end of the last process that has it.
+        let mut errors = String::new();
+        program.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+        assert!(ended_at.elapsed() < Duration::from_secs(20), "{left}: {errors}");
+        assert_eq!(program.wait().unwrap().signal(), Some(Signal::KILL.as_raw()), "{errors}");
+        assert_eq!(errors.matches("stays local").count(), 2, "{errors}");
+    }
 }

@@ -32,6 +32,15 @@ mod state {
     pub const WITHDRAWN: u32 = 3;
 }
 
+/// What the thread in the process does.
+mod thread {
+    pub const STARTING: u32 = 0;
+    /// It carries out requests.
+    pub const READY: u32 = 1;
+    /// The system has refused it.
+    pub const REFUSED: u32 = 2;
+}
+
 /// A page of a request.
 #[repr(C)]
 struct Entry {
@@ -49,8 +58,8 @@ struct Header {
     count: AtomicU32,
     /// How far the request is (`state`).
     state: AtomicU32,
-    /// Whether the thread carries out requests.
-    is_ready: AtomicU32,
+    /// What the thread does (`thread`).
+    thread: AtomicU32,
     entries: [Entry; BATCH_PAGES],
 }
 
@@ -84,6 +93,16 @@ impl EvictionArea {
         rustix::fs::ftruncate(&file, AREA_BYTES)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok((EvictionArea::map(&file)?, file))
+    }
+
+    /// An area of a process that has no thread.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn without_thread() -> io::Result<EvictionArea> {
+        let (area, _) = EvictionArea::create()?;
+        area.set_refused();
+        Ok(area)
     }
 
     /// Opens an area that another process has created.
@@ -140,12 +159,22 @@ impl EvictionArea {
 
     /// Whether the thread carries out requests. Until then, other threads of the process may have faults that come first.
     pub fn is_ready(&self) -> bool {
-        self.header().is_ready.load(Ordering::Relaxed) != 0
+        self.header().thread.load(Ordering::Relaxed) == thread::READY
+    }
+
+    /// Whether the process may still start the thread.
+    pub fn is_starting(&self) -> bool {
+        self.header().thread.load(Ordering::Relaxed) == thread::STARTING
     }
 
     /// Says that the thread carries out requests. The paged process's.
     pub fn set_ready(&self) {
-        self.header().is_ready.store(1, Ordering::Relaxed);
+        self.header().thread.store(thread::READY, Ordering::Relaxed);
+    }
+
+    /// Says that there will be no thread. The paged process's, which keeps its connection.
+    pub fn set_refused(&self) {
+        self.header().thread.store(thread::REFUSED, Ordering::Relaxed);
     }
 
     /// Whether the last request has been carried out. After one that was taken back, whether the thread has seen that.

@@ -43,8 +43,7 @@ const DESCRIPTORS_MAX: usize = 2;
 pub struct Hello {
     /// The address of a page that the pager fills with the number by which it knows the process.
     pub identity_page: u64,
-    /// That number, if the process is a child whose descriptor the pager has from the kernel; else 0, and the process sends
-    /// a descriptor after that of its eviction area.
+    /// That number, if the process is a child whose descriptor the pager has from the kernel; else 0.
     pub identity: u64,
     /// Whether a child may lack memory that its parent has: `MADV_DONTFORK` or `MADV_WIPEONFORK` was used.
     pub may_lack_memory: bool,
@@ -71,18 +70,13 @@ impl Hello {
     }
 }
 
-/// Sends a process's first message.
+/// Sends a process's first message. The descriptors are those of its eviction area, and behind it, unless it is a child, of its
+/// faults. A child that cannot have an area sends none.
 ///
 /// # Errors
 /// The system's.
-pub fn send_hello(
-    socket: impl AsFd,
-    hello: Hello,
-    area: BorrowedFd<'_>,
-    userfaultfd: Option<BorrowedFd<'_>>,
-) -> io::Result<()> {
-    let descriptors = [Some(area), userfaultfd];
-    send(socket, &hello.encode(), &descriptors.into_iter().flatten().collect::<Vec<_>>())
+pub fn send_hello(socket: impl AsFd, hello: Hello, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send(socket, &hello.encode(), descriptors)
 }
 
 /// Receives a process's first message, with its descriptors.
@@ -120,7 +114,9 @@ pub fn receive_welcome(socket: impl AsFd) -> io::Result<OwnedFd> {
 fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    control.push(SendAncillaryMessage::ScmRights(descriptors));
+    if !descriptors.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
     sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
 }

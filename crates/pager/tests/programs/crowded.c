@@ -1,4 +1,5 @@
-/* Has a child where two descriptors are left: too few for the child's thread that moves pages. usage: crowded MIB */
+/* Has a child, which has a child, where at most two descriptors are left: too few for the thread of a child that moves pages.
+   usage: crowded MIB LEFT SECONDS */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -32,11 +33,16 @@ int main(int argc, char **argv) {
         return 2;
     for (int fd; (fd = open("/dev/null", O_RDONLY)) >= 0;)
         last = fd;
-    close(last), close(last - 1);
+    for (int left = atoi(argc > 2 ? argv[2] : "2"); left > 0; left--)
+        close(last--);
     pid_t child = fork();
     if (child == 0) {
-        /* The pager sees the end of its connection. */
-        sleep(1);
+        child = fork();
+        int status = 0;
+        /* The pager would see the end of a connection. */
+        sleep(atoi(argc > 3 ? argv[3] : "1"));
+        if (child > 0 && (waitpid(child, &status, 0) != child || status))
+            _exit(3);
         if (!is_filled(words, 3))
             _exit(1);
         fill(words, 5);
