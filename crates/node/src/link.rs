@@ -43,7 +43,7 @@ pub(crate) struct Link {
     pub remote: Path,
     pub state: LinkState,
     tid: u64,
-    /// The peer has answered that it is busy.
+    /// The peer has answered the last datagram that it is busy.
     is_peer_busy: bool,
     /// The most requests of this link in flight, as stated by the server.
     pub requests_max: u16,
@@ -92,6 +92,8 @@ impl Link {
             };
             return None;
         }
+        // A server that was busy may be gone by now.
+        self.is_peer_busy = false;
         self.state = LinkState::Connecting {
             attempts: attempts + 1,
             retry_at: now.after_ns(FIRST_TIMEOUT_NS << attempts),

@@ -57,11 +57,17 @@ fn a_server_that_is_busy_is_not_one_that_does_not_answer() {
     let instance = node.server.device().snapshot().slot;
     let [own, other] = [1, 2].map(|number| instance + number);
     let config = ClientConfig { instance, port: port(own), ..ClientConfig::new(LOOPBACK) };
-    let _client = Client::connect(&config).expect("a client");
+    let client = Client::connect(&config).expect("a client");
     // A client has no regions, and answers as a server does that has none yet.
     let of_client = ClientConfig { instance: own, port: port(other), ..config };
     let error = Client::connect(&of_client).err().expect("no server");
     assert!(error.to_string().contains("it is busy"), "{error}");
+    // One that was busy and is gone does not answer: the last attempt is more than a second after the first.
+    let connecting = std::thread::spawn(move || Client::connect(&of_client).err().expect("no server"));
+    std::thread::sleep(Duration::from_millis(300));
+    drop(client);
+    let error = connecting.join().expect("no panic");
+    assert!(matches!(error, ClientError::Silent(_)), "{error}");
 }
 
 #[test]

@@ -53,7 +53,7 @@ pub enum ClientError {
 
 fn reason(status: Status) -> String {
     match status {
-        Status::Busy => "it is busy (its clients, in all or of this address, are as many as it takes; or it has no region yet)".into(),
+        Status::Busy => "it is busy (its clients, in all or of this address, use all that it has for them; or it has no region yet)".into(),
         status => format!("{status:?}"),
     }
 }
