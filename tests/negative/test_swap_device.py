@@ -269,6 +269,29 @@ class Refusals(SwapDevice):
         device.terminate()
         self.assertEqual(device.wait(timeout=20), 0)
 
+    def test_a_terminal_that_has_room_for_part_of_a_text(self):
+        _, listen = self.node()
+        reader, terminal = os.openpty()
+        self.addCleanup(os.close, reader)
+        argv = [TERRACE, "swap-device", "--memory-node", listen, "--size", "64M", "--socket", self.socket]
+        device = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=terminal, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(self.kill, device)
+        self.assertTrue(os.read(reader, 4096), "no first line")
+        filled = os.open(os.ttyname(terminal), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        os.close(terminal)
+        try:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(filled, bytes(4096))
+        finally:
+            os.close(filled)
+        os.read(reader, 4096)
+        for _ in range(200):
+            device.send_signal(signal.SIGUSR1)
+            time.sleep(0.01)
+        device.terminate()
+        self.assertEqual(device.wait(timeout=20), 0)
+
     def test_metrics_that_cannot_be_served(self):
         _, listen = self.node()
         before = self.directory.stat().st_mtime_ns

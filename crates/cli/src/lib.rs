@@ -154,12 +154,10 @@ pub fn run() -> ExitCode {
             bench::bench(&options).map_err(|error| (usage_or_1(error.is_usage()), error.to_string()))
         }
     };
-    standard_error::flush();
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err((code, message)) => {
-            output::complain(&format!("terrace: {message}"));
-            ExitCode::from(code)
-        }
-    }
+    let (code, message) = match outcome {
+        Ok(()) => (ExitCode::SUCCESS, None),
+        Err((code, message)) => (ExitCode::from(code), Some(format!("terrace: {message}"))),
+    };
+    standard_error::finish(message.as_deref());
+    code
 }

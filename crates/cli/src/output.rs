@@ -1,11 +1,14 @@
 //! Standard output and standard error. Either may be closed or full, which is no reason to panic.
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
-/// A pipe that can be written takes so many bytes without waiting (`PIPE_BUF`).
-const PIECE_BYTES: usize = 4096;
+/// Texts of [`print_without_waiting`] that wait for the reader, at most.
+const TEXTS_MAX: usize = 16;
+/// The stack of the thread that prints them, which a process may lock in memory.
+const STACK_BYTES: usize = 64 << 10;
 
 /// Writes to standard output. Returns whether somebody may still read it: `| head` ends early, which is no error.
 ///
@@ -18,16 +21,22 @@ pub fn print(text: &str) -> io::Result<bool> {
     }
 }
 
-/// Writes to standard output as much as its reader leaves room for: a server does not wait for the reader, which may be stopped.
-pub fn print_without_waiting(text: &str) {
-    let (mut out, now) = (io::stdout().lock(), Timespec { tv_sec: 0, tv_nsec: 0 });
-    for piece in text.as_bytes().chunks(PIECE_BYTES) {
-        let has_room = poll(&mut [PollFd::new(&io::stdout(), PollFlags::OUT)], Some(&now)) == Ok(1);
-        // The server does not depend on an open standard output.
-        if !has_room || out.write_all(piece).and_then(|()| out.flush()).is_err() {
-            return;
-        }
-    }
+/// Has a thread write to standard output: a server does not wait for the reader, which may be stopped. Texts for which the
+/// thread's queue has no room are left out.
+pub fn print_without_waiting(text: String) {
+    static QUEUE: OnceLock<SyncSender<String>> = OnceLock::new();
+    let queue = QUEUE.get_or_init(|| {
+        let (queue, texts) = sync_channel::<String>(TEXTS_MAX);
+        let builder = thread::Builder::new().name("output".into()).stack_size(STACK_BYTES);
+        // The server does not depend on an open standard output, and thus on no thread either.
+        let _ = builder.spawn(move || {
+            for text in texts {
+                let _ = write(&text);
+            }
+        });
+        queue
+    });
+    let _ = queue.try_send(text);
 }
 
 /// Prints what a server serves, and on a terminal what `Ctrl-C` does. A server does not depend on an open standard output.

@@ -4,15 +4,20 @@
 use std::io::{self, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::SigSet;
+
+use crate::output::complain;
 
 /// Lines that wait to be written, at most.
 const LINES_MAX: usize = 1024;
 /// How long the end of a process waits for them.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
+/// How long it waits between attempts if the queue is full.
+const FULL_DELAY: Duration = Duration::from_millis(1);
 /// The thread's stack, which a process may lock in memory.
 const STACK_BYTES: usize = 64 << 10;
 
@@ -34,7 +39,7 @@ pub fn start() -> io::Result<()> {
         return Ok(());
     }
     let (queue, entries) = sync_channel(LINES_MAX);
-    let builder = std::thread::Builder::new().name("log".into()).stack_size(STACK_BYTES);
+    let builder = thread::Builder::new().name("log".into()).stack_size(STACK_BYTES);
     builder.spawn(move || {
         // Signals are for the threads that wait for them. Blocking existing ones cannot fail.
         let _ = SigSet::all().thread_block();
@@ -44,13 +49,27 @@ pub fn start() -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until all lines are written, for up to a second.
-pub fn flush() {
+/// Writes the lines that wait, and then the last one of the process. What standard error does not take within a second is left
+/// out. A process that has no log waits until its last line is written.
+pub fn finish(last: Option<&str>) {
+    let Some(queue) = QUEUE.get() else { return last.into_iter().for_each(complain) };
+    let deadline = Instant::now() + FLUSH_TIME_MAX;
     let (sender, is_written) = sync_channel(1);
-    if let Some(queue) = QUEUE.get()
-        && queue.try_send(Entry::Flush(sender)).is_ok()
-    {
-        let _ = is_written.recv_timeout(FLUSH_TIME_MAX);
+    let last = last.map(|line| Entry::Line(format!("{line}\n").into_bytes()));
+    if last.into_iter().chain([Entry::Flush(sender)]).all(|entry| send(queue, entry, deadline)) {
+        let _ = is_written.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+    }
+}
+
+/// Returns whether the queue has taken the entry by the deadline.
+fn send(queue: &SyncSender<Entry>, mut entry: Entry, deadline: Instant) -> bool {
+    loop {
+        entry = match queue.try_send(entry) {
+            Err(TrySendError::Full(entry)) if Instant::now() < deadline => entry,
+            result => return result.is_ok(),
+        };
+        // The queue has no wait with a deadline.
+        thread::sleep(FULL_DELAY);
     }
 }
 
@@ -73,22 +92,37 @@ impl Write for StandardError {
 
 fn write_lines(entries: &Receiver<Entry>) {
     for entry in entries {
-        let line = match entry {
-            Entry::Line(line) => line,
-            Entry::Flush(sender) => {
-                // An error means that nobody waits any more.
-                let _ = sender.try_send(());
-                continue;
-            }
-        };
-        // It may be closed, or its disk full, now: there is no other place for the line.
-        let _ = io::stderr().write_all(&line);
+        if let Entry::Line(line) = &entry {
+            // It may be closed, or its disk full, now: there is no other place for the line.
+            let _ = io::stderr().write_all(line);
+        }
         let count = LEFT_OUT.swap(0, Ordering::Relaxed);
         if count > 0 {
-            let _ = writeln!(
-                io::stderr(),
-                "terrace: {count} lines of the log are left out: standard error was full"
-            );
+            complain(&format!("terrace: {count} lines of the log are left out: standard error was full"));
         }
+        if let Entry::Flush(sender) = entry {
+            // An error means that nobody waits any more.
+            let _ = sender.try_send(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_process_waits_for_room_in_the_queue_until_its_deadline() {
+        let (queue, entries) = sync_channel(1);
+        let entry = || Entry::Line(Vec::new());
+        assert!(send(&queue, entry(), Instant::now()));
+        assert!(!send(&queue, entry(), Instant::now()));
+        let reader = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(20));
+            entries.iter().count()
+        });
+        assert!(send(&queue, entry(), Instant::now() + Duration::from_secs(20)));
+        drop(queue);
+        assert_eq!(reader.join().expect("no panic"), 2);
     }
 }

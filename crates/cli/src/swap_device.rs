@@ -245,7 +245,7 @@ fn print_status(front: &Front, client: &Client) {
         client.stored_pages()
     );
     lines += &node_states::lines(&client.nodes());
-    output::print_without_waiting(&lines);
+    output::print_without_waiting(lines);
 }
 
 #[cfg(test)]

@@ -2,10 +2,14 @@
 //! terminal is closed; and what `stat --watch` says of a process that is stopped.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
+use nix::fcntl::OFlag;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -38,6 +42,40 @@ fn a_closed_standard_output_is_none() {
 fn a_full_standard_error_changes_no_exit_status() {
     let status = terrace(&["stat", "1"]).stderr(full()).status().unwrap();
     assert_eq!(status.code(), Some(1));
+}
+
+#[test]
+fn a_server_that_fails_does_not_wait_for_the_reader_of_standard_error() {
+    let (_reader, writer) = io::pipe().unwrap();
+    // Another description, so that the server's is a blocking one.
+    let mut filled = File::options()
+        .write(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(format!("/proc/self/fd/{}", writer.as_raw_fd()))
+        .unwrap();
+    while filled.write(&[0; 4096]).is_ok() {}
+    let refused = [
+        "swap-device",
+        "--memory-node",
+        "127.0.0.1:1",
+        "--mirror",
+        "2",
+        "--size",
+        "1M",
+        "--socket",
+        "/nonexistent",
+    ];
+    let mut server = terrace(&refused).stderr(writer).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let status = loop {
+        match server.try_wait().unwrap() {
+            Some(status) => break status.code(),
+            None if Instant::now() > deadline => break None,
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    let _ = server.kill();
+    assert_eq!(status, Some(2));
 }
 
 #[test]
