@@ -219,6 +219,42 @@ fn a_long_blockage_uses_no_retries() {
     }
 }
 
+/// The answer is waited for from the time at which the packet has left.
+#[test]
+fn a_blockage_that_ends_just_before_the_timeout_uses_no_retry() {
+    let world = world();
+    let (a, b) = (&world.a, &world.b);
+    let (qa, _qb) = pair_on(a, b, QpType::Rc, &Tuning { timeout: 14, retry_cnt: 0, ..Tuning::default() });
+    let write = SendOp::Write { va: b.memory.addr(), rkey: b.mr.rkey() };
+    world.shut.store(true, Ordering::SeqCst);
+    qa.post_send([Ok(a.wr(1, write, 0, 8))]).expect("posted");
+    // The timeout is 67 ms.
+    (0..66).for_each(|_| world.run_nodes(&[a]));
+    world.shut.store(false, Ordering::SeqCst);
+    (0..5).for_each(|_| world.run_nodes(&[a]));
+    world.run();
+    assert_eq!(a.cq.poll(1, &mut |wc| assert_eq!(wc.status, WcStatus::Success)), Ok(1));
+}
+
+/// Otherwise a program hangs on an interface that takes nothing for hours.
+#[test]
+fn a_blockage_without_end_fails_the_requests() {
+    let world = world();
+    let (a, b) = (&world.a, &world.b);
+    let tuning = Tuning { timeout: 14, ..Tuning::default() };
+    let (qa, _qb) = pair_on(a, b, QpType::Rc, &tuning);
+    let write = SendOp::Write { va: b.memory.addr(), rkey: b.mr.rkey() };
+    world.shut.store(true, Ordering::SeqCst);
+    qa.post_send([Ok(a.wr(1, write, 0, 8))]).expect("posted");
+    for _ in 0..1500 {
+        let now = world.net.now() + 10_000_000;
+        world.net.advance_to(now);
+        world.clock.set(Time(now));
+        a.device.step(Time(now));
+    }
+    assert_eq!(a.cq.poll(1, &mut |wc| assert_eq!(wc.status, WcStatus::RetryExceeded)), Ok(1));
+}
+
 /// A socket that takes no more, and its receiver, which takes nothing.
 fn full_socket() -> [UnixDatagram; 2] {
     let (socket, receiver) = UnixDatagram::pair().expect("sockets");

@@ -219,7 +219,9 @@ impl Device {
             if core.nic.dead {
                 continue;
             }
-            if self.waits_for_network(&qp, &core) {
+            // The entry may be of an earlier deadline.
+            let is_due = core.qp.deadline().is_some_and(|deadline| deadline <= now);
+            if is_due && self.waits_for_network(&qp, &core) {
                 core.qp.postpone_ack_timeout(now);
             }
             let (transport, host) = core.parts(&qp, None);

@@ -259,7 +259,15 @@ impl Device {
                 return;
             }
             self.tx.note_unblocked();
+            self.postpone_ack_timeouts(&unit.owners, now.get());
             self.flush(unit, now);
+        }
+    }
+
+    /// Restarts the ACK timers of queue pairs whose packets have left later than they were made.
+    fn postpone_ack_timeouts(&self, owners: &[Arc<QueuePair>], now: Time) {
+        for owner in owners {
+            owner.lock().qp.postpone_ack_timeout(now);
         }
     }
 }

@@ -193,8 +193,10 @@ impl Qp {
         self.apply(verdict, host);
     }
 
-    /// Restarts an ACK timer that has expired by `now`, and takes nothing for lost. Called instead of a timeout while the
-    /// packets that it is for wait to be sent: an unsent packet cannot be lost.
+    /// Restarts the ACK timer, and takes nothing for lost. Called when the timer's packets have left later than they were
+    /// made, and instead of a timeout while they wait to be sent: an unsent packet cannot be lost. Ten seconds after the
+    /// first such call since the peer's last answer, the timer expires nevertheless: a network that takes no packets may
+    /// be broken.
     pub fn postpone_ack_timeout(&mut self, now: Time) {
         self.requester.postpone_ack_timeout(now, &self.common);
     }

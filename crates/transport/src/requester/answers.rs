@@ -208,6 +208,7 @@ impl Requester {
         }
         // The peer answers, so its RNR NAKs use the RNR retry count, not the transport retry count.
         self.retries_left = call.attr.retry_cnt;
+        self.postponed_since = None;
         self.go_back();
         self.paused_until = Some(now.after_ns(rnr_timer_ns(timer)));
         self.restart_ack_timer(now.after_ns(rnr_timer_ns(timer)), call);

@@ -34,6 +34,9 @@ use wqe::Wqe;
 pub(crate) use emit::Emitted;
 pub(crate) use operations::Row;
 
+/// How long the ACK timer is postponed for a network that takes no packets, since the first time.
+const POSTPONED_NS_MAX: u64 = 10_000_000_000;
+
 #[derive(Debug)]
 pub(crate) struct Requester {
     queue: SendQueue,
@@ -65,6 +68,8 @@ pub(crate) struct Requester {
     first_read_boundaries: VecDeque<u64>,
     retries_left: u8,
     rnr_retries_left: u8,
+    /// Since when the ACK timer has been postponed without an answer of the peer.
+    postponed_since: Option<Time>,
     /// When the oldest packet counts as lost.
     ack_deadline: Option<Time>,
     /// Nothing is sent until then: RNR backoff, or the rate limit of an unreliable service.
@@ -94,6 +99,7 @@ impl Requester {
             first_read_boundaries: VecDeque::new(),
             retries_left: 0,
             rnr_retries_left: 0,
+            postponed_since: None,
             ack_deadline: None,
             paused_until: None,
             gap_repaired_at: None,
@@ -126,6 +132,7 @@ impl Requester {
     pub(crate) fn reset_retries(&mut self, common: &Common) {
         self.retries_left = common.attr.retry_cnt;
         self.rnr_retries_left = common.attr.rnr_retry;
+        self.postponed_since = None;
     }
 
     /// Queued work requests, sent or not.
@@ -243,8 +250,11 @@ impl Requester {
 
     /// See [`Qp::postpone_ack_timeout`](crate::Qp::postpone_ack_timeout).
     pub(crate) fn postpone_ack_timeout(&mut self, now: Time, common: &Common) {
-        if self.ack_deadline.is_some_and(|deadline| deadline <= now) {
-            self.restart_ack_timer(now, common);
+        if self.ack_deadline.is_some() {
+            let since = *self.postponed_since.get_or_insert(now);
+            if now.0 - since.0 < POSTPONED_NS_MAX {
+                self.restart_ack_timer(now, common);
+            }
         }
     }
 
@@ -324,6 +334,7 @@ impl Requester {
         self.highest = self.assigned;
         self.go_back();
         self.blocked_by_budget = false;
+        self.postponed_since = None;
         self.read_boundaries.clear();
         self.first_read_boundaries.clear();
         self.ack_deadline = None;
