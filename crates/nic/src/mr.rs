@@ -1,14 +1,13 @@
 //! Memory regions and memory windows.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use terrace_memory::{
     Access, NewPaging, NewRange, Pager, Pattern, RegionChange, RegionPolicy, RegionSpec, RegisterError,
     Registry, WindowKind,
 };
-use terrace_sync::Mutex;
+use terrace_sync::{Condvar, Mutex};
 use terrace_transport::{BindWindow, Payload, SendFlags, SendOp, SendWr, SgeList};
 
 use crate::device::Pd;
@@ -73,16 +72,19 @@ pub struct Mr {
     key: u32,
     place: Mutex<Place>,
     /// Whether a thread re-registers or ends it, for which it may wait for same-host peers.
-    is_changing: AtomicBool,
+    is_changing: Mutex<bool>,
+    /// That has become false.
+    change_ended: Condvar,
     users: UseCount,
 }
 
 /// See [`Mr::begin_change`].
-struct Changing<'a>(&'a AtomicBool);
+struct Changing<'a>(&'a Mr);
 
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        *self.0.is_changing.lock() = false;
+        self.0.change_ended.notify_all();
     }
 }
 
@@ -136,7 +138,8 @@ impl Mr {
         Ok(Arc::new(Mr {
             key: region.key,
             place: Mutex::new(place),
-            is_changing: AtomicBool::new(false),
+            is_changing: Mutex::new(false),
+            change_ended: Condvar::new(),
             users: UseCount::default(),
         }))
     }
@@ -183,8 +186,8 @@ impl Mr {
         access: Option<u32>,
         paging: Option<Option<Paging>>,
     ) -> Result<(), Error> {
+        let _change = self.begin_change(Duration::ZERO)?;
         self.users.check()?;
-        let _change = self.begin_change()?;
         let own_pd = self.pd();
         let access = access.map(Access::from_verbs).transpose().map_err(register_error)?;
         let range = translation.map(|(addr, len, iova)| NewRange { addr, len, iova });
@@ -211,13 +214,17 @@ impl Mr {
 
     /// Ends the region; EBUSY as for `rereg`, and the region stays as it was. No access is running once it returns.
     pub fn dereg(&self) -> Result<(), Error> {
-        self.end(|memory| memory.deregister(self.key).map_err(register_error))
+        let change = self.begin_change(Duration::ZERO)?;
+        self.end(&change, |memory| memory.deregister(self.key).map_err(register_error))
     }
 
-    /// The same, but EBUSY unless the accesses of same-host peers end within this time. The log does not name the peer: the caller
-    /// expects that it may be in the middle of an access.
+    /// The same, but EBUSY unless the accesses of same-host peers, and a change by another thread, end within this time. The
+    /// log does not name the peer: the caller expects that it may be in the middle of an access.
     pub fn dereg_within(&self, limit: Duration) -> Result<(), Error> {
-        self.end(|memory| match memory.deregister_within(self.key, limit) {
+        let deadline = Instant::now() + limit;
+        let change = self.begin_change(limit)?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.end(&change, |memory| match memory.deregister_within(self.key, left) {
             Err(RegisterError::ReaderTimeout(_)) => {
                 Err(Error::Busy("a same-host peer is in the middle of an access"))
             }
@@ -225,18 +232,28 @@ impl Mr {
         })
     }
 
-    /// Excludes other changes until the guard is dropped. Not a lock: a change may wait for a same-host peer, and others must
-    /// not wait for it.
-    fn begin_change(&self) -> Result<Changing<'_>, Error> {
-        match self.is_changing.swap(true, Ordering::Acquire) {
-            false => Ok(Changing(&self.is_changing)),
+    /// Excludes other changes until the guard is dropped: EBUSY unless the change of another thread ends within this time.
+    /// Not a lock: a change may wait for a same-host peer.
+    fn begin_change(&self, limit: Duration) -> Result<Changing<'_>, Error> {
+        let mut is_changing = self.is_changing.lock();
+        if *is_changing && !limit.is_zero() {
+            let deadline = Instant::now() + limit;
+            while *is_changing && Instant::now() < deadline {
+                self.change_ended.wait_until(&mut is_changing, deadline);
+            }
+        }
+        match std::mem::replace(&mut *is_changing, true) {
+            false => Ok(Changing(self)),
             true => Err(Error::Busy("another thread is changing the region")),
         }
     }
 
-    fn end(&self, deregister: impl FnOnce(&Registry) -> Result<(), Error>) -> Result<(), Error> {
+    fn end(
+        &self,
+        _change: &Changing<'_>,
+        deregister: impl FnOnce(&Registry) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         self.users.check()?;
-        let _change = self.begin_change()?;
         let pd = self.pd();
         deregister(&pd.device().memory)?;
         pd.device().local.recall(self.key);

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::cells::Bytes;
 use common::finally::Finally;
@@ -785,13 +785,21 @@ fn nothing_waits_for_a_region_that_is_being_changed() {
         begun.wait();
         let (sender, receiver) = channel();
         let mr = &a.mr;
-        scope.spawn(move || sender.send((mr.addr(), mr.dereg_within(Duration::from_secs(60)))));
+        scope.spawn(move || sender.send((mr.addr(), mr.dereg())));
         let seen = receiver.recv_timeout(Duration::from_secs(10));
+        let limit = Duration::from_millis(100);
+        let begin = Instant::now();
+        let limited = a.mr.dereg_within(limit);
+        let waited = begin.elapsed();
+        let patient = scope.spawn(|| a.mr.dereg_within(Duration::from_secs(60)));
         ended.wait();
         assert_eq!(changing.join().expect("no panic"), Ok(()));
         let (addr, dereg) = seen.expect("no wait");
         assert_eq!(addr, a.memory.addr());
-        assert!(matches!(dereg, Err(Error::Busy(_))), "{dereg:?}");
+        for refused in [dereg, limited] {
+            assert!(matches!(refused, Err(Error::Busy(_))), "{refused:?}");
+        }
+        assert!(waited >= limit, "a caller that tries again would spin: {waited:?}");
+        assert_eq!(patient.join().expect("no panic"), Ok(()));
     });
-    a.mr.dereg().expect("nothing changes it");
 }
