@@ -35,8 +35,8 @@ impl Device {
     /// Takes packets from the host's other devices that have joined, and forwards theirs.
     ///
     /// # Errors
-    /// When the system has no descriptors left for the sockets. Peers that know only the standard port would not reach the
-    /// device.
+    /// When the system has no descriptors or memory left for the sockets. Peers that know only the standard port would not
+    /// reach the device.
     pub fn join_colocated(self: &Arc<Self>) -> Result<(), Error> {
         self.open_inbound()?;
         self.is_colocated.store(true, Ordering::SeqCst);

@@ -43,11 +43,11 @@ fn listen_as(service: &str, address: SocketAddr) -> Result<OwnedFd, Errno> {
 }
 
 /// Listens at each of these addresses for clients of this service, and returns the listeners with their GIDs' indexes. They
-/// are in the set of descriptors `waits`. An address whose name is taken is left out, with a warning: names have no owner,
-/// so another user may have bound one.
+/// are in the set of descriptors `waits`. An address is left out, with a warning, if its name is taken (names have no
+/// owner, so another user may have bound one) or if a security policy does not permit the socket.
 ///
 /// # Errors
-/// The system's, such as `MFILE` when the process has no descriptors left.
+/// `MFILE`, `NFILE`, `NOMEM` or `NOBUFS` when descriptors or memory are lacking.
 pub(crate) fn listen_at(
     service: &str,
     gids: &[Gid],
@@ -57,15 +57,14 @@ pub(crate) fn listen_at(
     let mut listeners = Vec::with_capacity(gids.len());
     for (gid_index, gid) in (0u8..).zip(gids) {
         let place = SocketAddr::new(gid.addr.to_canonical(), port);
-        match listen_as(service, place) {
-            Ok(listener) => {
-                watch(waits, listener.as_fd())?;
-                listeners.push((gid_index, listener));
-            }
-            Err(error @ Errno::ADDRINUSE) => {
+        let listener =
+            listen_as(service, place).and_then(|listener| watch(waits, listener.as_fd()).map(|()| listener));
+        match listener {
+            Ok(listener) => listeners.push((gid_index, listener)),
+            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)) => return Err(error),
+            Err(error) => {
                 tracing::warn!(%error, "no socket terrace/{service}/{place}: other processes of this host do not find this one by it");
             }
-            Err(error) => return Err(error),
         }
     }
     Ok(listeners)
@@ -152,6 +151,7 @@ pub(crate) fn accept_waiting(listener: impl AsFd, spare: &Spare, mut take: impl 
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
     use std::process::{Command, Stdio};
 
     use super::*;
@@ -189,6 +189,16 @@ mod tests {
             has_number = peer_of(&socket).is_some_and(|peer| peer.pid.is_some());
         });
         assert!(has_number);
+    }
+
+    /// A name that the kernel refuses is like a socket that a security policy does not permit.
+    #[test]
+    fn a_socket_that_is_not_permitted_is_left_out() {
+        let waits = epoll::create(epoll::CreateFlags::CLOEXEC).expect("a set of descriptors");
+        let addr = IpAddr::from([127, 84, 7, 8]);
+        let gid = Gid { raw: [0; 16], addr, interface: String::new(), ifindex: 0 };
+        let listeners = listen_at(&"too long ".repeat(20), &[gid], 4791, &waits);
+        assert!(listeners.expect("a warning").is_empty());
     }
 
     /// Processes of any user that connect and close in a loop keep a backlog filled for ever.
