@@ -1,7 +1,8 @@
 //! Routing of datagrams to the processes of a host.
 //!
 //! Standard peers send every datagram to the address's standard port, and so to the process with instance index 0. A
-//! request names a service, and so does its withdrawal by a client that has had no answer. All other messages name a connection by its process's communication ID, which begins with
+//! request names a service. A REJ by a client that has had no answer names only the client's ID, and goes where the
+//! request with this ID went. All other messages name a connection by its process's communication ID, which begins with
 //! the instance index.
 
 use std::collections::VecDeque;
@@ -26,24 +27,16 @@ impl Cm {
     ) -> Option<u8> {
         let id = match Mad::decode(bytes).ok()?.message {
             Message::Req(req) => {
-                let private_data = &req.private_data;
-                return self.instance_of_request(
-                    from,
-                    req.local_comm_id,
-                    req.service_id,
-                    private_data,
-                    find_instance,
-                );
+                let request = (from.remote, req.local_comm_id);
+                let instance =
+                    self.instance_of_request(request, req.service_id, &req.private_data, find_instance)?;
+                self.forwarded_requests.record(request, instance);
+                return Some(instance);
             }
+            // No REJ withdraws it.
             Message::SidrReq(req) => {
-                let private_data = &req.private_data;
-                return self.instance_of_request(
-                    from,
-                    req.request_id,
-                    req.service_id,
-                    private_data,
-                    find_instance,
-                );
+                let request = (from.remote, req.request_id);
+                return self.instance_of_request(request, req.service_id, &req.private_data, find_instance);
             }
             Message::Mra(mra) => mra.remote_comm_id,
             Message::Rep(rep) => rep.remote_comm_id,
@@ -63,21 +56,17 @@ impl Cm {
 
     fn instance_of_request(
         &mut self,
-        from: &terrace_wire::Path,
-        remote_id: u32,
+        request: (SocketAddr, u32),
         service_id: u64,
         private_data: &[u8],
         find_instance: FindInstance<'_>,
     ) -> Option<u8> {
         let header = IpHeader::decode(private_data.get(..IP_HEADER_BYTES)?).ok()?;
-        let is_known = self.requests.contains_key(&(from.remote, remote_id));
+        let is_known = self.requests.contains_key(&request);
         if is_known || self.listener_for(service_id, header.destination).is_some() {
             return None;
         }
-        let instance = find_instance(service_id, header.destination)
-            .filter(|instance| *instance != self.config.instance)?;
-        self.forwarded_requests.record((from.remote, remote_id), instance);
-        Some(instance)
+        find_instance(service_id, header.destination).filter(|instance| *instance != self.config.instance)
     }
 }
 
