@@ -211,6 +211,9 @@ impl Driver<'_> {
     /// Sleeps on the doorbell, the status socket, forwarding, these descriptors of the port, and those of callbacks.
     fn sleep(&mut self, port: &[BorrowedFd<'_>], others: &[BorrowedFd<'_>], timeout: Option<Timespec>) {
         let blocked_gid = self.device.tx.blocked_gid();
+        // Without the port's descriptors, the program polls, and retries itself what waits.
+        let retries = !port.is_empty();
+        let blocked_gid = blocked_gid.filter(|_| retries);
         let refusing = blocked_gid.and_then(|gid_index| self.device.port.sending_descriptor(gid_index));
         let is_any_awaited = blocked_gid.is_some() && refusing.is_none();
         let writable = if is_any_awaited { PollFlags::OUT } else { PollFlags::empty() };
