@@ -14,7 +14,7 @@ use common::*;
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use terrace_fabric::fault::FaultyPort;
-use terrace_fabric::pcap::PcapPort;
+use terrace_fabric::pcap::{PcapPort, end_pipes};
 use terrace_fabric::{Port, TxBatch};
 use terrace_faults::{FaultPlan, Faults};
 use terrace_wire::icrc::{self, Flow};
@@ -216,7 +216,32 @@ fn packets_do_not_wait_for_the_reader_of_a_pipe() {
     let closing = Instant::now();
     drop(a);
     assert!(closing.elapsed() < Duration::from_secs(5));
+    // The pipe is closed by then: a program that opens its device again captures into it.
+    drop(PcapPort::create(port_at("127.83.8.1"), &path).expect("the pipe is not locked"));
     [path, copy].iter().for_each(|path| _ = std::fs::remove_file(path));
+}
+
+/// A program may call `exit` with its device open.
+#[test]
+fn a_process_that_ends_leaves_the_rest_to_the_reader() {
+    let (path, mut reader) = pipe("exit");
+    let a = PcapPort::create(port_at("127.83.10.1"), &path).expect("a pipe");
+    let b = port_at("127.83.10.2");
+    for number in 0..200 {
+        send(&a, &path_to(address_of(&b)), &packet(number, 2000));
+    }
+    let reading = std::thread::spawn(move || {
+        let (mut bytes, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(10));
+        let mut is_at_end = false;
+        while !is_at_end && Instant::now() < deadline {
+            is_at_end = reader.read_to_end(&mut bytes).is_ok();
+            std::thread::yield_now();
+        }
+        (is_at_end, bytes.len())
+    });
+    end_pipes();
+    assert_eq!(reading.join().expect("no panic"), (true, 24 + 200 * (16 + 28 + 2004)));
+    let _ = std::fs::remove_file(path);
 }
 
 /// The signals that a thread of this process blocks, as a bit mask. `None` if there is no such thread.

@@ -42,6 +42,8 @@
 //! the shared-memory transport if the list is locked |
 //! | a command or an event of the connection manager (`rdma_cm`, `SERVICE` and `FILES`) | the locks are held; the child
 //! forgets the manager, closes its copies of the names of bound ports, and keeps the list of descriptors |
+//! | packets are captured into a pipe (`fabric/src/pcap/pipe.rs`) | the child captures nothing into it, and takes none of
+//! its locks |
 //! | the list of listeners is read (`rdma_cm/rendezvous.rs`, `LIST`) | `try_lock` only; a thread that fails reads the list itself |
 //! | a line for the user is written (`std::io::stderr`) | not used: a line is one `write` (`log.rs`) |
 //! | the log's call sites are registered (`tracing-core`) | the lists have no locks; a site that another thread was
@@ -72,6 +74,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{MutexGuard, Weak};
 
+use terrace_fabric::pcap::end_pipes;
 use terrace_faults::Faults;
 use terrace_hostmem::fault;
 use terrace_nic::{ForkPause, ParkedThreads};
@@ -211,12 +214,13 @@ extern "C" fn in_child() {
 }
 
 /// Sends the deferred ACKs of all devices, except those of queue pairs that a thread in the middle of a verb has
-/// locked.
+/// locked. Then captures into pipes end.
 extern "C" fn at_exit() {
     service::disconnect_all();
     let Some(devices) = nic::try_devices() else { return };
     devices.iter().filter_map(Weak::upgrade).for_each(|device| device.send_deferred());
     drop(devices);
+    end_pipes();
     report_faults();
 }
 

@@ -20,6 +20,7 @@ use terrace_wire::{ICRC_LEN, Path};
 
 use crate::corrupt::corrupt;
 use crate::pcap::pipe::PipeWriter;
+pub use crate::pcap::pipe::end_pipes;
 use crate::{Gid, Port, PortCounters, RxBatch, TxBatch};
 
 /// The file's first bytes: times in nanoseconds, version 2.4, packets up to 256 KiB, link type 101 (raw IP).
@@ -175,13 +176,14 @@ impl Capture {
         self.record_ends.push(self.records.len());
     }
 
-    /// Writes the first `count` records immediately, so that a killed program leaves a complete capture.
+    /// Writes the first `count` records. Those for a file are written immediately, so that a killed program leaves a complete
+    /// capture.
     fn write(&mut self, count: usize, path: &FilePath) {
         let Some(end) = count.checked_sub(1).and_then(|last| self.record_ends.get(last)) else { return };
         let Some(output) = &mut self.output else { return };
         let _uncancelled = Uncancelled::new();
         if let Err(error) = output.write(&self.records[..*end]) {
-            // The thread of a pipe has written its line.
+            // The writer to a pipe has written its line.
             if let Output::File { .. } = output {
                 tracing::warn!(
                     "the capture to {} ends: {error}; the port continues without it",

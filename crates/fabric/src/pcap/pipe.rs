@@ -4,17 +4,20 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::path::{Path as FilePath, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, SigmaskHow};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use terrace_sync::{Condvar, Mutex};
+use terrace_sync::{Condvar, Mutex, MutexGuard};
 
-/// The most bytes that wait for the reader. Later records are left out until it has taken some.
+/// The most bytes that wait for the thread, which writes as many at a time at most. Later records are left out until it has
+/// taken them.
 const QUEUE_BYTES_MAX: usize = 32 << 20;
 /// How long a closed port waits for the reader to take the rest.
 const CLOSING_TIME: Duration = Duration::from_secs(1);
+/// How long it then waits for the thread, which may be waiting for the reader, to close the pipe: twice [`FULL_CHECK`].
+const ABANDON_TIME: Duration = Duration::from_millis(200);
 /// How often the thread checks whether the port was closed, while the pipe is full.
 const FULL_CHECK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
@@ -22,13 +25,16 @@ const FULL_CHECK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 #[derive(Debug)]
 pub(super) struct PipeWriter {
     shared: Arc<Shared>,
-    /// The process that has the thread: a forked child has none.
-    pid: u32,
 }
+
+/// Those of all ports.
+static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
+    /// The process that has the thread: a forked child has none.
+    pid: u32,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -40,7 +46,7 @@ struct Queue {
     is_closed: bool,
     /// The closed port waits no longer.
     is_abandoned: bool,
-    /// The thread has ended.
+    /// The thread has closed the pipe.
     has_ended: bool,
     /// Records were left out, and a line in the log has said so.
     is_incomplete: bool,
@@ -53,19 +59,30 @@ impl PipeWriter {
     /// The thread cannot be started.
     pub fn start(file: File, path: &FilePath) -> io::Result<PipeWriter> {
         let queue = Mutex::new(Queue::default());
-        let shared = Arc::new(Shared { path: path.to_owned(), queue, changed: Condvar::new() });
+        let shared = Arc::new(Shared {
+            path: path.to_owned(),
+            pid: std::process::id(),
+            queue,
+            changed: Condvar::new(),
+        });
         let of_thread = shared.clone();
         let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
         let thread =
-            std::thread::Builder::new().name("terrace-pcap".into()).spawn(move || of_thread.run(&file));
+            std::thread::Builder::new().name("terrace-pcap".into()).spawn(move || of_thread.run(file));
         // This mask was in force just before, so setting it cannot fail.
         let _ = before.thread_set_mask();
-        thread.map(|_| PipeWriter { shared, pid: std::process::id() })
+        thread?;
+        let mut open = OPEN.lock();
+        open.retain(|other| other.strong_count() > 0);
+        open.push(Arc::downgrade(&shared));
+        Ok(PipeWriter { shared })
     }
 
     /// Queues records. False if the capture has ended.
     pub fn write(&self, records: &[u8]) -> bool {
-        if self.pid != std::process::id() {
+        if !self.shared.has_thread() {
+            let path = self.shared.path.display();
+            tracing::warn!("the capture to {path} is the parent process's; this one continues without it");
             return false;
         }
         let mut queue = self.shared.queue.lock();
@@ -83,29 +100,63 @@ impl PipeWriter {
 impl Drop for PipeWriter {
     /// The reader gets the rest, if it takes it within [`CLOSING_TIME`].
     fn drop(&mut self) {
-        if self.pid != std::process::id() {
-            return;
-        }
-        let deadline = Instant::now() + CLOSING_TIME;
-        let mut queue = self.shared.queue.lock();
-        queue.is_closed = true;
-        self.shared.changed.notify_all();
-        while !queue.has_ended && Instant::now() < deadline {
-            self.shared.changed.wait_until(&mut queue, deadline);
-        }
-        queue.is_abandoned = true;
+        self.shared.close();
+        self.shared.await_end(Instant::now() + CLOSING_TIME);
     }
 }
 
+/// Ends the captures into pipes, as if their ports were closed: for a process that ends. The readers get the rest, if they
+/// take it within a second.
+pub fn end_pipes() {
+    // Another thread may hold the lock only if the process ends while that thread opens a port.
+    let Some(open) = OPEN.try_lock() else { return };
+    let all: Vec<_> = open.iter().filter_map(Weak::upgrade).collect();
+    drop(open);
+    all.iter().for_each(|shared| shared.close());
+    let deadline = Instant::now() + CLOSING_TIME;
+    all.iter().for_each(|shared| shared.await_end(deadline));
+}
+
 impl Shared {
-    fn run(&self, file: &File) {
+    fn has_thread(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
+    /// Has the thread end once the queue is empty.
+    fn close(&self) {
+        if self.has_thread() {
+            self.queue.lock().is_closed = true;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits until the thread has written the rest and closed the pipe. The thread leaves the rest out after the deadline.
+    fn await_end(&self, deadline: Instant) {
+        if !self.has_thread() {
+            return;
+        }
+        let mut queue = self.queue.lock();
+        self.await_end_until(&mut queue, deadline);
+        queue.is_abandoned = true;
+        self.await_end_until(&mut queue, deadline + ABANDON_TIME);
+    }
+
+    fn await_end_until(&self, queue: &mut MutexGuard<'_, Queue>, deadline: Instant) {
+        while !queue.has_ended && Instant::now() < deadline {
+            self.changed.wait_until(queue, deadline);
+        }
+    }
+
+    fn run(&self, file: File) {
         while let Some(records) = self.next() {
-            if let Err(error) = self.write(file, &records) {
+            if let Err(error) = self.write(&file, &records) {
                 let path = self.path.display();
                 tracing::warn!("the capture to {path} ends: {error}; the port continues without it");
                 break;
             }
         }
+        // First: a port that is opened now can lock the pipe.
+        drop(file);
         self.queue.lock().has_ended = true;
         self.changed.notify_all();
     }
