@@ -175,13 +175,17 @@ pub fn ensure_demultiplexer() {
         return;
     }
     // Another process may have taken the instance index meanwhile.
-    if let Ok(demultiplexer) = identity::open_demultiplexer()
-        && register(&demultiplexer).is_ok()
-    {
-        demultiplexer.receive_at_all_gids();
-        tracing::info!("opened a NIC with instance index 0, which forwards packets from the standard port");
-        shared.demultiplexer = Some(demultiplexer);
+    let Ok(demultiplexer) = identity::open_demultiplexer() else { return };
+    if let Err(error) = register(&demultiplexer) {
+        tracing::warn!(
+            errno = error.0,
+            "no NIC with instance index 0: peers that know only the standard port do not reach this process"
+        );
+        return;
     }
+    demultiplexer.receive_at_all_gids();
+    tracing::info!("opened a NIC with instance index 0, which forwards packets from the standard port");
+    shared.demultiplexer = Some(demultiplexer);
 }
 
 /// Whether the standard port is free at an address.
