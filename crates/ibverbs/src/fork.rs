@@ -42,6 +42,8 @@
 //! the shared-memory transport if the list is locked |
 //! | a command or an event of the connection manager (`rdma_cm`, `SERVICE` and `FILES`) | the locks are held; the child
 //! forgets the manager, closes its copies of the names of bound ports, and keeps the list of descriptors |
+//! | a datagram is handled for a process without a connection manager (`rdma_cm/forwarding.rs`, `HANDLING`) | the lock is
+//! held |
 //! | packets are captured into a pipe (`fabric/src/pcap/pipe.rs`) | the child captures nothing into it, and takes none of
 //! its locks |
 //! | the list of listeners is read (`rdma_cm/rendezvous.rs`, `LIST`) | `try_lock` only; a thread that fails reads the list itself |
@@ -85,7 +87,7 @@ use crate::files;
 use crate::log::write_line;
 use crate::once::once;
 use crate::paged::{self, ForkHold};
-use crate::rdma_cm::service;
+use crate::rdma_cm::{forwarding, service};
 use crate::shim::{mappings, real, tree};
 use crate::{device_list, nic, np, xrcd};
 
@@ -98,6 +100,7 @@ const FORK_UNNEEDED: c_int = 2;
 struct Paused {
     pauses: Vec<ForkPause>,
     service: service::Hold,
+    _forwarding: terrace_sync::MutexGuard<'static, ()>,
     _devices: MutexGuard<'static, nic::Devices>,
     _once: MutexGuard<'static, ()>,
     xrcd: xrcd::Hold,
@@ -177,12 +180,24 @@ extern "C" fn before() {
     let devices = nic::devices();
     let parked: Vec<_> =
         devices.iter().filter_map(Weak::upgrade).map(|device| device.park_for_fork()).collect();
-    // This lock comes after the engines have parked, because an engine may be handling a datagram under it. It comes
-    // before the locks of the devices, because its holder takes them to send datagrams.
+    // These locks come after the engines have parked, because an engine may be handling a datagram under one. They come
+    // before the locks of the devices, because their holders take them to send datagrams.
     let service = service::hold_for_fork();
+    let forwarding = forwarding::hold_for_fork();
     let pauses = parked.into_iter().map(ParkedThreads::lock).collect();
-    let paused =
-        Paused { pauses, paged, files, _tree: tree, nic, np, xrcd, _once: once, service, _devices: devices };
+    let paused = Paused {
+        pauses,
+        paged,
+        files,
+        _tree: tree,
+        nic,
+        np,
+        xrcd,
+        _once: once,
+        service,
+        _forwarding: forwarding,
+        _devices: devices,
+    };
     PAUSED.store(Box::into_raw(Box::new(paused)), Ordering::Relaxed);
 }
 
@@ -202,7 +217,8 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     fault::note_process();
     if let Some(paused) = take_paused() {
-        let Paused { pauses, service, _devices, _once, xrcd, nic, np, _tree, paged, files } = *paused;
+        let Paused { pauses, service, _forwarding, _devices, _once, xrcd, nic, np, _tree, paged, files } =
+            *paused;
         pauses.into_iter().rev().for_each(ForkPause::resume_in_child);
         service::forget_in_child(service);
         xrcd::forget_in_child(xrcd);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use terrace_cm::{Cm, Config, Limits, Timing};
 use terrace_nic::Device;
-use terrace_sync::Mutex;
+use terrace_sync::{Mutex, MutexGuard};
 use terrace_wire::Path;
 use terrace_wire::cm::{CM_CLASS, service_of};
 
@@ -35,6 +35,14 @@ pub fn forward_or_handle(cm: &mut Cm, device: &Device, path: &Path, bytes: &[u8]
     cm.handle_mad(now(), path, bytes, &find_instance);
 }
 
+/// Held while a NIC handles a datagram for a process without a connection manager.
+static HANDLING: Mutex<()> = Mutex::new(());
+
+/// Keeps other threads from handling datagrams while the process forks.
+pub fn hold_for_fork() -> MutexGuard<'static, ()> {
+    HANDLING.lock()
+}
+
 /// Makes a NIC serve connection requests while its process has no connection manager. A request for another process is
 /// forwarded to that process. A request without a listener is rejected. No connection is kept.
 pub fn serve_without_manager(device: &Arc<Device>) {
@@ -45,6 +53,7 @@ pub fn serve_without_manager(device: &Arc<Device>) {
     let cm = Mutex::new(cm);
     let handler = move |path: &Path, bytes: &[u8]| {
         let Some(device) = weak.upgrade() else { return };
+        let _handling = HANDLING.lock();
         let mut cm = cm.lock();
         forward_or_handle(&mut cm, &device, path, bytes);
         while let Some(transmit) = cm.poll_transmit() {
