@@ -30,7 +30,7 @@
 //! | an XRC domain is opened or closed (`xrcd.rs`, `SHARED`) | the lock is held; the child forgets the domains |
 //! | a device joins the list (`nic.rs`, `DEVICES`) | the lock is held |
 //! | a device receives, its engine or its thread for same-host peers runs, is started, woken or ended, progress
-//! callbacks are attached or called, regions change, a FLUSH is handed to its thread | `Device::park_for_fork` and `ParkedThreads::lock` in `nic`: the
+//! callbacks are attached or called, regions change | `Device::park_for_fork` and `ParkedThreads::lock` in `nic`: the
 //! engine parks, the other locks are held; the child starts its own engine |
 //! | a packet is forwarded to a device of this process or of another one (`nic/src/colocated.rs`, `forwarding/`) | only
 //! under the receive lock, or by the engine; the sockets are held, and the child closes them and removes its parent's

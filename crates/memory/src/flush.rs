@@ -1,13 +1,11 @@
 //! Making bytes visible or durable, and fetching them ahead.
 
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use terrace_hostmem::{HostRange, PAGE_BYTES, fault, pages_of};
 
 use crate::access::{Access, AccessError, AccessNeed, Accessor, Side};
-use crate::entry::{Entry, FlushHook};
-use crate::paging::{Transfer, Waker};
+use crate::entry::Entry;
 use crate::registry::Registry;
 use crate::sync_mapping::sync_mapping;
 use crate::table::tag_of;
@@ -48,42 +46,13 @@ pub enum Advice {
     PrefetchNoFault,
 }
 
-/// A FLUSH that [`Registry::flush`] does not carry out, because it waits for storage.
-#[derive(Debug)]
-pub enum DeferredFlush {
-    /// The region's pager carries it out.
-    Paged(Arc<dyn Transfer>),
-    /// A thread that may wait has to call [`StorageFlush::carry_out`].
-    Storage(StorageFlush),
-}
-
-/// A FLUSH to the storage behind a region without pager. The region may be deregistered before it is carried out.
-#[derive(Debug)]
-pub struct StorageFlush {
-    range: HostRange,
-    hook: Option<Arc<dyn FlushHook>>,
-}
-
-impl StorageFlush {
-    /// Makes the bytes durable. Waits for storage, without a limit.
-    ///
-    /// # Errors
-    /// `Flush` when the bytes cannot be written; `Fault` when part of the range is not mapped.
-    pub fn carry_out(&self) -> Result<(), AccessError> {
-        match &self.hook {
-            Some(hook) => hook.flush(self.range).map_err(|_| AccessError::Flush),
-            None => sync_mapping(self.range),
-        }
-    }
-}
-
 impl Registry {
-    /// FLUSH: returns when the bytes are visible, as `placement` (the FETH's bits) asks. With [`FlushScope::Region`]
-    /// `va` and `len` are ignored. Never waits.
+    /// FLUSH: returns when the bytes are visible, or durable, as `placement` (the FETH's bits) asks.
+    /// With [`FlushScope::Region`] `va` and `len` are ignored. Waits for storage, without a limit.
     ///
     /// # Errors
-    /// As for [`Registry::check`]; `Flush` when no or an unknown placement is asked for; `NotReady` when bytes have to be
-    /// made durable: [`Registry::defer_flush`].
+    /// As for [`Registry::check`]; `Flush` when no or an unknown placement is asked for or the flush failed; `Fault`
+    /// when part of the range is not mapped; `NotReady` when the region's pager has to do it.
     pub fn flush(
         &self,
         who: Accessor,
@@ -95,36 +64,20 @@ impl Registry {
     ) -> Result<(), AccessError> {
         let entry = self.slot(key)?.pin();
         let range = entry.locate_flush(tag_of(key), who, va, len, placement, scope)?;
+        let hook = entry.flush.clone();
+        let is_paged = entry.pager_for(who).is_some();
         drop(entry);
         // Every store was made by a processor of this machine: ordering them is all that visibility takes.
         fence(Ordering::SeqCst);
         if placement & PLACEMENT_PERSISTENT == 0 || range.len == 0 {
             return Ok(());
         }
-        Err(AccessError::NotReady)
-    }
-
-    /// Begins to make a range durable, where [`Registry::flush`] has answered `NotReady`. The waker is called as for
-    /// [`Registry::fetch`], if the pager carries it out.
-    ///
-    /// # Errors
-    /// As for [`Registry::flush`]; `NotReady` when the pager is full.
-    #[expect(clippy::too_many_arguments, reason = "the fields of the request, and who wants to know")]
-    pub fn defer_flush(
-        &self,
-        who: Accessor,
-        key: u32,
-        va: u64,
-        len: u64,
-        placement: u8,
-        scope: FlushScope,
-        waker: &Waker,
-    ) -> Result<DeferredFlush, AccessError> {
-        let entry = self.slot(key)?.pin();
-        let range = entry.locate_flush(tag_of(key), who, va, len, placement, scope)?;
-        match entry.pager_for(who).filter(|pager| !pager.is_disabled()) {
-            Some(pager) => pager.flush(range, waker).map(DeferredFlush::Paged),
-            None => Ok(DeferredFlush::Storage(StorageFlush { range, hook: entry.flush.clone() })),
+        if is_paged {
+            return Err(AccessError::NotReady);
+        }
+        match hook {
+            Some(hook) => hook.flush(range).map_err(|_| AccessError::Flush),
+            None => sync_mapping(range),
         }
     }
 

@@ -58,7 +58,7 @@ mod zeros;
 pub use access::{Absence, Access, AccessError, AccessNeed, Accessor, RegisterError, Side};
 pub use changes::PendingChanges;
 pub use entry::FlushHook;
-pub use flush::{Advice, DeferredFlush, FlushScope, StorageFlush, make_dirty};
+pub use flush::{Advice, FlushScope, make_dirty};
 pub use local::{Local, LocalPiece};
 pub use paged::PagedKey;
 pub use paging::{Pager, Pattern, RegionPolicy, Transfer, Waker};

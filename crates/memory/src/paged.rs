@@ -8,6 +8,7 @@ use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, prefetch};
 
 use crate::access::{Absence, AccessError, AccessNeed, Accessor, Side};
 use crate::entry::Entry;
+use crate::flush::FlushScope;
 use crate::paging::{Pager, Pattern, RegionPolicy, Transfer, Waker};
 use crate::registry::{Registry, locate_atomic};
 use crate::table::{Slot, tag_of};
@@ -323,5 +324,26 @@ impl Registry {
         let change = entry.pager_for(who).ok_or(AccessError::Retry)?.atomic(addr, op, waker)?;
         entry.note_change(&change);
         Ok(change)
+    }
+
+    /// Has the pager make a range durable, where [`Registry::flush`] has answered `NotReady`. The waker is called as
+    /// for [`Registry::fetch`].
+    ///
+    /// # Errors
+    /// As for [`Registry::flush`] and [`Registry::fetch`].
+    #[expect(clippy::too_many_arguments, reason = "the fields of the request, and who wants to know")]
+    pub fn flush_paged(
+        &self,
+        who: Accessor,
+        key: u32,
+        va: u64,
+        len: u64,
+        placement: u8,
+        scope: FlushScope,
+        waker: &Waker,
+    ) -> Result<Arc<dyn Transfer>, AccessError> {
+        let entry = self.slot(key)?.pin();
+        let range = entry.locate_flush(tag_of(key), who, va, len, placement, scope)?;
+        entry.pager_for(who).ok_or(AccessError::Retry)?.flush(range, waker)
     }
 }

@@ -90,11 +90,6 @@ pub trait Pager: Send + Sync + Debug {
     /// `NotReady` when the pager is full.
     fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError>;
 
-    /// Whether the region is ordinary memory from now on: all of it is present, and FLUSHes are not the pager's.
-    fn is_disabled(&self) -> bool {
-        false
-    }
-
     /// Keeps the pages of a range from leaving, from the time on when each is present, until [`Pager::unpin`] is called with
     /// the same range as often as this. Absent pages are not brought; a later [`Pager::read`] brings them, and they are present when
     /// that has an outcome. False if too many are pinned, or the pager pins none.

@@ -38,7 +38,7 @@ fn the_hook_sees_the_programs_addresses() {
     let mut spec = RegionSpec::new(PD, memory.addr, memory.len as u64, ALL | Access::ZERO_BASED);
     spec.flush = Some(hook.clone());
     let key = registry.register(&spec).unwrap().key;
-    let flush = |va, len, placement, scope| common::flush(&registry, key, va, len, placement, scope);
+    let flush = |va, len, placement, scope| registry.flush(peer(), key, va, len, placement, scope);
     flush(100, 50, PERSISTENT, FlushScope::Range).unwrap();
     flush(100, 50, GLOBAL, FlushScope::Range).unwrap();
     flush(100, 50, GLOBAL | PERSISTENT, FlushScope::Region).unwrap();
@@ -56,7 +56,7 @@ fn a_failing_hook_fails_the_flush() {
     let mut spec = RegionSpec::new(PD, memory.addr, PAGE as u64, ALL);
     spec.flush = Some(Arc::new(Recorder { fail: true, ..Recorder::default() }));
     let key = registry.register(&spec).unwrap().key;
-    let flush = |placement| common::flush(&registry, key, memory.addr, 1, placement, FlushScope::Range);
+    let flush = |placement| registry.flush(peer(), key, memory.addr, 1, placement, FlushScope::Range);
     assert_eq!(flush(PERSISTENT), Err(AccessError::Flush));
     assert_eq!(flush(GLOBAL), Ok(()));
 }
@@ -68,7 +68,7 @@ fn each_placement_needs_its_permission() {
     let writable = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let flush = |access, placement| {
         let key = memory.register(&registry, writable | access).key;
-        common::flush(&registry, key, memory.addr, 8, placement, FlushScope::Range)
+        registry.flush(peer(), key, memory.addr, 8, placement, FlushScope::Range)
     };
     assert_eq!(flush(Access::empty(), GLOBAL), Err(AccessError::Permission));
     assert_eq!(flush(Access::FLUSH_GLOBAL, GLOBAL), Ok(()));
@@ -93,14 +93,14 @@ fn file_mappings_are_written_and_anonymous_memory_has_nothing_to_write() {
     let memory = Mapping::file(&file, 2 * PAGE, libc::MAP_SHARED);
     let key = memory.register(&registry, ALL).key;
     registry.write(peer(), key, memory.addr + 10, b"durable").unwrap();
-    common::flush(&registry, key, memory.addr + 10, 7, PERSISTENT, FlushScope::Range).unwrap();
+    registry.flush(peer(), key, memory.addr + 10, 7, PERSISTENT, FlushScope::Range).unwrap();
     let mut content = Vec::new();
     file.read_to_end(&mut content).unwrap();
     assert_eq!(&content[10..17], b"durable");
 
     let memory = Mapping::anonymous(2 * PAGE);
     let key = memory.register(&registry, ALL).key;
-    let flush = || common::flush(&registry, key, 0, 0, PERSISTENT, FlushScope::Region);
+    let flush = || registry.flush(peer(), key, 0, 0, PERSISTENT, FlushScope::Region);
     assert_eq!(flush(), Ok(()));
     memory.unmap(PAGE, PAGE);
     assert_eq!(flush(), Err(AccessError::Fault));
@@ -126,10 +126,10 @@ fn through_a_window_it_covers_the_window() {
         qpn: QPN,
     };
     registry.bind_window(&bind).unwrap();
-    common::flush(&registry, window, 0, 0, PERSISTENT, FlushScope::Region).unwrap();
+    registry.flush(peer(), window, 0, 0, PERSISTENT, FlushScope::Region).unwrap();
     assert_eq!(*hook.ranges.lock().unwrap(), [HostRange { addr: memory.addr + 64, len: 128 }]);
     assert_eq!(
-        common::flush(&registry, window, bind.addr, 8, GLOBAL, FlushScope::Range),
+        registry.flush(peer(), window, bind.addr, 8, GLOBAL, FlushScope::Range),
         Err(AccessError::Permission)
     );
 }
@@ -175,7 +175,7 @@ fn what_could_not_be_written_is_not_said_to_be_durable_until_it_was() {
         keys.push((registry.register(&spec).unwrap().key, addr));
     }
     let flush = |(key, addr): (u32, u64)| {
-        common::flush(&registry, key, addr, 32 * PAGE as u64, PERSISTENT, FlushScope::Range)
+        registry.flush(peer(), key, addr, 32 * PAGE as u64, PERSISTENT, FlushScope::Range)
     };
     memory.bytes().fill(7);
     for round in 0..3 {
@@ -199,7 +199,7 @@ fn what_could_not_be_written_is_not_said_to_be_durable_until_it_was() {
     let key = other.register(&registry, ALL).key;
     other.protect(0, 2 * PAGE, libc::PROT_READ);
     assert_eq!(
-        common::flush(&registry, key, other.addr, 2 * PAGE as u64, PERSISTENT, FlushScope::Range),
+        registry.flush(peer(), key, other.addr, 2 * PAGE as u64, PERSISTENT, FlushScope::Range),
         Ok(())
     );
     memory.protect(0, 64 * PAGE, libc::PROT_READ);

@@ -59,7 +59,7 @@ fn accesses_binds_and_invalidations_allocate_nothing() {
     registry.read(local(), key, addr, &mut buffer).unwrap();
     registry.read(local(), key, addr + 64, &mut buffer).unwrap_err();
     registry.atomic(peer(), key, addr, AtomicOp::FetchAdd { add: 1 }).unwrap();
-    registry.flush(peer(), key, addr, 64, 1, FlushScope::Range).unwrap();
+    registry.flush(peer(), key, addr, 64, 3, FlushScope::Range).unwrap();
     registry.bind_window(&bind).unwrap();
     registry.write(peer(), window, addr, &buffer[..64]).unwrap();
     registry.invalidate(peer(), window).unwrap();

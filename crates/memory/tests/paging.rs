@@ -14,8 +14,8 @@ use common::*;
 use proptest::prelude::*;
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, fault};
 use terrace_memory::{
-    Absence, Access, AccessError, AccessNeed, Accessor, DeferredFlush, FlushScope, Pattern, RegionPolicy,
-    RegionSpec, RegisterError, Registry, Waker, WindowBind, WindowKind,
+    Absence, Access, AccessError, AccessNeed, Accessor, FlushScope, Pattern, RegionPolicy, RegionSpec,
+    RegisterError, Registry, Waker, WindowBind, WindowKind,
 };
 
 /// Bytes of the memory: the end of one unit, a whole one, and the beginning of a third.
@@ -273,8 +273,7 @@ fn the_pager_carries_out_what_is_absent() {
     let add = registry.put_atomic(peer(), key, va + 64, AtomicOp::FetchAdd { add: 1 }, &waker).unwrap();
     let flush = registry.flush(peer(), key, va, 64, 2, FlushScope::Range);
     assert_eq!(flush, Err(AccessError::NotReady));
-    let flush = registry.defer_flush(peer(), key, va, 64, 2, FlushScope::Region, &waker).unwrap();
-    let DeferredFlush::Paged(flush) = flush else { panic!("the region has a pager") };
+    let flush = registry.flush_paged(peer(), key, va, 64, 2, FlushScope::Region, &waker).unwrap();
     // Global visibility needs no pager.
     assert_eq!(registry.flush(peer(), key, va, 64, 1, FlushScope::Range), Ok(()));
     assert!([&put, &read, &add, &flush].iter().all(|transfer| transfer.outcome().is_none()));

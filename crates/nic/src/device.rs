@@ -15,7 +15,6 @@ use crate::cq::Cq;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::events::{AsyncEvent, AsyncQueue};
-use crate::flush_thread::FlushThread;
 use crate::forwarding::Forwarding;
 use crate::in_flight::InFlightBudgets;
 use crate::limits::{Limits, Quotas};
@@ -128,7 +127,6 @@ pub struct Device {
     pub(crate) counters: NicCounters,
     pub(crate) engine: Engine,
     pub(crate) callbacks: ProgressCallbacks,
-    pub(crate) flush_thread: FlushThread,
     /// What `terrace stat` shows beside the device's own counters and the callbacks' reports.
     pub(crate) report: OnceLock<Report>,
     pub(crate) management: Management,

@@ -4,9 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use terrace_hostmem::{AtomicOp as MemoryAtomic, CopySource, SharedBytes, Unordered};
-use terrace_memory::{
-    Absence, Access, AccessError, AccessNeed, Accessor, DeferredFlush, FlushScope, Transfer, WindowBind,
-};
+use terrace_memory::{Absence, Access, AccessError, AccessNeed, Accessor, FlushScope, Transfer, WindowBind};
 use terrace_shm::KeyMemo;
 use terrace_transport::{
     AtomicOp, BindWindow, Completion, Data, Deferred, Host, LocalError, PACKET_BYTES_MAX, Qp, QpEvent,
@@ -307,16 +305,15 @@ impl Host for QpHost<'_> {
         selectivity: u8,
     ) -> Result<Box<dyn Deferred>, RemoteError> {
         let scope = FlushScope::from_selectivity(selectivity).ok_or(RemoteError::Invalid)?;
-        let waker = &self.qp.waker;
-        let deferred =
-            self.device().memory.defer_flush(self.remote(rkey), rkey, va, len, placement, scope, waker);
-        self.deferred(deferred.and_then(|deferred| match deferred {
-            DeferredFlush::Paged(transfer) => Ok(transfer),
-            DeferredFlush::Storage(flush) => {
-                let Device { flush_thread, engine, .. } = &**self.device();
-                flush_thread.carry_out(flush, waker, engine)
-            }
-        }))
+        self.deferred(self.device().memory.flush_paged(
+            self.remote(rkey),
+            rkey,
+            va,
+            len,
+            placement,
+            scope,
+            &self.qp.waker,
+        ))
     }
 
     fn check_append(&self, rkey: u32) -> Result<(), RemoteError> {

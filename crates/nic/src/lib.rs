@@ -20,7 +20,6 @@
 //! | `schedule`, `ack` | the marks of a queue pair by which these and `in_flight` list it; what holds back its ACK |
 //! | `in_flight`, `window`, `rate_limiter` | what a device and a queue pair may have in flight; the rate of unreliable services |
 //! | `colocated`, `forwarding`, `unix_socket` | the port demultiplexer: packets for other devices of the address |
-//! | `flush_thread` | FLUSHes that wait for storage |
 //! | `entries`, `source`, `keys` | a completion queue's entries; the sources that a queue pair accepts; its keys |
 //! | `events`, `event_account`, `semaphore` | asynchronous events; their acknowledgements; descriptors to wait on |
 //! | `limits`, `use_count`, `error` | limits and quotas; objects in use are not destroyed; why a verb was refused |
@@ -54,7 +53,6 @@ mod entries;
 mod error;
 mod event_account;
 mod events;
-mod flush_thread;
 mod forwarding;
 mod holders;
 mod host;

@@ -15,7 +15,6 @@ use crate::device::{Device, DeviceConfig, NicCounters};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::events::AsyncQueue;
-use crate::flush_thread::FlushThread;
 use crate::forwarding::Forwarding;
 use crate::in_flight::InFlightBudgets;
 use crate::limits::Quotas;
@@ -69,7 +68,6 @@ impl Device {
             counters: NicCounters::default(),
             engine: Engine::new(config.engine, config.stat_socket)?,
             callbacks: ProgressCallbacks::default(),
-            flush_thread: FlushThread::default(),
             report: OnceLock::new(),
             management: Management::new(rng.random()),
             key_watcher: OnceLock::new(),

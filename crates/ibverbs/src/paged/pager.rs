@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use terrace_hostmem::{AtomicOp, HostRange};
-use terrace_memory::{AccessError, Pager, Transfer, Translation, Waker, WholeRange};
+use terrace_memory::{AccessError, Pager, Transfer, Translation, Waker, WholeRange, sync_mapping};
 use terrace_pages::cached::CachedRegion;
 use terrace_shm::GracePeriod;
 use terrace_sync::{Mutex, RwLock};
@@ -175,11 +175,24 @@ impl Pager for MappingPager {
     }
 
     fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        if self.is_ordinary() {
+            return Ok(Arc::new(Synced(sync_mapping(range))));
+        }
         self.forward(waker, |inner| inner.flush(range, waker))
     }
+}
 
-    fn is_disabled(&self) -> bool {
-        self.is_ordinary()
+/// A completed flush.
+#[derive(Debug)]
+struct Synced(Result<(), AccessError>);
+
+impl Transfer for Synced {
+    fn outcome(&self) -> Option<Result<(), AccessError>> {
+        Some(self.0)
+    }
+
+    fn read(&self, _offset: u64, _out: &mut [u8]) -> Result<(), AccessError> {
+        Err(AccessError::OutOfRange)
     }
 }
 
@@ -236,7 +249,9 @@ mod tests {
         assert!(pager.translation().is_present(RANGE));
         assert_eq!(pager.read(RANGE, &waker).unwrap_err(), AccessError::NotReady);
         assert_eq!(woken.load(Ordering::SeqCst), 3);
-        assert!(pager.is_disabled(), "FLUSHes are not the pager's any more");
+        // The range is not mapped.
+        let flushed = pager.flush(HostRange { addr: 4096, len: 1 }, &waker).unwrap();
+        assert_eq!(flushed.outcome(), Some(Err(AccessError::Fault)));
         pager.make_ordinary(|| unreachable!("released twice"));
     }
 }

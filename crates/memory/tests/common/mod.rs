@@ -8,12 +8,9 @@ pub mod units;
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use terrace_memory::{
-    Access, AccessError, Accessor, DeferredFlush, FlushScope, Limits, Region, RegionSpec, Registry, Waker,
-};
+use terrace_memory::{Access, Accessor, Limits, Region, RegionSpec, Registry};
 
 pub const PAGE: usize = 4096;
 pub const PD: u32 = 3;
@@ -38,25 +35,6 @@ pub fn peer() -> Accessor {
 
 pub fn local() -> Accessor {
     Accessor::local(PD, QPN)
-}
-
-/// A peer's FLUSH of a region without pager, carried out to its end.
-pub fn flush(
-    registry: &Registry,
-    key: u32,
-    va: u64,
-    len: u64,
-    placement: u8,
-    scope: FlushScope,
-) -> Result<(), AccessError> {
-    match registry.flush(peer(), key, va, len, placement, scope) {
-        Err(AccessError::NotReady) => {}
-        outcome => return outcome,
-    }
-    match registry.defer_flush(peer(), key, va, len, placement, scope, &(Arc::new(|| ()) as Waker))? {
-        DeferredFlush::Storage(flush) => flush.carry_out(),
-        DeferredFlush::Paged(_) => panic!("the region has a pager"),
-    }
 }
 
 /// Unmapped on drop.

@@ -11,7 +11,6 @@ use crate::colocated;
 use crate::device::Device;
 use crate::engine::Handle;
 use crate::error::Error;
-use crate::flush_thread;
 use crate::forwarding;
 use crate::local::{ForkLock, Sockets};
 use crate::progress_callback;
@@ -39,7 +38,6 @@ pub struct ForkPause {
     handle: ArcMutexGuard<Handle>,
     callbacks: progress_callback::ForkLock,
     forwarding: forwarding::ForkLock,
-    flush_thread: flush_thread::ForkLock,
 }
 
 /// How long the forking thread sleeps between checks whether the engine is at rest.
@@ -100,8 +98,7 @@ impl ParkedThreads {
         // Behind the callbacks, which may post work requests.
         let local = Some(device.local.lock_for_fork(sockets));
         let forwarding = device.forwarding.lock_for_fork();
-        let flush_thread = device.flush_thread.lock_for_fork();
-        ForkPause { device, receiving, local, handle, callbacks, forwarding, flush_thread }
+        ForkPause { device, receiving, local, handle, callbacks, forwarding }
     }
 }
 
@@ -121,7 +118,6 @@ impl ForkPause {
         self.device.callbacks.forget(&mut self.callbacks);
         colocated::remove(&self.device);
         self.forwarding.forget();
-        self.flush_thread.forget();
         if let Some(lock) = self.local.take() {
             self.device.local.forget(lock);
         }

@@ -110,11 +110,6 @@ impl Engine {
         }
     }
 
-    /// Whether the device has threads.
-    pub fn has_thread(&self) -> bool {
-        self.wanted
-    }
-
     /// Whether ACKs may be deferred: in standby the engine sends them if the program does not.
     pub fn sends_deferred_acks(&self) -> bool {
         !self.wanted || self.is_in_standby()
