@@ -91,6 +91,8 @@ impl Drop for Changing<'_> {
 /// The attributes that `rereg` may change.
 struct Place {
     pd: Arc<Pd>,
+    /// Whether the protection domain counts it, see [`Mr::release_pd`].
+    is_counted: bool,
     addr: u64,
     length: u64,
     /// The address by which work requests and peers name the first byte.
@@ -134,7 +136,7 @@ impl Mr {
             register_error(error)
         })?;
         let (addr, length, start) = (request.addr, request.length, region.start);
-        let place = Place { pd: pd.clone(), addr, length, start };
+        let place = Place { pd: pd.clone(), is_counted: true, addr, length, start };
         Ok(Arc::new(Mr {
             key: region.key,
             place: Mutex::new(place),
@@ -203,7 +205,9 @@ impl Mr {
         let mut place = self.place.lock();
         place.start = region.start;
         if let Some(pd) = pd {
-            std::mem::replace(&mut place.pd, pd.clone()).users.remove();
+            place.release_pd();
+            place.pd = pd.clone();
+            place.is_counted = true;
         }
         if let Some((addr, length, _)) = translation {
             place.addr = addr;
@@ -260,8 +264,22 @@ impl Mr {
         pd.device().note_key_ended(self.key);
         self.users.end()?;
         pd.device().quotas.mr.give_back();
-        pd.users.remove();
+        self.release_pd();
         Ok(())
+    }
+
+    /// From now on the region keeps its protection domain from being ended no more. For regions that the program does not
+    /// know, and whose end waits for a same-host peer.
+    pub fn release_pd(&self) {
+        self.place.lock().release_pd();
+    }
+}
+
+impl Place {
+    fn release_pd(&mut self) {
+        if std::mem::take(&mut self.is_counted) {
+            self.pd.users.remove();
+        }
     }
 }
 

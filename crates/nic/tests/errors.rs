@@ -199,3 +199,16 @@ fn reset_forgets_what_the_queue_pair_has_completed() {
     assert_eq!(a.completion().wr_id, 2);
     assert_eq!(a.cq.poll(1, &mut |_| ()), Ok(0));
 }
+
+#[test]
+fn a_released_region_does_not_keep_its_protection_domain() {
+    let a = Node::udp();
+    let pd = a.device.alloc_pd().expect("a protection domain");
+    let request =
+        MrRequest { addr: a.memory.addr(), length: 64, iova: a.memory.addr(), access: 1, paging: None };
+    let mr = pd.reg_mr(request).expect("a region");
+    assert!(matches!(pd.dealloc(), Err(Error::Busy(_))));
+    mr.release_pd();
+    assert_eq!(pd.dealloc(), Ok(()));
+    assert_eq!(mr.dereg(), Ok(()), "it is counted once");
+}

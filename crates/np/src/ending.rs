@@ -26,14 +26,16 @@ impl Drop for Kept {
     }
 }
 
-/// Ends the registration of a pager's version table, and then drops the pager. Does not wait. A table whose registration cannot be ended
-/// keeps its pager for ever: its key permits accesses of peers to that memory.
+/// Ends the registration of a pager's version table, and then drops the pager. Does not wait. A table whose registration
+/// cannot be ended keeps its pager for ever: its key permits accesses of peers to that memory.
 pub(crate) fn end_table(mr: Arc<Mr>, pager: Arc<dyn Pager>) {
     let mut kept = Kept(Some(pager));
     if mr.dereg_within(Duration::ZERO).is_ok() {
         drop(kept.0.take());
         return;
     }
+    // It is the program's, which may end it as soon as its queue pair has ended.
+    mr.release_pd();
     let ended = in_background(move || match mr.dereg() {
         Ok(()) => drop(kept.0.take()),
         Err(error) => tracing::error!(%error, "a version table cannot be deregistered, and keeps its memory"),
