@@ -56,6 +56,19 @@ pub enum PagesError {
         /// The pool; `None` if the lock file beside the file does not name it any more.
         pool: Option<PathBuf>,
     },
+    /// The pool has pages of a file with the same path on a file system that had another number.
+    #[error(
+        "pages of {path} are in {} from when its file system had another number: if it is the same file, write them back with \
+         `terrace recover {path}`; if it is another file, remove {}",
+        pool_of(pool),
+        pool_of(pool)
+    )]
+    Remounted {
+        /// The file.
+        path: PathBuf,
+        /// The pool; `None` if it has no name.
+        pool: Option<PathBuf>,
+    },
     /// The pool with the newest bytes of the file is gone.
     #[error(
         "acknowledged writes to {path} that were not flushed are lost: {lock_file} {}, as after a restart of the system \
@@ -202,6 +215,11 @@ fn where_to_find(pool: &Option<PathBuf>) -> String {
         }
         None => "a pool that the damaged lock file beside it does not name: write".into(),
     }
+}
+
+/// For [`PagesError::Remounted`].
+fn pool_of(pool: &Option<PathBuf>) -> String {
+    pool.as_ref().map_or_else(|| "a pool without a name".into(), |pool| pool.display().to_string())
 }
 
 /// For the middle of [`PagesError::Lost`].

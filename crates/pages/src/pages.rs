@@ -96,7 +96,7 @@ impl Pages {
     /// Adds a region. Pages that an earlier process has left in the pool are in memory at once.
     ///
     /// # Errors
-    /// `Elsewhere`, `Regions`, `Size`; `System` when a system call fails.
+    /// `Elsewhere`, `Remounted`, `Regions`, `Size`; `System` when a system call fails.
     pub fn add(&self, backing: BackingFile) -> Result<Arc<PagedRegion>, PagesError> {
         let (engine, pool) = (&self.engine, &self.engine.pool);
         let (path, len) = (backing.path().to_owned(), backing.len_bytes());
@@ -108,11 +108,11 @@ impl Pages {
         let (slot, is_known) = choose_slot(pool, identity)?;
         let has_slot = has_slot(pool, identity);
         let may_have_newest = |slot: u8| {
-            pool.slot(slot).is_of_file_at(&path, identity) && !recover::dirty_pages(pool, slot).is_empty()
+            pool.slot(slot).may_be_of_file_at(&path, identity) && !recover::dirty_pages(pool, slot).is_empty()
         };
         if !has_slot && Pool::slots().any(may_have_newest) {
             // Whether it is the file of the mount before is for the user to say.
-            return Err(PagesError::Elsewhere { path, pool: pool.path().map(Path::to_owned) });
+            return Err(PagesError::Remounted { path, pool: pool.path().map(Path::to_owned) });
         }
         lock_file::check(&path, pool.path(), has_slot)?;
         let region = Arc::new(Region::new(slot, identity, backing)?);

@@ -62,8 +62,8 @@ impl FileIdentity {
         (self.device, self.inode, self.generation) == (other.device, other.inode, other.generation)
     }
 
-    /// Whether only the number of the file system tells the files apart: a file system without a device (NFS, btrfs, overlayfs)
-    /// may have another number each time that it is mounted.
+    /// Whether only the number of the file system tells the files apart: a file system without a device (NFS, btrfs,
+    /// overlayfs) may have another number each time that it is mounted.
     fn is_same_but_for_mount(&self, other: FileIdentity) -> bool {
         self.is_same_file(FileIdentity { device: self.device, ..other }) && self.inode != 0
     }
@@ -137,11 +137,19 @@ impl RegionSlot<'_> {
         PathBuf::from(OsStr::from_bytes(&bytes[..len]))
     }
 
-    /// Whether the region is of the file at this path, or was when its file system was mounted before.
-    pub(crate) fn is_of_file_at(&self, path: &Path, file: FileIdentity) -> bool {
+    /// Whether the region may be of the file at this path: of the file itself, or of one that had the path and the inode
+    /// number on a file system with another number.
+    pub(crate) fn may_be_of_file_at(&self, path: &Path, file: FileIdentity) -> bool {
         self.identity().is_some_and(|own| {
             own.is_same_file(file) || own.is_same_but_for_mount(file) && self.path() == path
         })
+    }
+
+    /// Whether the region is of the file at this path, or was when its file system was mounted before. False of the latter
+    /// if the system does not tell when the file was made: two file systems use the same inode numbers.
+    pub(crate) fn is_of_file_at(&self, path: &Path, file: FileIdentity) -> bool {
+        self.identity().is_some_and(|own| own.is_same_file(file) || own.generation != 0)
+            && self.may_be_of_file_at(path, file)
     }
 
     /// Notes that a write to the file is being made now.

@@ -212,6 +212,13 @@ mod tests {
         assert!(pool.allocate(0));
         pool.set_record(0, Record { slot: 0, page: 0, dirty: true });
         lock_file::write(open().path(), pool.path().expect("a path")).expect("written");
+        let pool_path = pool.path().expect("a path").to_owned();
+        // If the system does not tell when files were made, it may be a file of another file system.
+        let untold = FileIdentity { generation: 0, ..identity };
+        pool.slot(1).occupy(FileIdentity { device: untold.device + 1, ..untold }, open().path());
+        assert!(pool.slot(1).may_be_of_file_at(open().path(), untold));
+        assert!(!pool.slot(1).is_of_file_at(open().path(), untold));
+        pool.slot(1).vacate();
         drop(pool);
         let config = PagesConfig {
             directory: Some(directory.to_owned()),
@@ -219,8 +226,11 @@ mod tests {
         };
         let pages = Pages::open(config).expect("the pool");
         let refused = pages.add(open());
-        assert!(matches!(refused, Err(PagesError::Elsewhere { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(PagesError::Remounted { .. })), "{refused:?}");
         drop(pages);
+        // Nobody has said that it is the same file.
+        let outcomes = recover_pool(&pool_path, &mut |_| {}).expect("the pool is there");
+        assert!(matches!(&outcomes[..], [Err(PagesError::Moved { .. })]), "{outcomes:?}");
         let recovered = recover(&path, Some(directory), &mut |_| {}).expect("the pool is there");
         assert_eq!(recovered.pages_written, 1);
         let content = std::fs::read(&path).expect("read");

@@ -105,7 +105,8 @@ pub(super) fn open_file(pool: &Pool, slot: u8) -> Result<BackingFile, PagesError
         other => other?,
     };
     let found = backing.identity().map_err(PagesError::system("identify a file"))?;
-    if pool.slot(slot).is_in_use() && !pool.slot(slot).is_of_file_at(&slot_path, found) {
+    // Whether it is the file of the mount before is for the user to say: `recover` with the path of the file.
+    if pool.slot(slot).identity().is_some_and(|own| !own.is_same_file(found)) {
         return Err(moved("another file has that path now".into()));
     }
     Ok(backing)
