@@ -240,9 +240,8 @@ impl Pager for CachedRegion {
         is_pinned
     }
 
-    /// Half of the slots.
     fn pin_bytes_max(&self) -> u64 {
-        self.engine.counters.len() as u64 / 2 * PAGE_BYTES
+        pin_bytes_max(self.engine.counters.len() as u64, self.engine.shards().len() as u64)
     }
 
     fn unpin(&self, range: HostRange) {
@@ -268,5 +267,35 @@ impl Pager for CachedRegion {
         work.ended.end_access_part(&access, Ok(()));
         self.engine.settle(work);
         Ok(access)
+    }
+}
+
+/// The length of a range that can be pinned wherever it begins: of each shard, no more than half of the slots are pinned.
+fn pin_bytes_max(slot_count: u64, shard_count: u64) -> u64 {
+    // Of successive groups a shard may have those at both ends.
+    let uneven = if shard_count > 1 { 2 * GROUP_PAGES } else { 0 };
+    let page_count = (slot_count / shard_count / 2).saturating_sub(uneven) * shard_count;
+    // A range may begin and end within pages.
+    page_count.saturating_sub(1).max(1) * PAGE_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::PageKey;
+    use crate::shard::shard_count;
+
+    #[test]
+    fn what_may_be_pinned_fits_into_the_shards_wherever_it_begins() {
+        for slot_count in [64, 4096, 8192, 16_384, 40_000] {
+            let count = shard_count(slot_count) as usize;
+            let pages = pin_bytes_max(slot_count.into(), count as u64) / PAGE_BYTES + 1;
+            for first in 0..512 {
+                let mut pinned = vec![0; count];
+                (first..first + pages).for_each(|page| pinned[PageKey { slot: 1, page }.shard(count)] += 1);
+                let room = slot_count / count as u32 / 2;
+                assert!(pinned.iter().all(|pages| *pages <= room), "{slot_count} {first}: {pinned:?}");
+            }
+        }
     }
 }

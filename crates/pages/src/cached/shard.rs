@@ -241,9 +241,10 @@ impl Shard {
         add(&region.counters.evictions, 1);
     }
 
-    /// Frees lost slots, once there are enough of them for a walk through all slots.
+    /// Frees lost slots, once there are enough of them for a walk through all slots, or no other slot is free.
     pub(super) fn free_lost(&mut self) {
-        if self.lost_count < self.reserve() {
+        let is_worth_it = self.lost_count >= self.reserve() || self.free_count == 0;
+        if self.lost_count == 0 || !is_worth_it {
             return;
         }
         let mut lost = Vec::with_capacity(self.lost_count);
@@ -327,14 +328,18 @@ mod tests {
         shard.free_lost();
         assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
         assert_eq!(shard.free_count(), SLOTS as usize - 1);
-        // A few lost slots are freed when they would be the next to leave; what is in memory stays.
+        // A few lost slots are freed at once if no other is free, because no page may be able to leave.
         (1..u64::from(SLOTS)).for_each(|page| bring(&mut shard, page));
+        shard.forget(&region, u64::from(SLOTS) - 1);
+        shard.free_lost();
+        assert_eq!((shard.free_count(), shard.lost_count), (1, 0));
+        // Otherwise they are freed when they would be the next to leave; what is in memory stays.
         (1..4).for_each(|page| shard.forget(&region, page));
         shard.free_lost();
-        assert_eq!(shard.free_count(), 0);
+        assert_eq!(shard.free_count(), 1);
         let leavers = shard.choose(&counters, |_| Some(&region));
-        assert_eq!((shard.free_count(), shard.lost_count), (3, 0));
-        assert_eq!(leavers.len() + 3, 2 * shard.reserve());
+        assert_eq!((shard.free_count(), shard.lost_count), (4, 0));
+        assert_eq!(leavers.len() + 4, 2 * shard.reserve());
         assert!(
             leavers.iter().all(|leaver| region.table.entry(leaver.key.page).state() == PageState::Leaving)
         );
