@@ -252,7 +252,7 @@ impl Requester {
     pub(crate) fn postpone_ack_timeout(&mut self, now: Time, common: &Common) {
         if self.ack_deadline.is_some() {
             let since = *self.postponed_since.get_or_insert(now);
-            if now.0 - since.0 < POSTPONED_NS_MAX {
+            if now.0.saturating_sub(since.0) < POSTPONED_NS_MAX {
                 self.restart_ack_timer(now, common);
             }
         }
