@@ -163,6 +163,8 @@ class ExportClient(unittest.TestCase):
                               stderr=subprocess.PIPE, text=True) as client:
             self.assertEqual(client.stdout.readline(), "open\n")
             self.server.send_signal(signal.SIGSTOP)
+            # On a busy machine its other threads run until the one that has the signal does.
+            os.waitid(os.P_PID, self.server.pid, os.WSTOPPED | os.WNOWAIT)
             with contextlib.ExitStack() as stack:
                 stack.callback(self.server.send_signal, signal.SIGCONT)
                 _, errors = client.communicate("\n", timeout=TIMEOUT_S)
