@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use common::*;
@@ -52,14 +53,15 @@ fn write_and_read_back_over(transport: PathChoice, mode: ServeMode, dram_bytes: 
 
 #[test]
 fn a_server_that_is_busy_is_not_one_that_does_not_answer() {
-    let port = |slot| PortConfig { address: Some(LOOPBACK), slot: Some(slot), ..PortConfig::default() };
+    // Addresses of their own: other tests have the ports of the server's.
+    let [own, other] = [1, 2].map(|number| IpAddr::from([127, 77, 3, number]));
+    let port = |address| PortConfig { address: Some(address), slot: Some(1), ..PortConfig::default() };
     let node = Node::new("busy", ServeMode::Wait, MIB, MIB);
     let instance = node.server.device().snapshot().slot;
-    let [own, other] = [1, 2].map(|number| instance + number);
     let config = ClientConfig { instance, port: port(own), ..ClientConfig::new(LOOPBACK) };
     let client = Client::connect(&config).expect("a client");
     // A client has no regions, and answers as a server does that has none yet.
-    let of_client = ClientConfig { instance: own, port: port(other), ..config };
+    let of_client = ClientConfig { instance: 1, port: port(other), ..ClientConfig::new(own) };
     let error = Client::connect(&of_client).err().expect("no server");
     assert!(error.to_string().contains("it is busy"), "{error}");
     // One that was busy and is gone does not answer: the last attempt is more than a second after the first.

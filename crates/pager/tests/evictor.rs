@@ -207,7 +207,10 @@ fn children_without_a_thread_end_with_their_pager() {
         let mut errors = String::new();
         program.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
         assert!(ended_at.elapsed() < Duration::from_secs(20), "{left}: {errors}");
-        assert_eq!(program.wait().unwrap().signal(), Some(Signal::KILL.as_raw()), "{errors}");
+        let status = program.wait().unwrap();
+        // Its child may be killed before, which it sees.
+        let is_ended = status.signal() == Some(Signal::KILL.as_raw()) || status.code() == Some(1);
+        assert!(is_ended, "{status}: {errors}");
         assert_eq!(errors.matches("stays local").count(), 2, "{errors}");
     }
 }
