@@ -147,9 +147,10 @@ impl SwapDeviceError {
 /// Serves until SIGINT, SIGTERM or SIGHUP.
 pub fn swap_device(options: &Options) -> Result<(), SwapDeviceError> {
     let signals = termination::block(&[Signal::SIGUSR1]);
+    let refusals = swap_process::protect();
     options.log.install();
     let config = client_config(options)?;
-    swap_process::protect(options.place.mount.is_some());
+    swap_process::report(&refusals, options.place.mount.is_some());
     let client = Arc::new(Client::connect(&config)?);
     let counters = Arc::default();
     let metrics = options.metrics.map(|address| serve_metrics(address, &counters, &client)).transpose()?;

@@ -10,10 +10,13 @@ use crate::swap_device::SwapDeviceError;
 /// The kernel does not choose a process with this value when memory runs out (`proc_pid_oom_score_adj(5)`).
 const NEVER_KILLED: &str = "-1000";
 
-/// Asks the kernel not to write pages back for this process's allocations, which may be where they are written to, and not to kill
-/// it for its memory. Threads that start later inherit the first. An unprivileged process has neither, which the log says: as a
-/// warning if the process serves its own kernel.
-pub fn protect(serves_own_kernel: bool) {
+/// What the kernel has refused, and why.
+pub struct Refusal(&'static str, io::Error);
+
+/// Keeps the heap, and asks the kernel not to write pages back for this process's allocations, which may be where they are written to, and
+/// not to kill it for its memory. To be called before threads start: the log's, too, would get a heap of its own. An unprivileged process is
+/// refused both requests.
+pub fn protect() -> Vec<Refusal> {
     terrace_vm::keep_heap();
     let is_flusher = configure_io_flusher_behavior(true).map_err(io::Error::from);
     let is_kept = fs::write("/proc/self/oom_score_adj", NEVER_KILLED);
@@ -21,8 +24,12 @@ pub fn protect(serves_own_kernel: bool) {
         ("a kernel short of memory may wait for itself: PR_SET_IO_FLUSHER", is_flusher),
         ("a kernel out of memory may kill this process: oom_score_adj", is_kept),
     ];
-    for (refused, result) in attempts {
-        let Err(error) = result else { continue };
+    attempts.into_iter().filter_map(|(what, result)| Some(Refusal(what, result.err()?))).collect()
+}
+
+/// Logs what was refused: as a warning if the process serves its own kernel.
+pub fn report(refusals: &[Refusal], serves_own_kernel: bool) {
+    for Refusal(refused, error) in refusals {
         match serves_own_kernel {
             true => tracing::warn!(%error, "{refused} needs CAP_SYS_RESOURCE"),
             false => tracing::info!(%error, "{refused} needs CAP_SYS_RESOURCE"),
