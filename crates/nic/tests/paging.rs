@@ -561,22 +561,54 @@ fn a_wakeup_while_the_program_posts_is_not_lost() {
     ok(&done, [1]);
 }
 
-/// A pager that blocks the calling thread, like a thread that was preempted.
+/// Where a thread stops, like one that was preempted.
 #[derive(Debug)]
-struct Preempting {
-    range: WholeRange,
+struct Halt {
     entered: Barrier,
     resumed: Barrier,
 }
 
-impl Pager for Preempting {
+impl Halt {
+    fn new() -> Arc<Halt> {
+        Arc::new(Halt { entered: Barrier::new(2), resumed: Barrier::new(2) })
+    }
+
+    fn pass(&self) {
+        self.entered.wait();
+        self.resumed.wait();
+    }
+}
+
+/// A pager that refuses accesses, and stops the thread that READs, or that drops it.
+#[derive(Debug)]
+struct Halting {
+    range: WholeRange,
+    read: Option<Arc<Halt>>,
+    end: Option<Arc<Halt>>,
+}
+
+impl Halting {
+    /// The pager of a node's memory.
+    fn paging(node: &Node, read: Option<Arc<Halt>>, end: Option<Arc<Halt>>) -> Paging {
+        let range = WholeRange::absent(HostRange { addr: node.memory.addr(), len: 1 << 20 });
+        let pager = Arc::new(Halting { range, read, end });
+        Paging { pager, pattern: Arc::new([MAGIC; 4096]), policy: RegionPolicy::Wait }
+    }
+}
+
+impl Drop for Halting {
+    fn drop(&mut self) {
+        self.end.iter().for_each(|halt| halt.pass());
+    }
+}
+
+impl Pager for Halting {
     fn translation(&self) -> &dyn Translation {
         &self.range
     }
 
     fn read(&self, _: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
-        self.entered.wait();
-        self.resumed.wait();
+        self.read.iter().for_each(|halt| halt.pass());
         Err(AccessError::Fault)
     }
 
@@ -599,13 +631,8 @@ fn no_timer_fires_while_no_thread_can_receive() {
     let (net, clock, [a, b]) = simulated();
     let (reading, _read) = pair_on(&a, &b, QpType::Rc, &Tuning::default());
     let (taking, sending) = pair_on(&a, &b, QpType::Rc, &Tuning { retry_cnt: 0, ..Tuning::default() });
-    let pager = Arc::new(Preempting {
-        range: WholeRange::absent(HostRange { addr: b.memory.addr(), len: 1 << 20 }),
-        entered: Barrier::new(2),
-        resumed: Barrier::new(2),
-    });
-    let paging =
-        Paging { pager: pager.clone(), pattern: Arc::new([MAGIC; 4096]), policy: RegionPolicy::Wait };
+    let halt = Halt::new();
+    let paging = Halting::paging(&b, Some(halt.clone()), None);
     b.mr.rereg(None, None, None, Some(Some(paging))).expect("the pager covers the region");
     let deliver = || {
         while let Some(next) = net.next_delivery() {
@@ -620,13 +647,13 @@ fn no_timer_fires_while_no_thread_can_receive() {
     let before = deliver();
     let timeouts = std::thread::scope(|scope| {
         scope.spawn(|| b.device.step(before));
-        pager.entered.wait();
+        halt.entered.wait();
         a.device.step(before);
         let late = deliver().after_ns(10_000_000_000);
         clock.set(late);
         b.device.step(late);
         let timeouts = sending.counters().timeouts;
-        pager.resumed.wait();
+        halt.resumed.wait();
         timeouts
     });
     assert_eq!(timeouts, 0);
@@ -734,55 +761,16 @@ fn no_wakeup_is_lost_while_another_thread_ends_accesses() {
     assert!(paged.pager.counts().1 > 0);
 }
 
-/// A pager whose end takes a while.
-#[derive(Debug)]
-struct Lingering {
-    range: WholeRange,
-    begun: Arc<Barrier>,
-    ended: Arc<Barrier>,
-}
-
-impl Drop for Lingering {
-    fn drop(&mut self) {
-        self.begun.wait();
-        self.ended.wait();
-    }
-}
-
-impl Pager for Lingering {
-    fn translation(&self) -> &dyn Translation {
-        &self.range
-    }
-
-    fn read(&self, _: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
-        Err(AccessError::Fault)
-    }
-
-    fn write(&self, _: u64, _: &[u8], _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
-        Err(AccessError::Fault)
-    }
-
-    fn atomic(&self, _: u64, _: AtomicOp, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
-        Err(AccessError::Fault)
-    }
-
-    fn flush(&self, _: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
-        Err(AccessError::Fault)
-    }
-}
-
 /// A change may wait for same-host peers, too.
 #[test]
 fn nothing_waits_for_a_region_that_is_being_changed() {
     let (_net, _clock, [a, _b]) = simulated();
-    let [begun, ended] = [(); 2].map(|()| Arc::new(Barrier::new(2)));
-    let range = WholeRange::absent(HostRange { addr: a.memory.addr(), len: 1 << 20 });
-    let pager = Arc::new(Lingering { range, begun: begun.clone(), ended: ended.clone() });
-    let paging = Paging { pager, pattern: Arc::new([MAGIC; 4096]), policy: RegionPolicy::Wait };
+    let halt = Halt::new();
+    let paging = Halting::paging(&a, None, Some(halt.clone()));
     a.mr.rereg(None, None, None, Some(Some(paging))).expect("the pager covers the region");
     std::thread::scope(|scope| {
         let changing = scope.spawn(|| a.mr.rereg(None, None, None, Some(None)));
-        begun.wait();
+        halt.entered.wait();
         let (sender, receiver) = channel();
         let mr = &a.mr;
         scope.spawn(move || sender.send((mr.addr(), mr.dereg())));
@@ -792,7 +780,7 @@ fn nothing_waits_for_a_region_that_is_being_changed() {
         let limited = a.mr.dereg_within(limit);
         let waited = begin.elapsed();
         let patient = scope.spawn(|| a.mr.dereg_within(Duration::from_secs(60)));
-        ended.wait();
+        halt.resumed.wait();
         assert_eq!(changing.join().expect("no panic"), Ok(()));
         let (addr, dereg) = seen.expect("no wait");
         assert_eq!(addr, a.memory.addr());
