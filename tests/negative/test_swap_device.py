@@ -27,6 +27,17 @@ PORT = 7474
 LIMIT_S = 60
 
 
+def fill(path):
+    """Fills a pipe or a terminal, by a description of its own: that of the device goes on to wait."""
+    filled = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(filled, bytes(4096))
+    finally:
+        os.close(filled)
+
+
 class Disk:
     """A client of a network block device, which has one request in flight."""
 
@@ -256,14 +267,7 @@ class Refusals(SwapDevice):
     def test_a_standard_output_that_is_full(self):
         _, listen = self.node()
         device = self.device(listen)
-        # The other end of the pipe, without making the device's non-blocking.
-        filled = os.open(f"/proc/self/fd/{device.stdout.fileno()}", os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    os.write(filled, bytes(4096))
-        finally:
-            os.close(filled)
+        fill(f"/proc/self/fd/{device.stdout.fileno()}")
         device.send_signal(signal.SIGUSR1)
         time.sleep(0.5)
         device.terminate()
@@ -277,14 +281,8 @@ class Refusals(SwapDevice):
         device = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=terminal, stderr=subprocess.PIPE, text=True)
         self.addCleanup(self.kill, device)
         self.assertTrue(os.read(reader, 4096), "no first line")
-        filled = os.open(os.ttyname(terminal), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        fill(os.ttyname(terminal))
         os.close(terminal)
-        try:
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    os.write(filled, bytes(4096))
-        finally:
-            os.close(filled)
         os.read(reader, 4096)
         for _ in range(200):
             device.send_signal(signal.SIGUSR1)

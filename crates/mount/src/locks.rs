@@ -36,7 +36,7 @@ pub(crate) struct LockRequest {
     /// The bytes, the last one included in the kernel's terms.
     pub(crate) range: Range<u64>,
     pub(crate) kind: LockKind,
-    /// The process that asks, for programs that ask who holds it.
+    /// The process that asks, which `F_GETLK` shows to others.
     pub(crate) pid: u32,
 }
 
