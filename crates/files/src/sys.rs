@@ -10,6 +10,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 use rustix::time::ClockId;
 use terrace_hostmem::PAGE_BYTES;
+use terrace_sync::without_signals;
 
 /// Milliseconds of a clock that costs nanoseconds to read and advances with the kernel's ticks.
 pub fn coarse_ms() -> u64 {
@@ -319,15 +320,6 @@ impl Drop for Mapping {
 /// # Errors
 /// The system's.
 pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    // SAFETY: sets of signals are plain data, written before they are read.
-    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
-    // SAFETY: both sets are valid. The new thread inherits the mask; copies unblock the signals that they recover from.
-    unsafe {
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-    }
-    let thread = std::thread::Builder::new().name(name.into()).spawn(work);
-    // SAFETY: the mask from before.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
-    thread.map(drop)
+    let builder = std::thread::Builder::new().name(name.into());
+    without_signals(|| builder.spawn(work)).map(drop)
 }

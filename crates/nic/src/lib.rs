@@ -25,7 +25,7 @@
 //! | `limits`, `use_count`, `error` | limits and quotas; objects in use are not destroyed; why a verb was refused |
 //! | `sync` | what is replaced in models |
 //! | `model` | what a NIC knows of absent memory |
-//! | `setup`, `stat`, `clock`, `signals` | opening a port; statistics; time; threads that take no signals |
+//! | `setup`, `stat`, `clock` | opening a port; statistics; time |
 //! | `device_name` | the name that programs see |
 //!
 //! `device`, `qp`, `cq`, `srq` and `events` import each other, because a poll of a completion queue makes progress for
@@ -75,7 +75,6 @@ pub mod rc;
 mod schedule;
 mod semaphore;
 mod setup;
-mod signals;
 mod source;
 mod srq;
 pub mod stat;
@@ -112,7 +111,6 @@ pub use progress_callback::ProgressCallback;
 pub use qp::posting::Posting;
 pub use qp::{CompletionHook, QpInit, QueuePair, SendStage};
 pub use setup::{OpenError, PathChoice, PortConfig};
-pub use signals::without_signals;
 pub use srq::{Srq, SrqAttr, SrqInit, Xrcd};
 pub use stat::{DeviceSnapshot, QpSnapshot};
 pub use work_queue::{WORK_QUEUE_LEN_MAX, WorkQueueInit, WorkQueuesInit};

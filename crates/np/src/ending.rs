@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_memory::Pager;
-use terrace_nic::{Mr, without_signals};
+use terrace_nic::Mr;
+use terrace_sync::without_signals;
 
 /// Has a thread carry out `end`. If there is none, `end` is dropped.
 ///

@@ -3,7 +3,8 @@
 //! [`Mutex`], [`RwLock`] and [`Condvar`] are ordinary locks (`futex`, their words in `words`). [`BiasedMutex`] is the
 //! biased one; [`allow_bias`] has to be called once before any mutex is biased. [`back_off`] is for waits without a
 //! lock. [`Backlog`] is a list of items that wait for another thread. [`SpinBudget`] says how long to poll before sleeping.
-//! [`Uncancelled`] keeps `pthread_cancel` from ending a thread that holds a lock.
+//! [`Uncancelled`] keeps `pthread_cancel` from ending a thread that holds a lock, and threads that are started [`without_signals`] run
+//! no handlers of the program.
 
 #![warn(missing_docs)]
 
@@ -12,6 +13,7 @@ mod biased;
 mod cancellation;
 mod futex;
 mod platform;
+mod signals;
 mod spin_budget;
 mod words;
 
@@ -23,6 +25,7 @@ pub use futex::{
     RwLockReadGuard,
 };
 pub use platform::{allow_bias, back_off};
+pub use signals::without_signals;
 pub use spin_budget::SpinBudget;
 
 #[cfg(test)]

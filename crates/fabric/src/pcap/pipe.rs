@@ -7,9 +7,8 @@ use std::path::{Path as FilePath, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{SigSet, SigmaskHow};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use terrace_sync::{Condvar, Mutex, MutexGuard};
+use terrace_sync::{Condvar, Mutex, MutexGuard, without_signals};
 
 /// The most bytes that wait for the thread, which writes as many at a time at most. Later records are left out until it has
 /// taken them.
@@ -21,7 +20,7 @@ const ABANDON_TIME: Duration = Duration::from_millis(200);
 /// How often the thread checks whether the port was closed, while the pipe is full.
 const FULL_CHECK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// Writes records by a thread of its own. It blocks all signals: a write to a pipe without a reader raises SIGPIPE in the thread that writes.
+/// Writes records by a thread of its own. It blocks signals: a write to a pipe without a reader raises SIGPIPE in the thread that writes.
 #[derive(Debug)]
 pub(super) struct PipeWriter {
     shared: Arc<Shared>,
@@ -66,12 +65,8 @@ impl PipeWriter {
             changed: Condvar::new(),
         });
         let of_thread = shared.clone();
-        let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
-        let thread =
-            std::thread::Builder::new().name("terrace-pcap".into()).spawn(move || of_thread.run(file));
-        // This mask was in force just before, so setting it cannot fail.
-        let _ = before.thread_set_mask();
-        thread?;
+        let builder = std::thread::Builder::new().name("terrace-pcap".into());
+        without_signals(|| builder.spawn(move || of_thread.run(file)))?;
         let mut open = OPEN.lock();
         open.retain(|other| other.strong_count() > 0);
         open.push(Arc::downgrade(&shared));

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use terrace_sync::without_signals;
+
 use super::stat_server::StatServer;
 use super::{Mode, driver};
 use crate::device::Device;
 use crate::error::Error;
-use crate::signals::without_signals;
 
 impl Device {
     /// Starts the engine's thread, unless the device has no engine.

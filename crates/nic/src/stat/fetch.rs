@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use terrace_sync::Mutex;
+use terrace_sync::{Mutex, without_signals};
 
 use super::{DeviceSnapshot, SOCKETS_MAX, socket_name};
-use crate::signals::without_signals;
 
 /// How long [`fetch`] waits for a process that does not answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);

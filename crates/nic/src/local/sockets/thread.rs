@@ -10,6 +10,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use terrace_shm::{ReaderSlots, RingFile, Version};
+use terrace_sync::without_signals;
 
 use super::later::Later;
 use super::{Peer, PeerSocket, Sockets, Unsent};
@@ -19,7 +20,6 @@ use crate::local::message::{self, LAYOUT, Message};
 use crate::local::rings::SameHostPeer;
 use crate::local::{Command, Running};
 use crate::semaphore::Doorbell;
-use crate::signals::without_signals;
 use crate::unix_socket::{self, Spare, unwatch, watch};
 
 /// The service that the sockets are named after.

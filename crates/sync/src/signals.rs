@@ -1,4 +1,4 @@
-//! Signals: the threads of a device take none of the program's.
+//! Signals: threads of ours take none of the program's.
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
