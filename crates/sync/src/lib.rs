@@ -4,7 +4,7 @@
 //! biased one; [`allow_bias`] has to be called once before any mutex is biased. [`back_off`] is for waits without a
 //! lock. [`Backlog`] is a list of items that wait for another thread. [`SpinBudget`] says how long to poll before sleeping.
 //! [`Uncancelled`] keeps `pthread_cancel` from ending a thread that holds a lock, and threads that are started [`without_signals`] run
-//! no handlers of the program.
+//! no handlers of the program. [`write_line_now`] tells the user something, and waits for no reader.
 
 #![warn(missing_docs)]
 
@@ -12,6 +12,7 @@ mod backlog;
 mod biased;
 mod cancellation;
 mod futex;
+mod line;
 mod platform;
 mod signals;
 mod spin_budget;
@@ -24,6 +25,7 @@ pub use futex::{
     ArcMutexGuard, ArcRwLockWriteGuard, Condvar, Mutex, MutexGuard, RawMutex, RawRwLock, RwLock,
     RwLockReadGuard,
 };
+pub use line::write_line_now;
 pub use platform::{allow_bias, back_off};
 pub use signals::without_signals;
 pub use spin_budget::SpinBudget;
