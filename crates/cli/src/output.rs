@@ -5,9 +5,11 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
+use terrace_sync::without_signals;
+
 /// Texts of [`print_without_waiting`] that wait for the reader, at most.
 const TEXTS_MAX: usize = 16;
-/// The stack of the thread that prints them, which a process may lock in memory.
+/// The stack of a thread that writes, which a process may lock in memory.
 const STACK_BYTES: usize = 64 << 10;
 
 /// Writes to standard output. Returns whether somebody may still read it: `| head` ends early, which is no error.
@@ -24,19 +26,27 @@ pub fn print(text: &str) -> io::Result<bool> {
 /// Has a thread write to standard output: a server does not wait for the reader, which may be stopped. Texts for which the
 /// thread's queue has no room are left out.
 pub fn print_without_waiting(text: String) {
-    static QUEUE: OnceLock<SyncSender<String>> = OnceLock::new();
-    let queue = QUEUE.get_or_init(|| {
-        let (queue, texts) = sync_channel::<String>(TEXTS_MAX);
-        let builder = thread::Builder::new().name("output".into()).stack_size(STACK_BYTES);
-        // The server does not depend on an open standard output, and thus on no thread either.
-        let _ = builder.spawn(move || {
-            for text in texts {
-                let _ = write(&text);
-            }
-        });
-        queue
-    });
-    let _ = queue.try_send(text);
+    static QUEUE: OnceLock<Option<SyncSender<String>>> = OnceLock::new();
+    // The server does not depend on an open standard output, and thus on no thread either.
+    let queue = QUEUE.get_or_init(|| start_writer("output", TEXTS_MAX, |text: String| _ = write(&text)).ok());
+    if let Some(queue) = queue {
+        let _ = queue.try_send(text);
+    }
+}
+
+/// Starts a thread that writes, for output whose reader may be stopped. At most `max` items wait for it.
+///
+/// # Errors
+/// The system's, if it refuses a thread.
+pub fn start_writer<T: Send + 'static>(
+    name: &str,
+    max: usize,
+    write: impl Fn(T) + Send + 'static,
+) -> io::Result<SyncSender<T>> {
+    let (queue, items) = sync_channel(max);
+    let builder = thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
+    without_signals(|| builder.spawn(move || items.into_iter().for_each(write)))?;
+    Ok(queue)
 }
 
 /// Prints what a server serves, and on a terminal what `Ctrl-C` does. A server does not depend on an open standard output.

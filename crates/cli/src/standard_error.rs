@@ -4,13 +4,11 @@
 use std::io::{self, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::SigSet;
-
-use crate::output::complain;
+use crate::output::{complain, start_writer};
 
 /// Lines that wait to be written, at most.
 const LINES_MAX: usize = 1024;
@@ -18,8 +16,6 @@ const LINES_MAX: usize = 1024;
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
 /// How long it waits between attempts if the queue is full.
 const FULL_DELAY: Duration = Duration::from_millis(1);
-/// The thread's stack, which a process may lock in memory.
-const STACK_BYTES: usize = 64 << 10;
 
 enum Entry {
     Line(Vec<u8>),
@@ -35,17 +31,9 @@ static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
 /// # Errors
 /// The system's, if it refuses a thread.
 pub fn start() -> io::Result<()> {
-    if QUEUE.get().is_some() {
-        return Ok(());
+    if QUEUE.get().is_none() {
+        let _ = QUEUE.set(start_writer("log", LINES_MAX, write_entry)?);
     }
-    let (queue, entries) = sync_channel(LINES_MAX);
-    let builder = thread::Builder::new().name("log".into()).stack_size(STACK_BYTES);
-    builder.spawn(move || {
-        // Signals are for the threads that wait for them. Blocking existing ones cannot fail.
-        let _ = SigSet::all().thread_block();
-        write_lines(&entries);
-    })?;
-    let _ = QUEUE.set(queue);
     Ok(())
 }
 
@@ -90,20 +78,18 @@ impl Write for StandardError {
     }
 }
 
-fn write_lines(entries: &Receiver<Entry>) {
-    for entry in entries {
-        if let Entry::Line(line) = &entry {
-            // It may be closed, or its disk full, now: there is no other place for the line.
-            let _ = io::stderr().write_all(line);
-        }
-        let count = LEFT_OUT.swap(0, Ordering::Relaxed);
-        if count > 0 {
-            complain(&format!("terrace: {count} lines of the log are left out: standard error was full"));
-        }
-        if let Entry::Flush(sender) = entry {
-            // An error means that nobody waits any more.
-            let _ = sender.try_send(());
-        }
+fn write_entry(entry: Entry) {
+    if let Entry::Line(line) = &entry {
+        // It may be closed, or its disk full, now: there is no other place for the line.
+        let _ = io::stderr().write_all(line);
+    }
+    let count = LEFT_OUT.swap(0, Ordering::Relaxed);
+    if count > 0 {
+        complain(&format!("terrace: {count} lines of the log are left out: standard error was full"));
+    }
+    if let Entry::Flush(sender) = entry {
+        // An error means that nobody waits any more.
+        let _ = sender.try_send(());
     }
 }
 
