@@ -2,10 +2,10 @@
 //! would keep a session, and with it all callbacks of the device, for as long.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrace_memory::Pager;
 use terrace_nic::Mr;
 use terrace_sync::without_signals;
 
@@ -18,27 +18,17 @@ pub(crate) fn in_background(end: impl FnOnce() + Send + 'static) -> io::Result<(
     without_signals(|| builder.spawn(end)).map(drop)
 }
 
-/// A pager whose memory is registered. It is dropped by [`end_table`] only, or never.
-struct Kept(Option<Arc<dyn Pager>>);
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        std::mem::forget(self.0.take());
-    }
-}
-
-/// Ends the registration of a pager's version table, and then drops the pager. Does not wait. A table whose registration
+/// Ends the registration of a version table, and then drops `pager`, whose memory it is. Does not wait. A table whose registration
 /// cannot be ended keeps its pager for ever: its key permits accesses of peers to that memory.
-pub(crate) fn end_table(mr: Arc<Mr>, pager: Arc<dyn Pager>) {
-    let mut kept = Kept(Some(pager));
+pub(crate) fn end_table<T: ?Sized + Send + Sync + 'static>(mr: Arc<Mr>, pager: Arc<T>) {
     if mr.dereg_within(Duration::ZERO).is_ok() {
-        drop(kept.0.take());
         return;
     }
+    let pager = ManuallyDrop::new(pager);
     // It is the program's, which may end it as soon as its queue pair has ended.
     mr.release_pd();
     let ended = in_background(move || match mr.dereg() {
-        Ok(()) => drop(kept.0.take()),
+        Ok(()) => drop(ManuallyDrop::into_inner(pager)),
         Err(error) => tracing::error!(%error, "a version table cannot be deregistered, and keeps its memory"),
     });
     if let Err(error) = ended {
@@ -52,36 +42,9 @@ mod tests {
     use std::time::Instant;
 
     use terrace_fabric::sim::{SimConfig, SimNet};
-    use terrace_hostmem::{AtomicOp, HostRange};
-    use terrace_memory::{AccessError, Transfer, Translation, Waker, WholeRange};
     use terrace_nic::{Buffer, Device, DeviceConfig, ManualClock};
 
     use super::*;
-
-    #[derive(Debug)]
-    struct Unused(WholeRange);
-
-    impl Pager for Unused {
-        fn translation(&self) -> &dyn Translation {
-            &self.0
-        }
-
-        fn read(&self, _: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
-            Err(AccessError::Fault)
-        }
-
-        fn write(&self, _: u64, _: &[u8], _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
-            Err(AccessError::Fault)
-        }
-
-        fn atomic(&self, _: u64, _: AtomicOp, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
-            Err(AccessError::Fault)
-        }
-
-        fn flush(&self, _: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
-            Err(AccessError::Fault)
-        }
-    }
 
     #[test]
     fn the_memory_of_a_table_that_cannot_be_deregistered_stays() {
@@ -91,8 +54,7 @@ mod tests {
         let pd = device.alloc_pd().expect("a protection domain");
         for is_ended in [false, true] {
             let table = Buffer::new(&pd, 64, 0).expect("a table");
-            let range = HostRange { addr: table.addr(), len: 64 };
-            let pager: Arc<dyn Pager> = Arc::new(Unused(WholeRange::absent(range)));
+            let pager = Arc::new(());
             let seen = Arc::downgrade(&pager);
             if is_ended {
                 // It cannot be deregistered again.
