@@ -25,10 +25,7 @@ pub enum Stream {
 impl Stream {
     /// Connects to a server: by a Unix socket if it is on this host, so that it learns the user of this process.
     pub fn connect(server: SocketAddr, own: IpAddr, timeout: Duration) -> io::Result<Stream> {
-        let stream = match connect_unix(server, timeout)? {
-            Some(stream) => Stream::Unix(stream),
-            None => Stream::Tcp(connect_tcp(server, own, timeout)?),
-        };
+        let stream = connect_by(server, timeout, || connect_tcp(server, own, timeout))?;
         match &stream {
             Stream::Tcp(stream) => stream.set_read_timeout(Some(timeout))?,
             Stream::Unix(stream) => stream.set_read_timeout(Some(timeout))?,
@@ -83,6 +80,20 @@ impl AsFd for Stream {
             Stream::Unix(stream) => stream.as_fd(),
         }
     }
+}
+
+/// Connects by a Unix socket if the server is on this host and has one, and by TCP if not.
+fn connect_by(
+    server: SocketAddr,
+    timeout: Duration,
+    connect_tcp: impl FnOnce() -> io::Result<TcpStream>,
+) -> io::Result<Stream> {
+    if let Some(stream) = connect_unix(server, timeout)? {
+        return Ok(Stream::Unix(stream));
+    }
+    let tcp = connect_tcp()?;
+    // A server may have started in between. It listens at its Unix socket first, and refuses clients of its host that come by TCP.
+    Ok(connect_unix(server, timeout)?.map_or(Stream::Tcp(tcp), Stream::Unix))
 }
 
 /// Connects to the socket for clients of the same host, if the server is on this host and has one. Another failure does not lead to
@@ -142,5 +153,17 @@ mod tests {
         let _queued = UnixStream::connect_addr(&name).unwrap();
         let connected = Stream::connect(server, server.ip(), Duration::from_millis(100));
         assert_eq!(connected.err().map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
+    }
+
+    #[test]
+    fn a_server_of_this_host_that_starts_meanwhile_is_not_connected_by_tcp() {
+        // Nothing listens there.
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        let mut started = None;
+        let connected = connect_by(free, Duration::from_secs(5), || {
+            started = Some((UnixListener::bind_addr(&local_name(free)?)?, TcpListener::bind(free)?));
+            TcpStream::connect(free)
+        });
+        assert!(connected.unwrap().is_local());
     }
 }

@@ -118,10 +118,15 @@ pub fn local_name(address: SocketAddr) -> io::Result<unix::SocketAddr> {
     unix::SocketAddr::from_abstract_name(format!("terrace-export/{address}"))
 }
 
-/// The listening sockets: TCP, and that for clients of the same host.
+/// The listening sockets: TCP, and that for clients of the same host, which listens first: a client of this host that has found
+/// none would be refused by TCP.
 pub fn bind(address: SocketAddr) -> io::Result<(TcpListener, UnixListener)> {
-    let tcp = TcpListener::bind(address)?;
+    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    let tcp = TcpListener::from(socket);
     let unix = UnixListener::bind_addr(&local_name(tcp.local_addr()?)?)?;
+    rustix::net::listen(&tcp, CONNECTIONS_MAX as i32)?;
     tcp.set_nonblocking(true)?;
     unix.set_nonblocking(true)?;
     Ok((tcp, unix))
@@ -467,5 +472,18 @@ mod tests {
         }
         // An address of the documentation.
         assert!(!may_be_local("192.0.2.77:9".parse().unwrap()).unwrap());
+    }
+
+    #[test]
+    fn a_server_that_accepts_tcp_accepts_clients_of_its_host() {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        for _ in 0..200 {
+            std::thread::scope(|scope| {
+                let bound = scope.spawn(|| bind(free).unwrap());
+                while TcpStream::connect(free).is_err() {}
+                UnixStream::connect_addr(&local_name(free).unwrap()).unwrap();
+                bound.join().unwrap();
+            });
+        }
     }
 }
