@@ -15,12 +15,21 @@ def pytest_addoption(parser):
     parser.addoption("--update-pyverbs-list", action="store_true", help="write pyverbs-passing.txt from this run")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """The processes of pytest-xdist write into one folder."""
+    shared = getattr(node.config, "terrace_run_dir", None) or procs.new_run_dir("conformance")
+    node.config.terrace_run_dir = shared
+    node.workerinput["run_dir"] = str(shared)
+
+
 @pytest.fixture(scope="session")
-def run_dir():
+def run_dir(request):
     """The folder of the programs' output, results/conformance/RUN."""
     if not procs.terrace_binary().exists():
         pytest.exit(f"{procs.terrace_binary()} is missing: run `make build`", returncode=1)
-    return procs.new_run_dir("conformance")
+    shared = getattr(request.config, "workerinput", {}).get("run_dir")
+    return pathlib.Path(shared) if shared else procs.new_run_dir("conformance")
 
 
 @pytest.fixture

@@ -35,6 +35,10 @@ def test_special(name, run_dir, conclude):
     conclude(special.run(name, special.SPECIAL[name], run_dir / name))
 
 
+# Each process of pytest-xdist that has a test of the suite would run all of it.
+of_the_suite = pytest.mark.xdist_group("pyverbs")
+
+
 @pytest.fixture(scope="module")
 def pyverbs(run_dir, request):
     """The results of rdma-core's own tests, by name: those that must pass, and all others."""
@@ -44,12 +48,14 @@ def pyverbs(run_dir, request):
     return {result.name: result for result in pyverbs_suite.evaluate(outcomes, pyverbs_suite.passing_names())}
 
 
+@of_the_suite
 @pytest.mark.timeout(SUITE_LIMIT_S)
 @pytest.mark.parametrize("name", [pyverbs_suite.PREFIX + name for name in pyverbs_suite.passing_names()])
 def test_suite(name, pyverbs, conclude):
     conclude(pyverbs[name])
 
 
+@of_the_suite
 @pytest.mark.timeout(SUITE_LIMIT_S)
 @pytest.mark.parametrize("name", [pyverbs_suite.PREFIX + "others"])
 def test_suite_beyond_the_list(name, pyverbs, record_property):

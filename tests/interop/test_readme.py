@@ -11,6 +11,9 @@ import time
 import pytest
 from harness import procs
 
+# The lines' programs listen at the same ports.
+pytestmark = pytest.mark.xdist_group("readme")
+
 LIMIT_S = 60
 ROOT = procs.ROOT
 
