@@ -9,10 +9,8 @@ if appending 64 B within the host takes at most 1.53 times libpmemlog's time.
 """
 
 import contextlib
-import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 from xml.sax.saxutils import escape
@@ -32,26 +30,6 @@ TURNS = bench.TARGET_DIR / "release/examples/turns"
 SIZES = (64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10)
 RATIO_MAX, RATIO_TARGET, RATIO_BYTES = 1.53, 1.25, 64
 LOCAL_LOG, REMOTE_LOG = "libpmemlog, local", "RemoteLog, within the host"
-
-
-class Program:
-    """A process that measures what it is told, a line each."""
-
-    def __init__(self, stack, *argv):
-        self.process = stack.enter_context(subprocess.Popen(list(map(str, argv)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        stack.callback(self.process.stdin.close)
-        self._answer()
-
-    def _answer(self):
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit(f"bench: {' '.join(self.process.args)} ended with status {self.process.wait()}")
-        return json.loads(line)
-
-    def run(self, *words):
-        self.process.stdin.write(" ".join(map(str, words)) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
 
 
 def main():
@@ -88,10 +66,10 @@ def start(stack):
     export.start()
     stack.callback(export.stop)
     server = f"{address}:{place.PORT}"
-    within, udp = Program(stack, TURNS, server, "local"), Program(stack, TURNS, server, "udp")
-    local = Program(stack, LOCAL, base)
-    mounted = Program(stack, LOCAL, stack.enter_context(mount.terrace()))
-    by_ssh = Program(stack, LOCAL, stack.enter_context(mount.sshfs()))
+    within, udp = report.Program(stack, TURNS, server, "local"), report.Program(stack, TURNS, server, "udp")
+    local = report.Program(stack, LOCAL, base)
+    mounted = report.Program(stack, LOCAL, stack.enter_context(mount.terrace()))
+    by_ssh = report.Program(stack, LOCAL, stack.enter_context(mount.sshfs()))
     writers = {
         "mapping and msync, local": (local, "msync"), "pwrite and fdatasync, local": (local, "pwrite"),
         "FileMR, within the host": (within, "write"), "FileMR, UDP": (udp, "write"),

@@ -4,7 +4,8 @@
  *     regions sizes DIR           registrations of 4 KiB to 64 GiB (figure 6 of FileMR)
  *     regions every DIR           registers every file below DIR (figure 7)
  *     regions many COUNT DIR      registers COUNT files of 4 KiB at the same time, and tells their memory
- *     regions rates DIR           READs of a file and of ordinary memory, in turns by one queue pair
+ *     regions rates DIR           READs of a file and of ordinary memory by one queue pair: a turn for each line of the standard
+ *                                 input, "memory BYTES DEPTH" or "file BYTES DEPTH"
  *
  * Prints a JSON object per line. Run it by `terrace run`. `pinned` is what a driver does at least that pins pages: mlock.
  *
@@ -38,9 +39,9 @@ enum {
     REGISTRATIONS = 101, /* of each size and kind; the median counts */
     PINNED = 5,
     DEPTH = 16,
-    TURNS = 10,        /* of each kind of region */
     TURN_US = 100 * 1000,
     RATE_BYTES = 64 << 20,
+    READ_BYTES_MAX = 64 << 10,
 };
 
 static const uint64_t PINNED_MAX = 4ull << 30; /* an RNIC's limit is the memory of the machine; so is ours */
@@ -392,7 +393,6 @@ static double run_turn(struct client *client, int kind, uint32_t bytes, int dept
 
 static void measure_rates(const char *directory)
 {
-    static const uint32_t SIZES[] = {8, 1024, 4096, 65536};
     int sockets[2];
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) != 0)
         die("no socket: %s", strerror(errno));
@@ -407,27 +407,23 @@ static void measure_rates(const char *directory)
     struct nic nic = open_nic();
     struct client client = {.cq = ibv_create_cq(nic.context, DEPTH, NULL, NULL, 0), .seed = 42};
     struct end own = {0};
-    client.buffer = map(DEPTH * 65536, MAP_SHARED | MAP_ANONYMOUS, -1);
-    client.mr = register_memory(&nic, client.buffer, DEPTH * 65536);
+    client.buffer = map(DEPTH * READ_BYTES_MAX, MAP_SHARED | MAP_ANONYMOUS, -1);
+    client.mr = register_memory(&nic, client.buffer, DEPTH * READ_BYTES_MAX);
     client.qp = create_qp(&nic, client.cq, &own);
     exchange(sockets[0], &own, &client.server);
     connect_qp(&nic, client.qp, &client.server);
     exchange(sockets[0], &own, &client.server);
-    for (size_t i = 0; i < sizeof SIZES / sizeof SIZES[0]; i++) {
-        for (int depth = 1; depth <= DEPTH; depth *= DEPTH) {
-            double rates[2][TURNS], ratios[TURNS];
-            for (int turn = 0; turn < TURNS; turn++) {
-                for (int half = 0; half < 2; half++)
-                    rates[(turn + half) % 2][turn] = run_turn(&client, (turn + half) % 2, SIZES[i], depth);
-                ratios[turn] = rates[1][turn] / rates[0][turn];
-            }
-            for (int kind = 0; kind < 2; kind++)
-                qsort(rates[kind], TURNS, sizeof(double), ascending);
-            qsort(ratios, TURNS, sizeof(double), ascending);
-            printf("{\"bytes\": %u, \"depth\": %d, \"memory_per_s\": %.0f, \"file_per_s\": %.0f, \"ratio\": %.3f}\n", SIZES[i],
-                   depth, rates[0][TURNS / 2], rates[1][TURNS / 2], (ratios[TURNS / 2 - 1] + ratios[TURNS / 2]) / 2);
-            fflush(stdout);
-        }
+    puts("{}");
+    fflush(stdout);
+    char line[64], kind[8];
+    while (fgets(line, sizeof line, stdin) != NULL) {
+        uint32_t bytes;
+        int depth;
+        bool is_valid = sscanf(line, "%7s %u %d", kind, &bytes, &depth) == 3 && bytes >= 8 && bytes <= READ_BYTES_MAX && depth >= 1 && depth <= DEPTH;
+        if (!is_valid || (strcmp(kind, KINDS[0]) != 0 && strcmp(kind, KINDS[1]) != 0))
+            die("not a turn: %s", line);
+        printf("{\"per_s\": %.0f}\n", run_turn(&client, strcmp(kind, KINDS[1]) == 0, bytes, depth));
+        fflush(stdout);
     }
     close(sockets[0]);
     waitpid(server, NULL, 0);

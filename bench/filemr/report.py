@@ -1,12 +1,33 @@
-"""The options and the results that the benchmarks of this directory have in common."""
+"""What the benchmarks of this directory have in common: options, results, and programs that measure what they are told."""
 
 import argparse
 import json
 import pathlib
+import subprocess
 import sys
 
 import bench
 from harness import procs
+
+
+class Program:
+    """A process that measures what it is told, a line each."""
+
+    def __init__(self, stack, *argv):
+        self.process = stack.enter_context(subprocess.Popen(list(map(str, argv)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        stack.callback(self.process.stdin.close)
+        self._answer()
+
+    def _answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"bench: {' '.join(self.process.args)} ended with status {self.process.wait()}")
+        return json.loads(line)
+
+    def run(self, *words):
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
 
 
 def parser(description):

@@ -99,6 +99,7 @@ pub use cq::{CompChannel, Cq, CqInit};
 pub use device::{Device, DeviceConfig, KeyWatcher, Pd, PortAttributes, Report};
 pub use device_name::DeviceName;
 pub use engine::fork::{ForkPause, ParkedThreads};
+pub use engine::start::LeftToEngine;
 pub use error::Error;
 pub use events::AsyncEvent;
 pub use limits::Limits;

@@ -370,6 +370,17 @@ impl OpenFile {
     /// # Errors
     /// `Os` if it may not be opened any more, or is gone; `LockLost`; `Lost`.
     pub fn current(&self, deadline: Instant) -> Result<Opening, ExportError> {
+        let opening = self.opening.lock().clone();
+        // No other session begins before this one is lost.
+        let opening = if opening.session.is_lost() { self.reopen(deadline)? } else { opening };
+        if self.shared.has_lost_lock(self.id) {
+            return Err(ExportError::LockLost);
+        }
+        Ok(opening)
+    }
+
+    /// Opens the file on the current session, unless another call has.
+    fn reopen(&self, deadline: Instant) -> Result<Opening, ExportError> {
         let session = self.shared.session(deadline)?;
         let mut opening = self.opening.lock();
         if opening.session.serial != session.serial {
@@ -383,9 +394,6 @@ impl OpenFile {
                 }
                 _ => return Err(ExportError::Protocol),
             }
-        }
-        if self.shared.has_lost_lock(self.id) {
-            return Err(ExportError::LockLost);
         }
         Ok(opening.clone())
     }

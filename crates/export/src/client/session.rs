@@ -46,6 +46,26 @@ struct Pair {
     generation: u64,
 }
 
+/// The queue pairs of a session. Each access looks for one, so they are fields.
+#[derive(Default)]
+struct Pairs {
+    data: Option<Pair>,
+    append: Option<Pair>,
+}
+
+impl Pairs {
+    fn of(&mut self, link: Link) -> &mut Option<Pair> {
+        match link {
+            Link::Data => &mut self.data,
+            Link::Append => &mut self.append,
+        }
+    }
+
+    fn all(self) -> impl Iterator<Item = Pair> {
+        self.data.into_iter().chain(self.append)
+    }
+}
+
 /// What waits for the server.
 #[derive(Default)]
 struct Waiting {
@@ -149,7 +169,7 @@ pub struct Session {
     control_cq: Arc<Cq>,
     data_cq: Arc<Cq>,
     control: Mutex<Option<Control>>,
-    pairs: Mutex<HashMap<Link, Pair>>,
+    pairs: Mutex<Pairs>,
     /// Held while a queue pair is replaced.
     repairing: Mutex<()>,
     path: Path,
@@ -179,7 +199,7 @@ impl Session {
     /// A connected session.
     pub fn new(new: NewSession) -> Arc<Session> {
         let pair = |pair: OpenPair| Pair { qp: pair.qp, generation: 0 };
-        let pairs = HashMap::from([(Link::Data, pair(new.data)), (Link::Append, pair(new.append))]);
+        let pairs = Pairs { data: Some(pair(new.data)), append: Some(pair(new.append)) };
         Arc::new(Session {
             device: new.device,
             control_cq: new.control_cq,
@@ -262,6 +282,10 @@ impl Session {
                 found.is_some()
             });
         }
+        if let Some(result) = found {
+            return result;
+        }
+        let _left_to_engine = self.device.leave_to_engine();
         loop {
             if let Some(result) = found {
                 return result;
@@ -392,8 +416,8 @@ impl Session {
 
     /// The queue pair for accesses, and its generation.
     pub fn pair(&self, link: Link) -> Result<(Arc<QueuePair>, u64), ExportError> {
-        let pairs = self.pairs.lock();
-        let pair = pairs.get(&link).ok_or(ExportError::Lost)?;
+        let mut pairs = self.pairs.lock();
+        let pair = pairs.of(link).as_ref().ok_or(ExportError::Lost)?;
         Ok((pair.qp.clone(), pair.generation))
     }
 
@@ -481,7 +505,7 @@ impl Session {
             destroy(&new.qp);
             return Err(error);
         }
-        let old = self.pairs.lock().insert(link, Pair { qp: new.qp, generation: failed + 1 });
+        let old = self.pairs.lock().of(link).replace(Pair { qp: new.qp, generation: failed + 1 });
         if let Some(old) = old {
             destroy(&old.qp);
         }
@@ -600,7 +624,7 @@ impl Session {
     }
 
     fn destroy_pairs(&self) {
-        self.pairs.lock().drain().for_each(|(_, pair)| destroy(&pair.qp));
+        std::mem::take(&mut *self.pairs.lock()).all().for_each(|pair| destroy(&pair.qp));
     }
 }
 

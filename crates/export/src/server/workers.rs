@@ -61,7 +61,7 @@ impl Work {
     }
 
     /// Polls for a job, unless another thread does: a client that has its answer often sends the next request soon.
-    fn poll(&self, device: &Device) {
+    fn poll(&self, device: &Arc<Device>) {
         {
             let mut queue = self.queue.lock();
             if queue.has_poller || queue.is_closed || !queue.jobs.is_empty() {
@@ -77,8 +77,10 @@ impl Work {
     }
 
     /// The next job. Waits for one; `None` once closed.
-    pub fn next(&self, device: &Device) -> Option<Job> {
+    pub fn next(&self, device: &Arc<Device>) -> Option<Job> {
         self.poll(device);
+        // The engine's progress adds jobs.
+        let _left_to_engine = device.leave_to_engine();
         let mut queue = self.queue.lock();
         loop {
             if queue.is_closed {

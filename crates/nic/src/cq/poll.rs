@@ -152,7 +152,7 @@ impl CompletionBypass<'_> {
             && wcs.len() < self.room
             && cq.is_empty()
             && !cq.overrun.load(Ordering::Acquire)
-            && !cq.device.engine.has_armed_cqs()
+            && !cq.device.engine.has_sleepers()
             && !cq.is_numbered();
         if may {
             cq.note_bypassed();

@@ -142,7 +142,7 @@ impl Driver<'_> {
             }
             return Mode::Standby;
         }
-        if self.engine.armed_cqs.load(Ordering::SeqCst) > 0 {
+        if self.engine.sleepers.load(Ordering::SeqCst) > 0 {
             return self.spin();
         }
         self.take_over()
@@ -255,7 +255,7 @@ impl Driver<'_> {
         let elapsed_ns = now.0 - self.checked_at.0;
         (self.polls_seen, self.checked_at) = (polls, now);
         let busily = elapsed_ns <= u64::from(polled) * BUSY_POLL_NS;
-        let polls = polled > 0 && busily && self.engine.armed_cqs.load(Ordering::SeqCst) <= 0;
+        let polls = polled > 0 && busily && self.engine.sleepers.load(Ordering::SeqCst) <= 0;
         if polls {
             self.polled_at = Some(now);
         }

@@ -19,7 +19,7 @@ mod driver;
 pub(crate) mod fork;
 mod pause;
 mod priority;
-mod start;
+pub(crate) mod start;
 mod stat_server;
 
 use std::sync::Arc;
@@ -65,8 +65,8 @@ pub(crate) struct Engine {
     /// makes no progress: a program that always finds some must not keep the engine in standby, or nobody serves its
     /// peers.
     polls: AtomicU32,
-    /// Completion queues that are armed for an event.
-    armed_cqs: AtomicI32,
+    /// Completion queues that are armed for an event, and threads of the program that sleep until the engine has made progress.
+    sleepers: AtomicI32,
     /// How long threads that wait for events poll for packets themselves.
     waiting: SpinBudget,
     /// Receives in a row that returned full bursts.
@@ -85,7 +85,7 @@ impl Engine {
             pause: Pause::default(),
             announced: Announced::new(),
             polls: AtomicU32::new(0),
-            armed_cqs: AtomicI32::new(0),
+            sleepers: AtomicI32::new(0),
             waiting: SpinBudget::default(),
             full_bursts: AtomicU32::new(0),
         })
@@ -121,10 +121,10 @@ impl Engine {
         self.announced.is_mode(Mode::Standby)
     }
 
-    /// Whether any completion queue is armed for an event.
+    /// Whether any completion queue is armed for an event, or any thread sleeps until the engine has made progress.
     #[inline]
-    pub fn has_armed_cqs(&self) -> bool {
-        self.armed_cqs.load(Ordering::Relaxed) > 0
+    pub fn has_sleepers(&self) -> bool {
+        self.sleepers.load(Ordering::Relaxed) > 0
     }
 
     /// Whether this process is a forked child that has not used the device.
@@ -176,7 +176,7 @@ impl Engine {
 
     #[cold]
     fn ask_to_stand_by(&self) {
-        if self.announced.is_mode(Mode::Armed) && !self.has_armed_cqs() {
+        if self.announced.is_mode(Mode::Armed) && !self.has_sleepers() {
             self.wake();
         }
     }

@@ -46,7 +46,7 @@ impl Device {
 
     /// Counts an armed completion queue; [`Device::note_armed`] must follow.
     pub(crate) fn count_armed(&self) {
-        self.engine.armed_cqs.fetch_add(1, Ordering::SeqCst);
+        self.engine.sleepers.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Notes that a completion queue was armed: the program is about to sleep, so deferred work must leave, and the
@@ -63,7 +63,14 @@ impl Device {
 
     /// Notes that an armed completion queue has had its event.
     pub(crate) fn note_disarmed(&self) {
-        self.engine.armed_cqs.fetch_sub(1, Ordering::SeqCst);
+        self.engine.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Has the engine make progress until the guard is dropped, also if other threads poll: the caller is about to sleep.
+    pub fn leave_to_engine(self: &Arc<Self>) -> LeftToEngine<'_> {
+        self.count_armed();
+        self.note_armed();
+        LeftToEngine(self)
     }
 
     /// Makes progress for a short while, until `done`: for a thread that is about to sleep.
@@ -75,7 +82,7 @@ impl Device {
         self.engine.waiting.note(hit);
     }
 
-    /// Makes progress until `done`, for so long at most, with `pause` in between. Returns whether it is done.
+    /// Makes progress until `done`, for so long at most, with `pause` after each pass. Returns whether it is done.
     pub(crate) fn spin(&self, limit: Duration, mut done: impl FnMut() -> bool, pause: impl Fn()) -> bool {
         let started = Instant::now();
         while started.elapsed() < limit {
@@ -86,5 +93,56 @@ impl Device {
             pause();
         }
         false
+    }
+}
+
+/// A thread that sleeps until the engine has made progress ([`Device::leave_to_engine`]).
+pub struct LeftToEngine<'a>(&'a Device);
+
+impl Drop for LeftToEngine<'_> {
+    fn drop(&mut self) {
+        self.0.note_disarmed();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+    use std::sync::atomic::AtomicBool;
+
+    use terrace_sync::SpinBudget;
+
+    use super::*;
+    use crate::{PathChoice, PortConfig};
+
+    fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !condition() {
+            assert!(Instant::now() < deadline, "{what}");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn the_engine_leaves_the_network_to_a_thread_that_polls_unless_another_one_sleeps() {
+        let address = Some(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let port = PortConfig { address, path: PathChoice::Udp, ..PortConfig::default() };
+        let device = Device::open(port.device().expect("a port on the loopback")).expect("a device");
+        let has_ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !has_ended.load(Ordering::Relaxed) {
+                    device.poll_until(&SpinBudget::default(), || false);
+                }
+            });
+            wait_until("the engine stands by", || device.engine.is_in_standby());
+            let left = device.leave_to_engine();
+            wait_until("the engine makes progress", || !device.engine.is_in_standby());
+            drop(left);
+            wait_until("the engine stands by again", || device.engine.is_in_standby());
+            has_ended.store(true, Ordering::Relaxed);
+        });
+        wait_until("nobody polls any more", || !device.engine.is_in_standby());
+        device.close();
     }
 }

@@ -1,5 +1,6 @@
 //! Filling TX rings from queue pairs, and reading the RX rings.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use terrace_shm::{RxPacket, RxRing};
@@ -154,12 +155,16 @@ impl Device {
     }
 
     /// Makes progress until `done`, for as long as the budget permits, and returns whether it is done. Peers of this host do not wake
-    /// the engine meanwhile, and other threads get the processor if they need it.
-    pub fn poll_until(&self, budget: &SpinBudget, done: impl FnMut() -> bool) -> bool {
+    /// the engine meanwhile, and other threads get the processor if they need it. The engine leaves the network to this thread, as
+    /// to one that polls a completion queue, so a thread that sleeps afterwards calls [`Device::leave_to_engine`].
+    pub fn poll_until(self: &Arc<Self>, budget: &SpinBudget, done: impl FnMut() -> bool) -> bool {
         let limit = budget.take();
         let is_done = !limit.is_zero() && {
             let _polling = Polling::begin(self);
-            self.spin(limit, done, std::thread::yield_now)
+            self.spin(limit, done, || {
+                self.note_poll();
+                std::thread::yield_now();
+            })
         };
         budget.note(is_done);
         is_done
