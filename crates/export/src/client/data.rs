@@ -108,7 +108,13 @@ impl Bytes<'_> {
     }
 
     /// Makes the access without packets. False if it was not made.
-    fn access_now(&mut self, qp: &QueuePair, rkey: u32, va: u64, part: Range<usize>) -> Result<bool, Error> {
+    pub fn access_now(
+        &mut self,
+        qp: &QueuePair,
+        rkey: u32,
+        va: u64,
+        part: Range<usize>,
+    ) -> Result<bool, Error> {
         match self {
             Bytes::Into(bytes) => qp.read_now(rkey, va, &mut bytes[part]),
             Bytes::From(bytes) => qp.write_now(rkey, va, &bytes[part]),

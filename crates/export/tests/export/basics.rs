@@ -62,13 +62,12 @@ fn files_are_made_written_and_read_within_the_host() {
     files_are_made_written_and_read(PathChoice::Local);
 }
 
-#[test]
-fn pipelines_have_many_accesses_in_flight() {
+fn pipelines_have_many_accesses_in_flight(path: PathChoice) {
     let directory = tempfile::tempdir().unwrap();
     let data = pattern(1 << 20);
     std::fs::write(directory.path().join("data"), &data).unwrap();
-    let server = serve(directory.path(), PathChoice::Udp, "root = true");
-    let client = connect(server.address(), PathChoice::Udp);
+    let server = serve(directory.path(), path, "root = true");
+    let client = connect(server.address(), path);
     let found = client.lookup_path("data".as_ref()).unwrap();
     let file = client.open(found.id, READ_WRITE).unwrap();
     let mut pipeline = client.pipeline(16, 4096).unwrap();
@@ -78,12 +77,24 @@ fn pipelines_have_many_accesses_in_flight() {
         while next < 256 && pipeline.read(&file, next * 4096, 4096, next).is_ok() {
             next += 1;
         }
+        assert!((1..=16).contains(&pipeline.in_flight()));
         pipeline.wait(&mut done, std::time::Duration::from_secs(5));
     }
+    assert_eq!(pipeline.in_flight(), 0);
     for completion in done {
         let at = completion.tag as usize * 4096;
         assert_eq!(completion.result.unwrap(), Completed::Read(data[at..at + 4096].to_vec()));
     }
+}
+
+#[test]
+fn pipelines_have_many_accesses_in_flight_by_udp() {
+    pipelines_have_many_accesses_in_flight(PathChoice::Udp);
+}
+
+#[test]
+fn pipelines_have_many_accesses_in_flight_within_the_host() {
+    pipelines_have_many_accesses_in_flight(PathChoice::Local);
 }
 
 #[test]
