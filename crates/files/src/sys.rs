@@ -197,12 +197,14 @@ impl Handle {
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.file, mode, offset, len))?)
     }
 
-    /// Allocates blocks for a range that may lie beyond the end of the file, which does not move.
+    /// Allocates blocks for a range that may lie beyond the end of the file, which does not move; for as much of the range
+    /// as lies within the process's limit. File systems in memory hold the limit against blocks beyond the end, too.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's; `InvalidInput` for an empty range, and for one beyond the limit.
     pub fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
         let mode = FallocateFlags::KEEP_SIZE;
+        let len = len.min(len_max().saturating_sub(offset));
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.file, mode, offset, len))?)
     }
 
