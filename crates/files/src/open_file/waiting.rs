@@ -12,14 +12,6 @@ use crate::sys::{Handle, Mapping, coarse_ms};
 /// Bytes of an aligned part that a deferred write has read at a time.
 const BRING_BYTES: usize = 64 << 10;
 
-/// Why a range was not changed in a mapping.
-enum Unmapped {
-    /// The file cannot be mapped.
-    NotMappable(Arc<Handle>),
-    /// The access fails.
-    Failed(AccessError),
-}
-
 impl OpenFile {
     /// Reads a range, and waits for the disk.
     ///
@@ -42,18 +34,13 @@ impl OpenFile {
         cancellation: &Cancellation,
     ) -> Result<(), AccessError> {
         let part = HostRange { addr, len: data.len() as u64 };
-        // SAFETY: the mapping lives while `act` runs, and no Rust reference to it exists.
-        let written = self.change_waiting(part, cancellation, |addr| unsafe { fault::copy_to(addr, data) });
-        match written {
-            // A file system without shared mappings. If somebody makes the file shorter at this moment, the write makes
-            // it longer again, as any program's write would.
-            Err(Unmapped::NotMappable(handle)) => {
-                let written = cancellation.unless_cancelled(|| handle.write_all(addr, data));
-                written.ok_or(AccessError::Fault)?.map_err(|(_, error)| self.error_of(&error))
-            }
-            Err(Unmapped::Failed(error)) => Err(error),
-            Ok(()) => Ok(()),
-        }
+        // SAFETY: the mapping lives while the copy runs, and no Rust reference to it exists.
+        let in_mapping = |addr| unsafe { fault::copy_to(addr, data) };
+        self.change_waiting(part, cancellation, in_mapping, |handle| {
+            // A file system without shared mappings. If another program makes the file shorter at this moment, the write
+            // makes it longer again, as any program's write would.
+            handle.write_all(addr, data).map_err(|(_, error)| self.error_of(&error))
+        })
     }
 
     /// Performs an atomic operation on 8 aligned bytes, and waits for the disk.
@@ -68,39 +55,38 @@ impl OpenFile {
     ) -> Result<u64, AccessError> {
         let part = HostRange { addr, len: 8 };
         // SAFETY: as for a write; the mapping begins at a page.
-        let changed = self.change_waiting(part, cancellation, |addr| unsafe { fault::atomic(addr, op) });
-        changed.map_err(|error| match error {
-            Unmapped::NotMappable(_) => AccessError::Device,
-            Unmapped::Failed(error) => error,
-        })
+        let in_mapping = |addr| unsafe { fault::atomic(addr, op) };
+        self.change_waiting(part, cancellation, in_mapping, |_| Err(AccessError::Device))
     }
 
-    /// Changes a range in a mapping of its own: unlike a system call, that never makes the file longer.
+    /// Changes a range in a mapping of its own: unlike a system call, that never makes the file longer. Calls `unmapped`
+    /// instead if the file cannot be mapped. The layout does not change by our own calls until either has returned.
     fn change_waiting<R>(
         self: &Arc<OpenFile>,
         part: HostRange,
         cancellation: &Cancellation,
-        act: impl FnOnce(u64) -> Result<R, fault::Fault>,
-    ) -> Result<R, Unmapped> {
+        in_mapping: impl FnOnce(u64) -> Result<R, fault::Fault>,
+        unmapped: impl FnOnce(&Handle) -> Result<R, AccessError>,
+    ) -> Result<R, AccessError> {
         let _changes = self.rest().changes.read();
-        let handle = self.handle().map_err(Unmapped::Failed)?;
+        let handle = self.handle()?;
         if !handle.traits.is_writable {
-            return Err(Unmapped::Failed(AccessError::Permission));
+            return Err(AccessError::Permission);
         }
         let end = part.addr.saturating_add(part.len);
         if self.read_len(&handle, coarse_ms()) < end {
-            return Err(Unmapped::Failed(AccessError::OutOfRange));
+            return Err(AccessError::OutOfRange);
         }
-        self.bring(&handle, part).map_err(Unmapped::Failed)?;
+        self.bring(&handle, part)?;
         let start = part.addr - part.addr % self.page_bytes();
         let Ok(mapping) = Mapping::new(&handle, start, (end - start).next_multiple_of(self.page_bytes()))
         else {
-            return Err(Unmapped::NotMappable(handle));
+            return cancellation.unless_cancelled(|| unmapped(&handle)).ok_or(AccessError::Fault)?;
         };
-        let changed = cancellation.unless_cancelled(|| act(mapping.addr() + (part.addr - start)));
-        changed.ok_or(Unmapped::Failed(AccessError::Fault))?.map_err(|fault::Fault| {
+        let changed = cancellation.unless_cancelled(|| in_mapping(mapping.addr() + (part.addr - start)));
+        changed.ok_or(AccessError::Fault)?.map_err(|fault::Fault| {
             let is_there = self.read_len(&handle, coarse_ms()) >= end;
-            Unmapped::Failed(if is_there { AccessError::NoSpace } else { AccessError::OutOfRange })
+            if is_there { AccessError::NoSpace } else { AccessError::OutOfRange }
         })
     }
 
@@ -117,5 +103,40 @@ impl OpenFile {
             rest = HostRange { addr: rest.addr + here.len() as u64, len: rest.len - here.len() as u64 };
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use crate::{FileExtent, Files, FilesConfig};
+
+    use super::*;
+
+    /// More bytes than a process has addresses: such a range cannot be mapped.
+    const LEN: u64 = 1 << 50;
+
+    #[test]
+    fn a_change_of_the_layout_waits_for_a_write_to_a_file_that_cannot_be_mapped() {
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(LEN).unwrap();
+        let files = Files::new(&FilesConfig::default());
+        let region = files.open(file.as_fd(), true, FileExtent::WHOLE).unwrap();
+        let written = region.file().clone();
+        let (changed, has_changed) = channel();
+        let range = HostRange { addr: 0, len: LEN };
+        let in_mapping = |_| panic!("a mapping of {LEN} bytes");
+        let outcome = written.change_waiting(range, &Cancellation::default(), in_mapping, |_| {
+            std::thread::spawn(move || changed.send(region.truncate(0)));
+            let ended = has_changed.recv_timeout(Duration::from_millis(200));
+            assert!(ended.is_err(), "the file is shorter, and the write would make it longer again");
+            Ok(())
+        });
+        assert_eq!(outcome, Ok(()));
+        has_changed.recv().unwrap().unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 0);
     }
 }
