@@ -83,7 +83,7 @@ impl Workers {
         starving.iter().for_each(|waker| waker());
     }
 
-    /// Has a thread run an admitted job. Without a thread the caller runs it.
+    /// Has a thread run an admitted job. Where none can be started, the caller runs it.
     pub fn run(self: &Arc<Workers>, job: Job) {
         let mut state = self.state.lock();
         state.ready.push_back(job);
@@ -95,13 +95,20 @@ impl Workers {
         drop(state);
         let workers = self.clone();
         if sys::spawn("terrace-files", move || workers.work()).is_err() {
-            let mut state = self.state.lock();
-            state.threads -= 1;
-            let job = if state.threads == 0 { state.ready.pop_front() } else { None };
+            self.run_without_a_thread();
+        }
+    }
+
+    /// A thread could not be started. The caller runs all jobs that no other thread would run.
+    fn run_without_a_thread(&self) {
+        let mut state = self.state.lock();
+        state.threads -= 1;
+        while state.threads == 0
+            && let Some(job) = state.ready.pop_front()
+        {
             drop(state);
-            if let Some(job) = job {
-                job();
-            }
+            job();
+            state = self.state.lock();
         }
     }
 
@@ -128,5 +135,28 @@ impl Workers {
     pub fn close(&self) {
         self.state.lock().is_closed = true;
         self.is_ready.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn callers_that_start_no_thread_at_the_same_time_leave_no_job() {
+        let workers = Workers::new(2);
+        let (run, jobs_run) = channel();
+        for number in 0..2 {
+            let run = run.clone();
+            let mut state = workers.state.lock();
+            state.ready.push_back(Box::new(move || run.send(number).unwrap()));
+            state.threads += 1;
+        }
+        workers.run_without_a_thread();
+        assert_eq!(jobs_run.try_iter().count(), 0, "the other thread may still start");
+        workers.run_without_a_thread();
+        assert_eq!(jobs_run.try_iter().collect::<Vec<_>>(), [0, 1]);
     }
 }
