@@ -12,6 +12,7 @@ use rustix::process::{Resource, getrlimit};
 use terrace_sync::Mutex;
 
 use crate::budget::Fate;
+use crate::sys::Handle;
 
 /// Files of a table. The kernel also limits it to the process's number of descriptors.
 const TABLE_MAX: u64 = 16 << 10;
@@ -23,9 +24,13 @@ const QUEUE_SPARE: usize = 64;
 
 /// A file that can be parked.
 pub trait Holder: Send + Sync + std::fmt::Debug {
-    /// Parks the file, unless its descriptor was used since the last call or is being used.
-    fn try_park(&self, tables: &Arc<Tables>) -> Fate;
+    /// Parks the file, unless its descriptor was used since the last call or is being used. Returns its handle, too, which
+    /// the caller drops without locks: the file is closed, and its server may not answer.
+    fn try_park(&self, tables: &Arc<Tables>) -> (Fate, Option<Arc<Handle>>);
 }
+
+/// A file that could have been parked, and its handle if it is parked now.
+type Examined = (Arc<dyn Holder>, Option<Arc<Handle>>);
 
 /// The descriptors of a process's files.
 #[derive(Debug)]
@@ -81,14 +86,14 @@ impl Descriptors {
         self.count.load(Ordering::Relaxed) < count
     }
 
-    /// Parks files while more than `open_max` have descriptors. Returns those that were looked at: a file may end with its
-    /// reference, which takes other locks.
+    /// Parks files while more than `open_max` have descriptors. Returns those that were looked at, which may end with their
+    /// references, and the handles of those that are parked. Their ends take other locks and may wait for a server.
     fn park(
         &self,
         queue: &mut VecDeque<Weak<dyn Holder>>,
         spared: Option<&Arc<dyn Holder>>,
         open_max: usize,
-    ) -> Vec<Arc<dyn Holder>> {
+    ) -> Vec<Examined> {
         let mut left = Vec::new();
         for _ in 0..LOOKS.min(queue.len()) {
             if self.count.load(Ordering::Relaxed) <= open_max {
@@ -98,10 +103,11 @@ impl Descriptors {
             let Some(file) = weak.upgrade() else { continue };
             let is_spared =
                 spared.is_some_and(|spared| std::ptr::addr_eq(Arc::as_ptr(spared), Arc::as_ptr(&file)));
-            if is_spared || file.try_park(&self.tables) == Fate::Stays {
+            let (fate, handle) = if is_spared { (Fate::Stays, None) } else { file.try_park(&self.tables) };
+            if fate == Fate::Stays {
                 queue.push_back(weak);
             }
-            left.push(file);
+            left.push((file, handle));
         }
         left
     }

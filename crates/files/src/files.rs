@@ -68,12 +68,21 @@ struct OpenFiles {
 const ENDED_MAX: usize = 64;
 
 impl OpenFiles {
-    fn insert(&mut self, id: FileId, file: &Arc<OpenFile>) {
+    fn find(&self, id: FileId) -> Option<Arc<OpenFile>> {
+        self.files.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// Inserts a file, and returns it, unless another thread has inserted the same one meanwhile.
+    fn find_or_insert(&mut self, id: FileId, file: &Arc<OpenFile>) -> Arc<OpenFile> {
+        if let Some(found) = self.find(id) {
+            return found;
+        }
         if self.files.len() >= self.look_at {
             self.files.retain(|_, file| file.strong_count() > 0);
             self.look_at = self.files.len() * 5 / 4 + ENDED_MAX;
         }
         self.files.insert(id, Arc::downgrade(file));
+        file.clone()
     }
 }
 
@@ -128,6 +137,7 @@ impl Files {
         Ok(FileRegion::new(file, is_writable, extent))
     }
 
+    /// The file is opened without the lock: its server may not answer.
     fn find(
         &self,
         id: FileId,
@@ -135,18 +145,23 @@ impl Files {
         flags: OFlags,
         is_writable: bool,
     ) -> Result<Arc<OpenFile>, OpenError> {
-        let mut open = self.open.lock();
-        if let Some(file) = open.files.get(&id).and_then(Weak::upgrade) {
-            if is_writable && !file.is_writable() {
-                file.make_writable(self.handle(descriptor, flags, true)?);
+        let known = self.open.lock().find(id);
+        let file = match known {
+            Some(file) => file,
+            None => {
+                let handle = self.handle(descriptor, flags, is_writable)?;
+                let opened = OpenFile::new(handle, self.shared.clone()).map_err(OpenError::System)?;
+                let opened = Arc::new(opened);
+                let file = self.open.lock().find_or_insert(id, &opened);
+                if Arc::ptr_eq(&file, &opened) {
+                    file.keep_open();
+                }
+                file
             }
-            return Ok(file);
+        };
+        if is_writable && !file.is_writable() {
+            file.make_writable(self.handle(descriptor, flags, true)?);
         }
-        let handle = self.handle(descriptor, flags, is_writable)?;
-        let file = OpenFile::new(handle, self.shared.clone()).map_err(OpenError::System)?;
-        let file = Arc::new(file);
-        open.insert(id, &file);
-        file.keep_open();
         Ok(file)
     }
 

@@ -185,10 +185,11 @@ impl OpenFile {
 
     /// Gives the file the right to its descriptor.
     pub fn keep_open(self: &Arc<OpenFile>) {
-        let mut layout = self.layout.write();
         let holder: Arc<dyn Holder> = self.clone();
-        if let Holding::Open(_, right @ None) = &mut layout.holding {
-            *right = Some(self.shared.descriptors.take(&holder));
+        // Without the lock: another file may be closed, whose server may not answer.
+        let right = self.shared.descriptors.take(&holder);
+        if let Holding::Open(_, place @ None) = &mut self.layout.write().holding {
+            *place = Some(right);
         }
     }
 
@@ -243,11 +244,13 @@ impl OpenFile {
     /// Replaces a descriptor for reading by one for writing, and the windows with it.
     pub fn make_writable(self: &Arc<OpenFile>, handle: Handle) {
         let mut layout = self.layout.write();
-        if !layout.traits.is_writable {
-            layout.windows.clear();
-            layout.traits = handle.traits;
-            layout.holding = Holding::Open(Arc::new(handle), None);
+        if layout.traits.is_writable {
+            return;
         }
+        layout.windows.clear();
+        layout.traits = handle.traits;
+        // Closed without the lock.
+        let _replaced = std::mem::replace(&mut layout.holding, Holding::Open(Arc::new(handle), None));
         drop(layout);
         self.keep_open();
     }
@@ -429,14 +432,15 @@ impl Drop for OpenFile {
 }
 
 impl Holder for OpenFile {
-    fn try_park(&self, tables: &Arc<Tables>) -> Fate {
-        let Some(mut layout) = self.layout.try_write() else { return Fate::Stays };
-        let Holding::Open(handle, _) = &layout.holding else { return Fate::Gone };
+    fn try_park(&self, tables: &Arc<Tables>) -> (Fate, Option<Arc<Handle>>) {
+        let Some(mut layout) = self.layout.try_write() else { return (Fate::Stays, None) };
+        let Holding::Open(handle, _) = &layout.holding else { return (Fate::Gone, None) };
         if self.is_handle_used.swap(false, Ordering::Relaxed) {
-            return Fate::Stays;
+            return (Fate::Stays, None);
         }
-        let Some(parked) = tables.park(&handle.file) else { return Fate::Stays };
+        let Some(parked) = tables.park(&handle.file) else { return (Fate::Stays, None) };
+        let handle = handle.clone();
         layout.holding = Holding::Parked(parked);
-        Fate::Gone
+        (Fate::Gone, Some(handle))
     }
 }
