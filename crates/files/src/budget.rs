@@ -31,16 +31,26 @@ pub struct Budget {
     count: AtomicUsize,
     /// The bytes of all windows.
     bytes: AtomicU64,
-    /// In the order in which they were made, or accessed when they would have left: the file, and the window's first
-    /// byte. Windows that have gone are found out when their turn comes.
-    queue: Mutex<VecDeque<(Weak<dyn Owner>, u64)>>,
+    /// In the order in which they were made, or accessed when they would have left. Windows that have gone are found out
+    /// when their turn comes, or when they are half of the queue.
+    queue: Mutex<VecDeque<Weak<Place>>>,
 }
 
-/// A window's place in the budget.
+/// Where a window is.
+#[derive(Debug)]
+struct Place {
+    file: Weak<dyn Owner>,
+    /// The offset of the window's first byte.
+    start: u64,
+}
+
+/// A window's share of the budget.
 #[derive(Debug)]
 pub struct Share {
     budget: Arc<Budget>,
     bytes: u64,
+    /// The queue refers to it for as long as there is the window.
+    _place: Arc<Place>,
 }
 
 impl Share {
@@ -95,15 +105,16 @@ impl Budget {
             if !self.is_full() {
                 break;
             }
-            let (weak, first) = queue.pop_front()?;
-            let Some(other) = weak.upgrade() else { continue };
+            let weak = queue.pop_front()?;
+            let Some(place) = weak.upgrade() else { continue };
+            let Some(other) = place.file.upgrade() else { continue };
             let fate = if std::ptr::addr_eq(Arc::as_ptr(&other), Arc::as_ptr(file)) {
                 Fate::Stays
             } else {
-                other.try_drop_window(first)
+                other.try_drop_window(place.start)
             };
             if fate == Fate::Stays {
-                queue.push_back((weak, first));
+                queue.push_back(weak);
             }
             // Its file may end with this reference, which takes other locks.
             left.push(other);
@@ -111,15 +122,46 @@ impl Budget {
         let taken = self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
             (count < self.windows_max).then_some(count + 1)
         });
-        let share = taken.is_ok().then(|| Share { budget: self.clone(), bytes: 0 });
-        if share.is_some() {
+        let share = taken.is_ok().then(|| {
             if queue.len() >= 2 * self.windows_max {
-                queue.retain(|(weak, _)| weak.strong_count() > 0);
+                queue.retain(|place| place.strong_count() > 0);
             }
-            queue.push_back((Arc::downgrade(file), start));
-        }
+            let place = Arc::new(Place { file: Arc::downgrade(file), start });
+            queue.push_back(Arc::downgrade(&place));
+            Share { budget: self.clone(), bytes: 0, _place: place }
+        });
         drop(queue);
         drop(left);
         share
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct File;
+
+    impl Owner for File {
+        fn try_drop_window(&self, _: u64) -> Fate {
+            Fate::Stays
+        }
+    }
+
+    #[test]
+    fn windows_that_have_gone_leave_the_queue_although_their_file_is_open() {
+        const WINDOWS_MAX: usize = 8;
+        let budget = Budget::new(WINDOWS_MAX);
+        let file: Arc<dyn Owner> = Arc::new(File);
+        let kept: Vec<_> = (0..3).map(|start| budget.take(&file, start).unwrap()).collect();
+        for _ in 0..100 {
+            drop(budget.take(&file, 3).unwrap());
+            assert!(budget.queue.lock().len() <= 2 * WINDOWS_MAX);
+        }
+        let queue = budget.queue.lock();
+        let starts: Vec<_> = queue.iter().filter_map(Weak::upgrade).map(|place| place.start).collect();
+        assert_eq!(starts, [0, 1, 2]);
+        assert_eq!(budget.count(), kept.len());
     }
 }
