@@ -47,9 +47,9 @@ class Verbs(NegativeTest):
         self.check("verbs_man_pages", least=460)
 
     def test_cancelled_threads_leave_no_locks(self):
-        for path in ("udp", "auto"):
-            with self.subTest(path=path):
-                self.check("verbs_cancel", options=["--path", path], least=1000)
+        for options in (["--path", "udp"], ["--path", "auto"], ["--dram", "64M"]):
+            with self.subTest(options=options):
+                self.check("verbs_cancel", options=options, least=1000)
 
     def test_no_descriptors_left(self):
         said = self.check("exhaustion", "descriptors", least=20)

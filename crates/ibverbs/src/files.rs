@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use terrace_files::{FileExtent, FileRegion, Files, FilesConfig, OpenError};
 use terrace_hostmem::PAGE_BYTES;
@@ -12,6 +12,7 @@ use terrace_nic::Paging;
 use crate::abi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_WRITE};
 use crate::errno::{EACCES, EBADF, EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::log::write_line;
+use crate::process_lock::{Locked, lock};
 
 /// The access flags that need a descriptor that is open for writing.
 pub const WRITES: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
@@ -25,9 +26,8 @@ static FILES: Mutex<Option<Files>> = Mutex::new(None);
 /// The number of forks that led to this process.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
-fn files() -> MutexGuard<'static, Option<Files>> {
-    // No code panics while it holds the lock; the files would be valid even after a panic.
-    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+fn files() -> Locked<Option<Files>> {
+    lock(&FILES)
 }
 
 /// A registered region's reference to its file. Dropping it waits for accesses under way.
@@ -117,7 +117,7 @@ fn config() -> Result<FilesConfig> {
 }
 
 /// Holds the lock across a fork.
-pub struct ForkHold(MutexGuard<'static, Option<Files>>);
+pub struct ForkHold(Locked<Option<Files>>);
 
 /// Takes the lock before `fork`.
 pub fn hold_for_fork() -> ForkHold {

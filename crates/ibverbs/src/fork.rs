@@ -80,6 +80,7 @@ use terrace_fabric::pcap::end_pipes;
 use terrace_faults::Faults;
 use terrace_hostmem::fault;
 use terrace_nic::{ForkPause, ParkedThreads};
+use terrace_sync::Uncancelled;
 use tracing::level_filters::LevelFilter;
 
 use crate::errno::{Errno, Result};
@@ -87,6 +88,7 @@ use crate::files;
 use crate::log::write_line;
 use crate::once::once;
 use crate::paged::{self, ForkHold};
+use crate::process_lock::Locked;
 use crate::rdma_cm::{forwarding, service};
 use crate::shim::{mappings, real, tree};
 use crate::{device_list, nic, np, xrcd};
@@ -102,13 +104,15 @@ struct Paused {
     service: service::Hold,
     _forwarding: terrace_sync::MutexGuard<'static, ()>,
     _devices: MutexGuard<'static, nic::Devices>,
-    _once: MutexGuard<'static, ()>,
+    _once: Locked<()>,
     xrcd: xrcd::Hold,
     nic: nic::Hold,
     np: np::Hold,
     _tree: tree::Hold,
     paged: ForkHold,
     files: files::ForkHold,
+    /// Dropped last: the locks are not released in the reverse order.
+    uncancelled: Uncancelled,
 }
 
 /// Null except during a fork. One thread forks at a time, because it holds the locks. A thread-local variable is
@@ -169,6 +173,7 @@ pub fn install() -> Result<()> {
 
 /// Takes every lock, so that a child finds consistent data. See the table in the module's documentation.
 extern "C" fn before() {
+    let uncancelled = Uncancelled::new();
     // This lock is first, because its holder may need the devices.
     let paged = paged::hold_for_fork();
     let files = files::hold_for_fork();
@@ -197,6 +202,7 @@ extern "C" fn before() {
         service,
         _forwarding: forwarding,
         _devices: devices,
+        uncancelled,
     };
     PAUSED.store(Box::into_raw(Box::new(paused)), Ordering::Relaxed);
 }
@@ -217,8 +223,20 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     fault::note_process();
     if let Some(paused) = take_paused() {
-        let Paused { pauses, service, _forwarding, _devices, _once, xrcd, nic, np, _tree, paged, files } =
-            *paused;
+        let Paused {
+            uncancelled: _uncancelled,
+            pauses,
+            service,
+            _forwarding,
+            _devices,
+            _once,
+            xrcd,
+            nic,
+            np,
+            _tree,
+            paged,
+            files,
+        } = *paused;
         pauses.into_iter().rev().for_each(ForkPause::resume_in_child);
         service::forget_in_child(service);
         xrcd::forget_in_child(xrcd);

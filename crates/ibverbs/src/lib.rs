@@ -13,7 +13,7 @@
 //! | `paged` | `terrace run --dram`: on-demand regions over file mappings are tiered to the file |
 //! | `rdma_netlink` | answers to netlink requests about RDMA devices |
 //! | `rdma_cm`, `nic` | the device through which librdmacm connects; the process's NICs and their users |
-//! | `fork`, `once`, `room`, `backings`, `shim`, `descriptor_bits`, `log` | coexistence with the program in its process |
+//! | `fork`, `once`, `process_lock`, `room`, `backings`, `shim`, `descriptor_bits`, `log` | coexistence with the program in its process |
 //!
 //! Modules do not import each other in circles (`scripts/module_circles.py` lists circles). `open` is above the verbs,
 //! and `fork` is above all modules whose locks a fork holds. Types that several modules need are in separate small
@@ -62,6 +62,7 @@ mod paged;
 mod pd;
 #[allow(non_snake_case, non_upper_case_globals)]
 mod private_nodes;
+mod process_lock;
 mod qp;
 #[allow(non_snake_case)]
 mod query;

@@ -12,11 +12,11 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use terrace_nic::{Device, Gid};
-use terrace_sync::Uncancelled;
 use terrace_wire::ROCE_PORT;
 
 use crate::backings::ProgramFiles;
 use crate::errno::Result;
+use crate::process_lock::{Locked, lock};
 use crate::rdma_cm::forwarding;
 use crate::{identity, np, room};
 
@@ -43,9 +43,8 @@ impl Shared {
 static SHARED: Mutex<Shared> =
     Mutex::new(Shared { device: None, by_context: false, by_service: 0, demultiplexer: None });
 
-fn shared() -> MutexGuard<'static, Shared> {
-    // Nothing panics while it holds the lock; the contents would be valid even after a panic.
-    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
+fn shared() -> Locked<Shared> {
+    lock(&SHARED)
 }
 
 /// The devices of this process, including those that only forward packets.
@@ -56,7 +55,7 @@ static DEVICES: Mutex<Devices> = Mutex::new(Vec::new());
 
 /// The devices of this process, to be paused around a fork.
 pub fn devices() -> MutexGuard<'static, Devices> {
-    // As in `shared`.
+    // No code panics while it holds the lock; the list would be valid even after a panic.
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -77,7 +76,7 @@ fn track(device: &Arc<Device>) {
 }
 
 /// Keeps other threads from opening and closing NICs while the process forks.
-pub struct Hold(MutexGuard<'static, Shared>);
+pub struct Hold(Locked<Shared>);
 
 /// See [`Hold`].
 pub fn hold_for_fork() -> Hold {
@@ -85,7 +84,6 @@ pub fn hold_for_fork() -> Hold {
 }
 
 fn open() -> Result<Arc<Device>> {
-    let _uncancelled = Uncancelled::new();
     let device = identity::open_device()?;
     np::serve(&device).inspect_err(|_| device.close())?;
     register(&device)?;

@@ -9,7 +9,7 @@ use std::ffi::c_int;
 use std::fs::{File, OpenOptions};
 use std::mem::MaybeUninit;
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex as StdMutex, Weak};
 
 use terrace_nic::Xrcd;
 use terrace_sync::Mutex;
@@ -21,6 +21,7 @@ use crate::context::Context;
 use crate::errno::{EAGAIN, EINVAL, EOPNOTSUPP, Errno, Result, pointer, status};
 use crate::object::{self, CPart, Object, borrow, retire};
 use crate::pd::{Use, Users};
+use crate::process_lock::{Locked, lock};
 use crate::qp::query_only::QueryOnly;
 use crate::room;
 
@@ -61,13 +62,12 @@ struct DomainFile {
 /// Every domain of this process that is tied to a file. Held while one is opened or closed.
 static SHARED: StdMutex<Vec<Weak<Domain>>> = StdMutex::new(Vec::new());
 
-fn shared() -> MutexGuard<'static, Vec<Weak<Domain>>> {
-    // No code panics while it holds the list; the list would be valid even after a panic.
-    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
+fn shared() -> Locked<Vec<Weak<Domain>>> {
+    lock(&SHARED)
 }
 
 /// Holds the list's lock while the process forks.
-pub struct Hold(MutexGuard<'static, Vec<Weak<Domain>>>);
+pub struct Hold(Locked<Vec<Weak<Domain>>>);
 
 /// See [`Hold`].
 pub fn hold_for_fork() -> Hold {

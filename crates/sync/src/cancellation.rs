@@ -13,6 +13,9 @@ unsafe extern "C" {
 /// While it exists, the thread that has made it is not cancelled. Many functions of the C library are cancellation points: a
 /// thread that ended there would keep the locks that it holds for ever. Waits for the program's events are such points, and
 /// hold nothing.
+///
+/// A thread drops such values in the reverse order in which it has made them, because each restores the state from before. Those that
+/// exist within the life of another one may be dropped in any order.
 #[derive(Debug)]
 pub struct Uncancelled {
     before: c_int,

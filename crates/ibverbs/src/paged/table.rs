@@ -5,14 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use terrace_hostmem::HostRange;
 use terrace_nic::{Paging, ProgressCallback};
-use terrace_sync::Uncancelled;
 use terrace_vm::maps::{self, Run};
 use terrace_vm::{BACKED_MIN_BYTES, Refusal, SwapSpace, Swapped};
 
@@ -24,6 +22,7 @@ use super::ranges;
 use super::settings::Settings;
 use crate::errno::Result;
 use crate::np;
+use crate::process_lock::{Locked, lock};
 use crate::shim::signals::without_signals;
 
 /// The paged mappings of this process.
@@ -53,32 +52,8 @@ static TABLE: Mutex<Table> =
 /// The number of forks that led to this process. A lease of another generation must not be used.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
-/// The locked table. The thread is not cancelled meanwhile: lists of mappings are read by functions that are cancellation points.
-struct LockedTable {
-    table: MutexGuard<'static, Table>,
-    /// Dropped last.
-    _uncancelled: Uncancelled,
-}
-
-impl Deref for LockedTable {
-    type Target = Table;
-
-    fn deref(&self) -> &Table {
-        &self.table
-    }
-}
-
-impl DerefMut for LockedTable {
-    fn deref_mut(&mut self) -> &mut Table {
-        &mut self.table
-    }
-}
-
-fn table() -> LockedTable {
-    let uncancelled = Uncancelled::new();
-    // No code panics while it holds the table; the table would be valid even after a panic.
-    let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
-    LockedTable { table, _uncancelled: uncancelled }
+fn table() -> Locked<Table> {
+    lock(&TABLE)
 }
 
 /// The generation of this process.
@@ -411,7 +386,7 @@ fn make_range_ordinary(range: HostRange) {
 
 /// Holds the table's lock while the process forks.
 pub struct ForkHold {
-    table: LockedTable,
+    table: Locked<Table>,
 }
 
 /// Takes the lock before `fork`. Memory that is not registered becomes private, so that the child has it.
