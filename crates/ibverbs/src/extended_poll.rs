@@ -123,12 +123,12 @@ impl ExtendedPoll {
         count
     }
 
-    /// Drops the entries of a queue pair that was reset or destroyed.
-    pub fn purge(&self, qpn: u32) {
+    /// Drops the entries of a queue pair that was reset or destroyed, or of a destroyed shared receive queue.
+    pub fn purge(&self, is_gone: impl Fn(&Wc) -> bool) {
         let mut prefetched = self.prefetched.lock();
         let (next, mut kept) = (prefetched.next, prefetched.next);
         for index in next..prefetched.end {
-            if prefetched.entries[index].0.qpn != qpn {
+            if !is_gone(&prefetched.entries[index].0) {
                 prefetched.entries[kept] = prefetched.entries[index];
                 kept += 1;
             }

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
-use terrace_nic::{Cq, Srq, SrqInit};
+use terrace_nic::{Srq, SrqInit};
 
 use crate::abi::{
     IBV_SRQ_INIT_ATTR_CQ, IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_XRCD,
@@ -11,8 +11,9 @@ use crate::abi::{
     ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex,
 };
 use crate::context::Context;
-use crate::cq;
+use crate::cq::{self, CqObject};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
+use crate::extended_poll::ExtendedPoll;
 use crate::object::{self, Allocation, CPart, Object, borrow, retire};
 use crate::pd::{PdObject, Use};
 use crate::qp::post;
@@ -29,6 +30,8 @@ pub struct SrqObject {
     _pd: Use,
     /// The XRC domain of an XRC queue.
     _xrcd: Option<Use>,
+    /// The extended poll of an XRC queue's completion queue.
+    poll: Option<Arc<ExtendedPoll>>,
 }
 
 // SAFETY: repr(C), the C structure first.
@@ -46,7 +49,7 @@ impl SrqObject {
 /// The additional attributes of an XRC shared receive queue.
 struct Extended<'a> {
     xrcd: &'a XrcdObject,
-    cq: &'a Arc<Cq>,
+    cq: &'a CqObject,
 }
 
 /// # Safety
@@ -65,7 +68,7 @@ unsafe fn create(
     let request = SrqInit { max_wr, max_sge, limit: 0, cookie: slot.as_c() as u64 };
     let srq = match &extended {
         None => domain.pd().create_srq(request)?,
-        Some(Extended { xrcd, cq }) => domain.pd().create_xrc_srq(request, xrcd.xrcd(), cq)?,
+        Some(Extended { xrcd, cq }) => domain.pd().create_xrc_srq(request, xrcd.xrcd(), cq.cq())?,
     };
     let granted = srq.query();
     let context = domain.context().clone();
@@ -81,8 +84,9 @@ unsafe fn create(
     // SAFETY: the caller's: the granted attributes are returned.
     unsafe { ((*attr).attr.max_wr, (*attr).attr.max_sge) = (granted.max_wr, granted.max_sge) };
     let (max_sge, c, in_use) = (granted.max_sge, CPart::new(c), domain.in_use());
+    let poll = extended.as_ref().and_then(|extended| extended.cq.extended.clone());
     let xrcd = extended.map(|extended| extended.xrcd.in_use());
-    Ok(slot.publish(SrqObject { c, _context: context, srq, max_sge, _pd: in_use, _xrcd: xrcd }))
+    Ok(slot.publish(SrqObject { c, _context: context, srq, max_sge, _pd: in_use, _xrcd: xrcd, poll }))
 }
 
 /// `ibv_create_srq(3)`.
@@ -122,8 +126,7 @@ pub unsafe extern "C" fn create_srq_ex(
         let extended = match srq_type {
             IBV_SRQT_XRC => {
                 // SAFETY: the caller's.
-                let (xrcd, cq) =
-                    unsafe { (borrow::<XrcdObject>(init.xrcd)?, cq::from_arguments(init.cq)?.cq()) };
+                let (xrcd, cq) = unsafe { (borrow::<XrcdObject>(init.xrcd)?, cq::from_arguments(init.cq)?) };
                 Some(Extended { xrcd, cq })
             }
             _ => None,
@@ -190,7 +193,13 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
 pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     let destroy = || {
         // SAFETY: the caller's.
-        unsafe { borrow::<SrqObject>(srq)? }.srq.destroy()?;
+        let object = unsafe { borrow::<SrqObject>(srq)? };
+        object.srq.destroy()?;
+        // Those that are still in the queue are gone by now.
+        if let Some(poll) = &object.poll {
+            let number = object.srq.number();
+            poll.purge(|wc| wc.srqn == number);
+        }
         // SAFETY: the NIC no longer refers to it.
         unsafe { retire::<SrqObject>(srq) };
         Ok(())

@@ -358,6 +358,44 @@ static void handles_of_target(const struct env *env)
     xrc_close(&xrc);
 }
 
+/* An extended poll takes several completions at once. Those of a destroyed queue are not polled, those of another one are. */
+static void completions_of_destroyed_queue(const struct env *env)
+{
+    struct ibv_cq_init_attr_ex init = {.cqe = ENV_DEPTH};
+    struct ibv_cq_ex *cq = ibv_create_cq_ex(env->context, &init);
+    struct ibv_xrcd *xrcd = open_domain(env->context, -1, O_CREAT);
+    struct ibv_qp *sender = initiator(env), *qp = target(env->context, xrcd, NULL);
+    env_connect(env, sender, qp);
+    struct ibv_srq_init_attr_ex attr = queue_attr(env, xrcd, ibv_cq_ex_to_cq(cq));
+    struct ibv_srq *queues[] = {ibv_create_srq_ex(env->context, &attr), ibv_create_srq_ex(env->context, &attr)};
+    struct ibv_sge sge = {.addr = (uintptr_t)env->buffer + 64, .length = 64, .lkey = env->mr->lkey};
+    for (unsigned i = 0; i < 6; i++) {
+        struct ibv_recv_wr recv = {.wr_id = i, .sg_list = &sge, .num_sge = 1}, *bad;
+        uint32_t srqn = 0;
+        RETURNS(0, ibv_get_srq_num(queues[i % 2], &srqn));
+        RETURNS(0, ibv_post_srq_recv(queues[i % 2], &recv, &bad));
+        CHECK(deliver(env, sender, srqn) == IBV_WC_SUCCESS);
+    }
+    struct ibv_poll_cq_attr poll = {0};
+    RETURNS(0, ibv_start_poll(cq, &poll));
+    CHECK(cq->wr_id == 0);
+    ibv_end_poll(cq);
+    RETURNS(0, ibv_destroy_srq(queues[0]));
+    RETURNS(0, ibv_start_poll(cq, &poll));
+    CHECK(cq->wr_id == 1);
+    RETURNS(0, ibv_next_poll(cq));
+    CHECK(cq->wr_id == 3);
+    RETURNS(0, ibv_next_poll(cq));
+    CHECK(cq->wr_id == 5);
+    RETURNS(ENOENT, ibv_next_poll(cq));
+    ibv_end_poll(cq);
+    RETURNS(0, ibv_destroy_srq(queues[1]));
+    RETURNS(0, ibv_destroy_qp(qp));
+    RETURNS(0, ibv_destroy_qp(sender));
+    RETURNS(0, ibv_destroy_cq(ibv_cq_ex_to_cq(cq)));
+    RETURNS(0, ibv_close_xrcd(xrcd));
+}
+
 int main(void)
 {
     struct env env = env_open();
@@ -368,6 +406,7 @@ int main(void)
     queue_pairs(&env, other);
     ignored_attributes(&env);
     handles_of_target(&env);
+    completions_of_destroyed_queue(&env);
     CHECK(ibv_close_device(other) == 0);
     env_close(&env);
     return check_end();

@@ -361,6 +361,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
 impl QpObject {
     /// Drops the queue pair's completions that extended polls have prefetched, like those in the queue.
     pub(super) fn drop_prefetched_completions(&self) {
-        self.polls.iter().flatten().for_each(|poll| poll.purge(self.qp.qpn()));
+        let qpn = self.qp.qpn();
+        self.polls.iter().flatten().for_each(|poll| poll.purge(|wc| wc.qpn == qpn));
     }
 }
