@@ -3,6 +3,7 @@
 `make test` runs them; after `make build negative-programs`, `build/tools/bin/pytest tests/negative` does.
 """
 
+import contextlib
 import itertools
 import os
 import pathlib
@@ -32,6 +33,17 @@ def fresh_address():
     pid, number = os.getpid(), next(_numbers)
     assert number < 3 * 254
     return f"127.{64 * (number // 254 + 1) + (pid >> 8) % 64}.{pid % 256}.{number % 254 + 1}"
+
+
+def fill(path):
+    """Fills a pipe or a terminal, by a description of its own: that of the process under test goes on to wait."""
+    filled = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(filled, bytes(4096))
+    finally:
+        os.close(filled)
 
 
 def assert_refused(test, outcome, status, said):

@@ -17,7 +17,7 @@ import time
 import unittest
 import urllib.request
 
-from support import TERRACE, USAGE, assert_refused, fresh_address
+from support import TERRACE, USAGE, assert_refused, fill, fresh_address
 
 REFUSED = 1
 PAGE = 4096
@@ -25,17 +25,6 @@ EIO, ENOSPC = 5, 28
 READ, WRITE, TRIM = 0, 1, 4
 PORT = 7474
 LIMIT_S = 60
-
-
-def fill(path):
-    """Fills a pipe or a terminal, by a description of its own: that of the device goes on to wait."""
-    filled = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    try:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                os.write(filled, bytes(4096))
-    finally:
-        os.close(filled)
 
 
 class Disk:

@@ -1,18 +1,19 @@
 """Every verb with invalid attributes returns the errno of the man page and does not crash."""
 
+import os
 import re
 import subprocess
 import unittest
 
-from support import PROGRAMS, NegativeTest, fresh_address, procs
+from support import PROGRAMS, NegativeTest, fill, fresh_address, procs
 
 
 class Verbs(NegativeTest):
-    def check(self, name, *arguments, options=(), least):
-        """Runs a program that checks many calls and prints the failed ones. Returns its standard error."""
+    def check(self, name, *arguments, options=(), stderr=subprocess.PIPE, least):
+        """Runs a program that checks many calls and prints the failed ones. Returns its standard error, if that is not another's."""
         command = procs.under_terrace([str(PROGRAMS / name), *arguments], *options, addr=fresh_address())
-        outcome = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        said = (outcome.stdout + outcome.stderr).strip()
+        outcome = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=60)
+        said = (outcome.stdout + (outcome.stderr or "")).strip()
         self.assertEqual(outcome.returncode, 0, said)
         checks, failed = map(int, re.search(r"(\d+) checks, (\d+) failed", said).groups())
         self.assertEqual(failed, 0, said)
@@ -58,6 +59,22 @@ class Verbs(NegativeTest):
     def test_no_address_space_left(self):
         said = self.check("exhaustion", "memory", least=100)
         self.assertIn("raise the limit with `ulimit -v`", said)
+
+    def test_no_address_space_left_and_no_reader_of_that_line(self):
+        """The line that tells of it is lost: the program neither waits nor gets SIGPIPE."""
+        for is_read in (True, False):
+            with self.subTest(is_read=is_read):
+                reader, writer = os.pipe()
+                try:
+                    if is_read:
+                        fill(f"/proc/self/fd/{writer}")
+                    else:
+                        os.close(reader)
+                    self.check("exhaustion", "memory", stderr=writer, least=100)
+                finally:
+                    os.close(writer)
+                    if is_read:
+                        os.close(reader)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@
 use std::fs::File;
 use std::io::Read;
 
+use terrace_sync::write_line_now;
+
 use crate::errno::{ENOMEM, Result};
 
 /// Upper bound of an open device's memory: buffers, and the engine's thread with its stack.
@@ -27,8 +29,8 @@ const COUNTED: [(usize, libc::__rlimit_resource_t); 2] = [(0, libc::RLIMIT_AS), 
 pub fn for_device() -> Result<()> {
     check_available(DEVICE_BYTES).inspect_err(|_| {
         let line = "terrace: not enough memory to open the device; raise the limit with `ulimit -v`\n";
-        // SAFETY: bytes of that length. Rust's standard error may allocate.
-        unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+        // The line is short, and needs no memory.
+        write_line_now(line.as_bytes());
     })
 }
 
