@@ -350,8 +350,10 @@ unsafe fn reregister(
         flags & IBV_REREG_MR_CHANGE_ACCESS != 0,
     );
     let known = IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS;
-    let senseless =
-        flags & !known != 0 || (new_place && (addr.is_null() || length == 0)) || (access != 0 && !new_access);
+    let senseless = flags == 0
+        || flags & !known != 0
+        || (new_place && (addr.is_null() || length == 0))
+        || (access != 0 && !new_access);
     if senseless {
         return Err(EINVAL);
     }

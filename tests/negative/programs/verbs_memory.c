@@ -65,6 +65,7 @@ static void changed_regions(const struct env *env)
     struct ibv_mr *mr = ibv_reg_mr(env->pd, memory, PAGE, ENV_ACCESS);
     struct ibv_mr before = *mr;
     MINUS_ONE(EINVAL, ibv_rereg_mr(NULL, PLACE, NULL, memory, PAGE, 0));
+    MINUS_ONE(EINVAL, ibv_rereg_mr(mr, 0, NULL, NULL, 0, 0));
     MINUS_ONE(EINVAL, ibv_rereg_mr(mr, 8, env->pd, memory, PAGE, 0));
     MINUS_ONE(EINVAL, ibv_rereg_mr(mr, PD, NULL, NULL, 0, 0));
     MINUS_ONE(EINVAL, ibv_rereg_mr(mr, PLACE, NULL, NULL, PAGE, 0));
