@@ -25,6 +25,15 @@ def content(seed, length):
     return random.Random(seed).randbytes(length)
 
 
+def fork_for_a_test():
+    """Forks. A child that hangs is killed."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(TIMEOUT_S)
+    return child
+
+
 class Accesses(unittest.TestCase):
     """Accesses over the usual path; `OverUdp` repeats them by packets."""
 
@@ -256,6 +265,23 @@ class Servers(unittest.TestCase):
                 with self.assertRaises(ValueError):
                     operation.wait(timeout)
             self.assertEqual(operation.wait(float("inf")), b"hello")
+
+    def test_a_client_can_be_printed_in_children_that_are_forked_during_a_wait(self):
+        with self.server.connect(path="udp") as client:
+            table = client.open("table")
+            self.server.pause()
+            # It uses the client all the time.
+            waiting = threading.Thread(target=table.read, args=(0, 5))
+            waiting.start()
+            try:
+                for _ in range(200):
+                    child = fork_for_a_test()
+                    if child == 0:
+                        os._exit(int(client.closed or "closed" in repr(client)))
+                    self.assertEqual(os.waitpid(child, 0)[1], 0)
+            finally:
+                self.server.go_on()
+                waiting.join()
 
     def test_signals_are_handled_during_a_wait(self):
         raise_alarms(self)

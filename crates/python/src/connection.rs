@@ -53,6 +53,7 @@ impl Connection {
 
     /// The client, unless it is closed or belongs to another process.
     pub fn client(&self) -> Result<Arc<Client>, Failure> {
+        // A fork may have copied the lock while another thread held it.
         if !self.is_of_this_process() {
             return Err(Failure::forked());
         }
@@ -64,9 +65,9 @@ impl Connection {
         self.pid == std::process::id()
     }
 
-    /// Whether the connection is closed.
+    /// Whether this process has closed the connection.
     pub fn is_closed(&self) -> bool {
-        self.client.lock().is_none()
+        self.is_of_this_process() && self.client.lock().is_none()
     }
 
     /// Opens a region by its name.
