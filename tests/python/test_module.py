@@ -266,6 +266,29 @@ class Servers(unittest.TestCase):
                     operation.wait(timeout)
             self.assertEqual(operation.wait(float("inf")), b"hello")
 
+    def test_a_forked_child_has_no_accesses_of_its_parent(self):
+        with self.server.connect(path="udp") as client:
+            table = client.open("table")
+            table.write(0, b"hello")
+            done = table.begin_read(0, 5)
+            self.assertEqual(done.wait(TIMEOUT_S), b"hello")
+            self.server.pause()
+            waiting = table.begin_read(0, 5)
+            child = fork_for_a_test()
+            if child == 0:
+                try:
+                    assert done.wait() == b"hello"
+                    assert not waiting.done()
+                    for attempt in (waiting.wait, lambda: waiting.add_done_callback(print)):
+                        with self.assertRaisesRegex(terrace.ConnectionLostError, "connect again in this process"):
+                            attempt()
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+            self.server.go_on()
+            self.assertEqual(waiting.wait(TIMEOUT_S), b"hello")
+
     def test_a_client_can_be_printed_in_children_that_are_forked_during_a_wait(self):
         with self.server.connect(path="udp") as client:
             table = client.open("table")

@@ -124,6 +124,11 @@ impl Connection {
         true
     }
 
+    /// Checks that the access has ended or can end: in another process nothing makes progress.
+    pub fn check_progress(&self, access: &Access) -> Result<(), Failure> {
+        if access.is_done() || self.is_of_this_process() { Ok(()) } else { Err(Failure::forked()) }
+    }
+
     /// Makes progress until the access or the time ends. Returns whether the access has ended.
     pub fn wait(&self, access: &Access, until: Instant) -> bool {
         loop {
@@ -143,13 +148,15 @@ impl Connection {
     /// Calls a function when the access ends, at once if it has ended.
     ///
     /// # Errors
-    /// OSError where no thread can be started to poll for it; what the function raises.
+    /// ConnectionLostError in a forked child, where the access does not end; OSError where no thread can be started to poll for
+    /// it; what the function raises.
     pub fn add_callback(
         self: &Arc<Connection>,
         py: Python<'_>,
         access: &Access,
         callback: Py<PyAny>,
     ) -> PyResult<()> {
+        self.check_progress(access).map_err(|failure| failure.into_exception(py))?;
         self.watcher.start(self)?;
         let mut callback = Some(callback);
         // Counted before it can be called and uncounted.

@@ -45,6 +45,7 @@ impl Operation {
 
     /// Waits for the end. Other threads of the interpreter run in the meantime, and signals are handled.
     pub fn wait_until(&self, py: Python<'_>, deadline: Option<Instant>) -> PyResult<Py<PyAny>> {
+        self.connection.check_progress(&self.access).map_err(|failure| failure.into_exception(py))?;
         loop {
             let slice = Instant::now() + SIGNALS_INTERVAL;
             let until = deadline.map_or(slice, |deadline| slice.min(deadline));
