@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
-use rustix::fs::{OFlags, SealFlags};
+use rustix::fs::{OFlags, SealFlags, Stat};
 use rustix::io::Errno;
 use terrace_sync::Mutex;
 
@@ -28,6 +28,12 @@ struct FileId {
     ino: u64,
 }
 
+impl FileId {
+    fn of(status: &Stat) -> FileId {
+        FileId { dev: status.st_dev, ino: status.st_ino }
+    }
+}
+
 /// Why a descriptor cannot become a region.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -46,6 +52,18 @@ pub enum OpenError {
     /// The system refused something else.
     #[error("the file cannot be used: {0}")]
     System(io::Error),
+}
+
+/// As an error of the system.
+impl From<OpenError> for io::Error {
+    fn from(error: OpenError) -> io::Error {
+        match error {
+            OpenError::NotOpen => Errno::BADF.into(),
+            OpenError::NotRegular => Errno::OPNOTSUPP.into(),
+            OpenError::NotPermitted(_) => Errno::ACCESS.into(),
+            OpenError::NoDescriptor(error) | OpenError::System(error) => error,
+        }
+    }
 }
 
 /// The files of a process.
@@ -120,6 +138,21 @@ impl Files {
             .inspect_err(|_| count(&self.shared.counters.refused, 1))
     }
 
+    /// Makes a file or a directory durable with its attributes (`fsync(2)`), whether there are regions of it or not.
+    ///
+    /// # Errors
+    /// `EIO` once a write-back of a regular file has failed, whichever FLUSH, commit or call of this has been told: the system reports that
+    /// once. The system's.
+    pub fn sync(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let status = sys::status(descriptor)?;
+        if !sys::is_regular(&status) {
+            return Ok(rustix::fs::fsync(descriptor)?);
+        }
+        let flags = rustix::fs::fcntl_getfl(descriptor)?;
+        let file = self.find(FileId::of(&status), descriptor, flags, false);
+        file.map_err(io::Error::from)?.sync_all()
+    }
+
     fn open_region(
         &self,
         descriptor: BorrowedFd<'_>,
@@ -132,8 +165,7 @@ impl Files {
         if !sys::is_regular(&status) {
             return Err(OpenError::NotRegular);
         }
-        let id = FileId { dev: status.st_dev, ino: status.st_ino };
-        let file = self.find(id, descriptor, flags, is_writable)?;
+        let file = self.find(FileId::of(&status), descriptor, flags, is_writable)?;
         Ok(FileRegion::new(file, is_writable, extent))
     }
 

@@ -215,6 +215,14 @@ impl Handle {
     pub fn sync_data(&self) -> io::Result<()> {
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.file))?)
     }
+
+    /// Returns when the file's bytes and all of its attributes would survive a crash.
+    ///
+    /// # Errors
+    /// The system's. It reports a failed write once.
+    pub fn sync_all(&self) -> io::Result<()> {
+        Ok(rustix::io::retry_on_intr(|| rustix::fs::fsync(&self.file))?)
+    }
 }
 
 /// The longest file that the process may write (`RLIMIT_FSIZE`), in bytes: a call beyond that would end the process by SIGXFSZ.

@@ -126,6 +126,31 @@ fn a_call_that_waits_for_memory_connects_again_when_the_connection_is_lost() {
     drop((slots, long));
 }
 
+/// A server of `/proc`, a client, and a regular file there that cannot be made persistent.
+fn start_with_failing_file() -> (Server, Client, RemoteFile) {
+    let config = ServerConfig::new("/proc".into(), (Ipv4Addr::LOCALHOST, 0).into());
+    let server = Server::open(&ServerConfig { port: port(PathChoice::Udp), ..config }).unwrap();
+    let client = connect(&server, PathChoice::Udp);
+    let id = client.lookup_path("version".as_ref()).unwrap().id;
+    let file = client.open(id, OpenAccess::READ).unwrap();
+    (server, client, file)
+}
+
+#[test]
+fn a_failed_write_back_fails_every_later_sync_and_commit() {
+    let is_error = |result: Result<(), ExportError>, expected: Errno| matches!(result, Err(ExportError::Os(errno)) if errno == expected.raw_os_error());
+    let (server, client, file) = start_with_failing_file();
+    let id = file.id();
+    file.close().unwrap();
+    assert!(is_error(client.sync(id), Errno::INVAL));
+    // The server has not forgotten it, though nobody has the file open.
+    assert!(is_error(client.sync(id), Errno::IO));
+    drop(server);
+    let (_server, client, file) = start_with_failing_file();
+    file.commit().unwrap_err();
+    assert!(is_error(client.sync(id), Errno::IO));
+}
+
 #[test]
 fn a_lock_outlives_a_connection_that_the_client_has_ended() {
     let (_directory, _server, client, file) = start_with_page(PathChoice::Local);

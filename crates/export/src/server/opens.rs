@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use terrace_files::{FileExtent, FileRegion, Files, LayoutError, OpenError};
+use terrace_files::{FileExtent, FileRegion, Files, LayoutError};
 use terrace_memory::{Pager, RegionPolicy};
 use terrace_nic::{Error, Mr, MrRequest, Paging, Pd};
 use terrace_sync::Mutex;
@@ -147,12 +147,7 @@ pub fn region(files: &Files, file: &OwnedFd, is_writable: bool) -> io::Result<Ar
         true => files.open(tree::reopen(file.as_fd())?.as_fd(), is_writable, FileExtent::WHOLE),
         false => files.open(file.as_fd(), is_writable, FileExtent::WHOLE),
     };
-    opened.map_err(|error| match error {
-        OpenError::NotOpen => Errno::BADF.into(),
-        OpenError::NotRegular => Errno::OPNOTSUPP.into(),
-        OpenError::NotPermitted(_) => Errno::ACCESS.into(),
-        OpenError::NoDescriptor(error) | OpenError::System(error) => error,
-    })
+    Ok(opened?)
 }
 
 fn is_append_only(access: OpenAccess) -> bool {

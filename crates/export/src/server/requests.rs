@@ -153,7 +153,8 @@ impl Serving<'_> {
             }
             Request::Sync { id } => {
                 let file = self.file(id)?;
-                self.act(|| tree::sync(file.as_fd()))?;
+                let opened = self.act(|| tree::open_to_sync(file.as_fd()))?;
+                self.state.files.sync(opened.as_fd())?;
                 Ok(Answer::Done {})
             }
             Request::Lock { id, owner, kind } => self.lock(id, owner, kind),

@@ -305,13 +305,12 @@ pub fn read_link(file: BorrowedFd<'_>) -> io::Result<Text> {
     Ok(Text(target.into_bytes()))
 }
 
-/// Makes a file or directory persistent.
-pub fn sync(file: BorrowedFd<'_>) -> io::Result<()> {
+/// Opens a file or directory to make it persistent: it may be open for reading only, or for writing only.
+pub fn open_to_sync(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let path = by_descriptor(file);
-    let opened = rustix::fs::open(&path, flags | OFlags::RDONLY, Mode::empty())
-        .or_else(|_| rustix::fs::open(&path, flags | OFlags::WRONLY, Mode::empty()))?;
-    Ok(rustix::fs::fsync(opened)?)
+    Ok(rustix::fs::open(&path, flags | OFlags::RDONLY, Mode::empty())
+        .or_else(|_| rustix::fs::open(&path, flags | OFlags::WRONLY, Mode::empty()))?)
 }
 
 /// The file system.

@@ -174,6 +174,15 @@ impl OpenFile {
         synced
     }
 
+    /// Makes all that was written before durable, and the attributes.
+    ///
+    /// # Errors
+    /// The system's; `EIO` once a write-back of the file has failed.
+    pub fn sync_all(self: &Arc<OpenFile>) -> io::Result<()> {
+        let handle = self.handle().map_err(io::Error::other)?;
+        self.rest().durability.sync_all(&handle).inspect_err(|_| self.shared.keep(self))
+    }
+
     /// Whether it has no name any more. False if the system does not tell.
     pub fn is_deleted(&self) -> bool {
         let found = match &self.layout.read().holding {
