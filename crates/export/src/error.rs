@@ -5,10 +5,44 @@ use std::net::SocketAddr;
 use terrace_nic::OpenError;
 use terrace_nic::WcStatus;
 
+use crate::proto::Link;
+
 /// The connection does not know the file: the client reclaims it by its path. Beyond Linux's error numbers.
 pub const UNKNOWN_FILE: u16 = 0x8001;
 /// The connection has no such open file: the client opens it again.
 pub const UNKNOWN_OPEN: u16 = 0x8002;
+
+/// A one-sided access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessKind {
+    /// Reading bytes.
+    Read,
+    /// Writing bytes within the file.
+    Write,
+    /// Adding a record, with or without a commit.
+    Append,
+    /// Making what was written persistent.
+    Commit,
+}
+
+impl AccessKind {
+    /// The queue pair that carries it.
+    pub(crate) fn link(self) -> Link {
+        match self {
+            AccessKind::Append => Link::Append,
+            AccessKind::Read | AccessKind::Write | AccessKind::Commit => Link::Data,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            AccessKind::Read => "read",
+            AccessKind::Write => "write",
+            AccessKind::Append => "append",
+            AccessKind::Commit => "commit",
+        }
+    }
+}
 
 /// An error of a client.
 #[derive(Debug, thiserror::Error)]
@@ -58,9 +92,9 @@ pub enum ExportError {
     /// The file was not opened for this.
     #[error("the file is not open for this access")]
     NotOpenFor,
-    /// A one-sided access failed: a full disk, for example.
-    #[error("the access failed: {0:?}")]
-    Access(WcStatus),
+    /// A one-sided access failed: by an error of the disk, for example, or because the disk is full. The status does not tell the two apart.
+    #[error("the {kind} failed: {1:?}", kind = .0.name())]
+    Access(AccessKind, WcStatus),
     /// The pipeline has as many accesses in flight as it can.
     #[error("the maximum of accesses is in flight: poll first")]
     Full,
@@ -94,11 +128,32 @@ impl ExportError {
             ExportError::Revoked => Errno::STALE,
             ExportError::LockLost => Errno::NOLCK,
             ExportError::NotOpenFor => Errno::BADF,
-            ExportError::Access(WcStatus::RemoteOperation) => Errno::NOSPC,
-            ExportError::Access(_) => Errno::IO,
+            // What needs no space has met an error of the disk.
+            ExportError::Access(AccessKind::Write | AccessKind::Append, WcStatus::RemoteOperation) => {
+                Errno::NOSPC
+            }
+            ExportError::Access(..) => Errno::IO,
             ExportError::Full => Errno::AGAIN,
             ExportError::Invalid(_) => Errno::INVAL,
         };
         errno.raw_os_error()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn only_an_access_that_needs_space_finds_a_full_disk() {
+        let errno = |kind| ExportError::Access(kind, WcStatus::RemoteOperation).errno();
+        for kind in [AccessKind::Read, AccessKind::Commit] {
+            assert_eq!(errno(kind), Errno::IO.raw_os_error(), "{kind:?}");
+        }
+        for kind in [AccessKind::Write, AccessKind::Append] {
+            assert_eq!(errno(kind), Errno::NOSPC.raw_os_error(), "{kind:?}");
+        }
     }
 }

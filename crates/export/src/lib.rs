@@ -37,7 +37,7 @@ pub use client::{
     Change, Client, ClientConfig, Completed, Completion, Pipeline, RECORD_BYTES_MAX, RemoteFile,
     call_before_sleep, interruptible,
 };
-pub use error::{ExportError, UNKNOWN_FILE, UNKNOWN_OPEN};
+pub use error::{AccessKind, ExportError, UNKNOWN_FILE, UNKNOWN_OPEN};
 pub use proto::{
     Attributes, ChangeSet, DirectoryEntry, DirectoryPage, FileId, FileKind, FileSystem, LockKind, OpenAccess,
     RenameMode, Revocation, SetAttributes, SetTime, Timestamp,

@@ -112,14 +112,14 @@ impl From<ExportError> for Failure {
             ExportError::Lost | ExportError::Unanswered | ExportError::Protocol => "ConnectionLostError",
             // The exception of a signal's handler takes its place.
             ExportError::Interrupted => return Failure::Errno(error.errno(), None),
-            ExportError::Nic(_) | ExportError::Access(WcStatus::RemoteAccess) => "AccessError",
+            ExportError::Nic(_) | ExportError::Access(_, WcStatus::RemoteAccess) => "AccessError",
             // These say what a local file system would say.
             ExportError::Os(_)
             | ExportError::Rebooted
             | ExportError::Revoked
             | ExportError::LockLost
             | ExportError::NotOpenFor
-            | ExportError::Access(_)
+            | ExportError::Access(..)
             | ExportError::Full
             | ExportError::Invalid(_) => return Failure::Errno(error.errno(), None),
         };

@@ -10,7 +10,7 @@ use terrace_nic::{Error, QueuePair, SendOp, Sge, WcStatus};
 use super::buffers::{RecordMemory, SLOT_BYTES, Slot};
 use super::interrupt;
 use super::session::{Opening, Session};
-use crate::error::ExportError;
+use crate::error::{AccessKind, ExportError};
 use crate::proto::Link;
 
 /// The most pieces of one call in flight.
@@ -26,7 +26,7 @@ const DIRECT_BYTES_MAX: usize = 1 << 20;
 /// Why an access was not made.
 pub enum Failure {
     /// The server refused it, and the queue pair of this generation has failed: the file may have changed.
-    Refused { link: Link, generation: u64, status: WcStatus },
+    Refused { kind: AccessKind, generation: u64, status: WcStatus },
     /// Something else.
     Error(ExportError),
 }
@@ -221,7 +221,9 @@ impl<'a> Access<'a> {
             }
             self.post(deadline)?;
         }
-        refused(self.failed, Link::Data, self.generation)
+        // All spans are of one kind.
+        let is_read = self.spans.iter().any(|span| matches!(span.bytes, Bytes::Into(_)));
+        refused(self.failed, if is_read { AccessKind::Read } else { AccessKind::Write }, self.generation)
     }
 }
 
@@ -245,12 +247,12 @@ fn wait_for_room(session: &Session, deadline: Instant) -> Result<(), ExportError
     interrupt::check()
 }
 
-fn refused(status: Option<WcStatus>, link: Link, generation: u64) -> Result<(), Failure> {
+fn refused(status: Option<WcStatus>, kind: AccessKind, generation: u64) -> Result<(), Failure> {
     match status {
         None => Ok(()),
         // The server's NIC does not answer: the connection is lost.
         Some(WcStatus::RetryExceeded | WcStatus::RnrRetryExceeded) => Err(ExportError::Lost.into()),
-        Some(status) => Err(Failure::Refused { link, generation, status }),
+        Some(status) => Err(Failure::Refused { kind, generation, status }),
     }
 }
 
@@ -283,7 +285,7 @@ impl<'a> Append<'a> {
     pub fn finish(mut self, deadline: Instant) -> Result<u64, Failure> {
         let status = self.opening.session.finish(self.number, deadline).map_err(unanswered)?;
         self.memory.set_in_flight(false);
-        ended(status, Link::Append, self.generation).map_err(|failure| match failure {
+        ended(status, AccessKind::Append, self.generation).map_err(|failure| match failure {
             Failure::Error(error) => unanswered(error).into(),
             refused => refused,
         })?;
@@ -314,8 +316,8 @@ pub fn begin(
 }
 
 /// Whether an access with this status was made.
-pub fn ended(status: WcStatus, link: Link, generation: u64) -> Result<(), Failure> {
-    refused(Some(status).filter(|status| *status != WcStatus::Success), link, generation)
+pub fn ended(status: WcStatus, kind: AccessKind, generation: u64) -> Result<(), Failure> {
+    refused(Some(status).filter(|status| *status != WcStatus::Success), kind, generation)
 }
 
 /// A record whose acknowledgement is missing may be in the file.
@@ -350,7 +352,7 @@ impl<'a> Commit<'a> {
     /// Waits until it is done.
     pub fn finish(self, deadline: Instant) -> Result<(), Failure> {
         let status = self.opening.session.finish(self.number, deadline)?;
-        ended(status, Link::Data, self.generation)
+        ended(status, AccessKind::Commit, self.generation)
     }
 }
 

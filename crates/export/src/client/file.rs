@@ -15,7 +15,7 @@ use super::data::{self, Access, Bytes, Failure, Span};
 use super::interrupt::{self, uninterruptible};
 use super::session::{Opening, Session};
 use super::shared::Shared;
-use crate::error::{ExportError, UNKNOWN_OPEN};
+use crate::error::{AccessKind, ExportError, UNKNOWN_OPEN};
 use crate::proto::{
     Answer, Attributes, CONTENT_BYTES_MAX, FileId, Link, LockKind, OpenAccess, Opened, Request, Text,
 };
@@ -410,7 +410,7 @@ impl OpenFile {
                 Err(ExportError::Lost) if Instant::now() < deadline => continue,
                 opening => opening?,
             };
-            let (link, generation, status) = match access(&opening, deadline) {
+            let (kind, generation, status) = match access(&opening, deadline) {
                 Ok(result) => return Ok(result),
                 Err(Failure::Error(ExportError::Lost)) if Instant::now() < deadline => {
                     opening.session.lose("an access was not answered");
@@ -422,10 +422,10 @@ impl OpenFile {
                     return Err(ExportError::Unanswered);
                 }
                 Err(Failure::Error(error)) => return Err(error),
-                Err(Failure::Refused { link, generation, status }) => (link, generation, status),
+                Err(Failure::Refused { kind, generation, status }) => (kind, generation, status),
             };
-            let recovered = self.recover(&opening, link, generation, deadline);
-            if link == Link::Append && status == WcStatus::Flushed {
+            let recovered = self.recover(&opening, kind.link(), generation, deadline);
+            if kind == AccessKind::Append && status == WcStatus::Flushed {
                 // The one before it may have lost only its acknowledgement, and this one, too.
                 return Err(ExportError::Unanswered);
             }
@@ -436,7 +436,7 @@ impl OpenFile {
             repeats += 1;
             let may_be_repeated = matches!(status, WcStatus::RemoteAccess | WcStatus::Flushed);
             if !may_be_repeated || repeats > REPEATS_MAX {
-                return Err(ExportError::Access(status));
+                return Err(ExportError::Access(kind, status));
             }
         }
     }

@@ -12,7 +12,7 @@ use super::file::RemoteFile;
 use super::session::{DEPTH, Opening, Session};
 use super::shared::Shared;
 use super::slots::Slots;
-use crate::error::ExportError;
+use crate::error::{AccessKind, ExportError};
 use crate::proto::{Link, OpenAccess};
 
 /// What an access has done.
@@ -360,11 +360,13 @@ impl Pipeline {
                             let append = if commit { RemoteFile::append_commit } else { RemoteFile::append };
                             append(&access.file, &record).map(Completed::Appended)
                         }
-                        WcStatus::RemoteOperation => Err(ExportError::Access(status)),
+                        WcStatus::RemoteOperation => Err(ExportError::Access(AccessKind::Append, status)),
                         _ => Err(ExportError::Unanswered),
                     }
                 }
-                Some(status @ WcStatus::RemoteOperation) => Err(ExportError::Access(status)),
+                Some(status @ WcStatus::RemoteOperation) => {
+                    Err(ExportError::Access(AccessKind::Append, status))
+                }
                 _ => Err(ExportError::Unanswered),
             },
         }

@@ -147,7 +147,8 @@ fn a_failed_write_back_fails_every_later_sync_and_commit() {
     assert!(is_error(client.sync(id), Errno::IO));
     drop(server);
     let (_server, client, file) = start_with_failing_file();
-    file.commit().unwrap_err();
+    let error = file.commit().unwrap_err();
+    assert_eq!(error.errno(), Errno::IO.raw_os_error(), "{error}");
     assert!(is_error(client.sync(id), Errno::IO));
 }
 

@@ -17,7 +17,7 @@ use crate::client::RECORD_BYTES_MAX;
 use crate::client::data::{self, Failure};
 use crate::client::session::{DEPTH, Session};
 use crate::client::slots::Slots;
-use crate::error::ExportError;
+use crate::error::{AccessKind, ExportError};
 use crate::proto::Link;
 
 /// The end of an append to a replicated file.
@@ -195,7 +195,8 @@ impl ReplicaAppender<'_> {
                         at_member.update(&copy.opening.session, false);
                     }
                 }
-                let flushed = ReplicaError::Refused(ExportError::Access(WcStatus::Flushed));
+                let flushed = ExportError::Access(AccessKind::Append, WcStatus::Flushed);
+                let flushed = ReplicaError::Refused(flushed);
                 let error = if is_over { ReplicaError::NoMember } else { flushed };
                 ReplicaAppended { tag: behind.tag, result: Err(error) }
             }));
@@ -243,7 +244,7 @@ fn post(
 fn offset_of(at_member: Option<AtMember>, slots: Option<&Slots>, slot: usize) -> Result<u64, Failure> {
     match (at_member, slots) {
         (Some(AtMember::Ended(status, generation)), Some(slots)) => {
-            data::ended(status, Link::Append, generation)?;
+            data::ended(status, AccessKind::Append, generation)?;
             Ok(slots.offset(slot)?)
         }
         (Some(AtMember::Lost(error)), _) => Err(error.into()),

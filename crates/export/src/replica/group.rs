@@ -49,9 +49,9 @@ fn each<'a, P, T>(
 /// Makes a copy that has refused an access ready for the next one.
 pub fn fault(copy: &Replica, failure: Failure, deadline: Instant) -> Fault {
     match failure {
-        Failure::Refused { link, generation, status } => {
-            match copy.opening.session.repair(link, generation, deadline) {
-                Ok(()) => Fault::Refused(ExportError::Access(status)),
+        Failure::Refused { kind, generation, status } => {
+            match copy.opening.session.repair(kind.link(), generation, deadline) {
+                Ok(()) => Fault::Refused(ExportError::Access(kind, status)),
                 Err(error) => Fault::Lost(error),
             }
         }

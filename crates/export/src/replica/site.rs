@@ -197,7 +197,7 @@ impl Site {
                     Err(reason) => damaged(reason),
                 },
                 // The first record is renamed to its place, and a file that is removed has no key.
-                Err(error @ (ExportError::Os(_) | ExportError::Access(_) | ExportError::Revoked)) => {
+                Err(error @ (ExportError::Os(_) | ExportError::Access(..) | ExportError::Revoked)) => {
                     failed(error)
                 }
                 Err(error) => return Err(failed(error)),
@@ -415,7 +415,7 @@ impl Replica {
 /// Why an access was not made.
 pub fn reason(failure: Failure) -> ExportError {
     match failure {
-        Failure::Refused { status, .. } => ExportError::Access(status),
+        Failure::Refused { kind, status, .. } => ExportError::Access(kind, status),
         Failure::Error(error) => error,
     }
 }
