@@ -1,7 +1,10 @@
 //! The end of a file, where records are added.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use terrace_memory::{AccessError, Waker};
 
 use crate::sys::Handle;
 
@@ -46,13 +49,47 @@ impl Progress {
 }
 
 /// The end of a file, locked while a record is added.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct End {
     /// Blocks are allocated up to here, as far as we know.
     allocated: u64,
+    /// The layout changes, which may take as long as the disk does.
+    is_closed: bool,
+    /// Wakers of the appends that were refused meanwhile.
+    refused: Vec<Waker>,
+}
+
+impl std::fmt::Debug for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("End").field("allocated", &self.allocated).finish_non_exhaustive()
+    }
 }
 
 impl End {
+    /// Refuses appends until [`End::reopen`]: the layout changes.
+    pub fn close(&mut self) {
+        self.is_closed = true;
+    }
+
+    /// Permits appends again. Returns the wakers of those that were refused.
+    pub fn reopen(&mut self) -> Vec<Waker> {
+        self.forget();
+        self.is_closed = false;
+        std::mem::take(&mut self.refused)
+    }
+
+    /// # Errors
+    /// `NotReady` while the layout changes. The waker is called afterwards.
+    pub fn admit(&mut self, waker: &Waker) -> Result<(), AccessError> {
+        if !self.is_closed {
+            return Ok(());
+        }
+        if !self.refused.iter().any(|refused| Arc::ptr_eq(refused, waker)) {
+            self.refused.push(waker.clone());
+        }
+        Err(AccessError::NotReady)
+    }
+
     /// Writes a record at the end of the file and returns its offset. Meanwhile `progress` says so. A record that is not
     /// written as a whole is taken back.
     ///
@@ -92,8 +129,8 @@ impl End {
         }
     }
 
-    /// Forgets what is allocated: the layout changes.
-    pub fn forget(&mut self) {
+    /// Forgets what is allocated.
+    fn forget(&mut self) {
         self.allocated = 0;
     }
 }

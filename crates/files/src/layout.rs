@@ -70,7 +70,7 @@ mod tests {
     use std::time::Duration;
 
     use terrace_hostmem::{AtomicOp, HostRange, fault};
-    use terrace_memory::{Pager, Transfer, Translation, Waker};
+    use terrace_memory::{AccessError, Pager, Transfer, Translation, Waker};
 
     use crate::{FileExtent, FileRegion, Files, FilesConfig};
 
@@ -89,13 +89,16 @@ mod tests {
         region
     }
 
-    /// Deferred READs of the first page, and of what lies beyond the end; and whether the region accesses its file by itself.
+    /// Deferred READs of the first page, and of what lies beyond the end; and whether the region accesses its file by itself, or
+    /// appends to it.
     fn access(region: &FileRegion, waker: &Waker) -> (Vec<Arc<dyn Transfer>>, bool) {
         let (start, end) = (HostRange { addr: 0, len: 8 }, HostRange { addr: LEN - 4, len: 8 });
         let is_done = Translation::read(region, start, &mut [0; 8]).is_some()
             || Translation::write(region, 0, b"x").is_some()
             || Translation::atomic(region, 0, AtomicOp::FetchAdd { add: 1 }).is_some()
-            || region.is_present(start);
+            || region.is_present(start)
+            || [false, true].map(|commit| region.append(b"record", commit, waker).err())
+                != [Some(AccessError::NotReady); 2];
         let transfers = [start, end].map(|part| Pager::read(region, part, waker).unwrap());
         (transfers.to_vec(), is_done)
     }
@@ -107,7 +110,7 @@ mod tests {
         transfer.outcome().unwrap().is_ok()
     }
 
-    /// The thread that serves packets makes them.
+    /// The thread that serves packets makes them. Nobody appends meanwhile.
     #[test]
     fn accesses_are_deferred_while_the_layout_changes() {
         for directory in ["/var/tmp", "/dev/shm"] {
@@ -141,6 +144,8 @@ mod tests {
                 [&transfers[0], &transfers[1]].map(|transfer| wait(&**transfer, &woken)),
                 [true, false]
             );
+            let appended = region.append(b"record", false, &(Arc::new(|| ()) as Waker)).unwrap();
+            assert!(matches!(appended.outcome(), Some(Ok(()))), "{directory}");
         }
     }
 }

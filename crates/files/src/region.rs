@@ -244,12 +244,12 @@ impl Pager for FileRegion {
             return Err(AccessError::Permission);
         }
         if !commit {
-            let offset = self.file.append(data)?;
+            let offset = self.file.append(data, waker)?;
             return Ok(Arc::new(FileTransfer::ended(offset.to_ne_bytes().into())));
         }
         // A record that is refused for lack of room must not have been written.
         let ticket = self.admit(0, waker)?;
-        let offset = self.file.append(data)?;
+        let offset = self.file.append(data, waker)?;
         let range = HostRange { addr: offset, len: 0 };
         Ok(self.defer(ticket, range, Direction::Read, Task::Commit(offset), waker))
     }

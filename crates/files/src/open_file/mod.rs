@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
 use terrace_hostmem::{HostRange, PAGE_BYTES};
-use terrace_memory::{AccessError, SharedFile};
+use terrace_memory::{AccessError, SharedFile, Waker};
 use terrace_shm::{GracePeriod, file_system};
 use terrace_sync::{Mutex, RwLock};
 
@@ -295,14 +295,17 @@ impl OpenFile {
         let handle = self.handle().map_err(io::Error::other)?;
         // First, because deferred accesses may take long: an append does not wait for them.
         let _changes = self.rest().changes.write();
-        let mut end = self.rest().end.lock();
-        end.forget();
+        // Not locked while the layout changes: the thread that serves packets does not wait for that.
+        self.rest().end.lock().close();
         let mut layout = self.layout.write();
         let changed = change(&handle);
         let now_ms = coarse_ms();
         let len = self.read_len(&handle, now_ms);
         layout.windows.retain(|window| window.start() < len);
         layout.windows.iter().for_each(|window| window.forget_all(now_ms));
+        drop(layout);
+        let refused = self.rest().end.lock().reopen();
+        refused.iter().for_each(|waker| waker());
         changed
     }
 
@@ -398,10 +401,11 @@ impl OpenFile {
     /// Adds a record at the end of the file, after those of all other threads, and returns its offset.
     ///
     /// # Errors
-    /// `Permission` if the file is not open for writing; `NoSpace`, also beyond the longest file that may be; `Device`. No
-    /// part of the record is in the file then.
-    pub fn append(self: &Arc<OpenFile>, data: &[u8]) -> Result<u64, AccessError> {
+    /// `Permission` if the file is not open for writing; `NoSpace`, also beyond the longest file that may be; `NotReady` while the layout
+    /// changes, after which the waker is called; `Device`. No part of the record is in the file then.
+    pub fn append(self: &Arc<OpenFile>, data: &[u8], waker: &Waker) -> Result<u64, AccessError> {
         let mut end = self.rest().end.lock();
+        end.admit(waker)?;
         let handle = self.handle()?;
         if !handle.traits.is_writable {
             return Err(AccessError::Permission);
