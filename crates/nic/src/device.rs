@@ -109,6 +109,8 @@ pub struct Device {
     /// Whether queue pairs had ACKs deferred after the last pass, or were destroyed since; [`Receiver`] has their list.
     /// Cleared under the receive lock.
     pub(crate) has_deferred_acks: AtomicBool,
+    /// [`Device::probe_receive`] was called, and no pass has looked for packets since.
+    pub(crate) is_receive_probed: AtomicBool,
     pub(crate) tx: TxPool<QueuePair>,
     pub(crate) pending: Pending<QueuePair>,
     /// Queue pairs whose work queues in memory have entries to execute.
@@ -281,6 +283,14 @@ impl Device {
     pub fn request_callbacks(&self) {
         self.callbacks.request();
         self.engine.wake_by(Time(0));
+    }
+
+    /// Whether a thread has looked for received packets since the last call, and true at first. Has the engine do so soon. A pager may keep
+    /// the thread that receives packets waiting, and what peers have sent is not known meanwhile.
+    pub fn probe_receive(&self) -> bool {
+        let has_received = !self.is_receive_probed.swap(true, Ordering::SeqCst);
+        self.engine.wake_by(Time(0));
+        has_received
     }
 
     /// Carries out `act`, in which this thread calls no progress callbacks: verbs call them otherwise, as they do other things

@@ -53,6 +53,7 @@ impl Device {
             xrc: XrcTable::default(),
             rx: Arc::new(Mutex::new(Receiver::new())),
             has_deferred_acks: AtomicBool::new(false),
+            is_receive_probed: AtomicBool::new(false),
             tx: TxPool::default(),
             pending: Pending::default(),
             runnable: Runnable::default(),

@@ -342,24 +342,31 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_client_whose_requests_all_wait_for_a_disk_keeps_its_lease() {
+    const LEASE: Duration = Duration::from_secs(1);
+
+    /// A server, a client, and a file.
+    fn start() -> (tempfile::TempDir, Server, Client, FileId) {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("file"), "bytes").unwrap();
         let address = Some(Ipv4Addr::LOCALHOST.into());
         let port = PortConfig { address, path: PathChoice::Udp, ..PortConfig::default() };
-        let lease = Duration::from_secs(1);
         let config = ServerConfig::new(directory.path().into(), (Ipv4Addr::LOCALHOST, 0).into());
-        let server = Server::open(&ServerConfig { port: port.clone(), lease, ..config }).unwrap();
+        let server = Server::open(&ServerConfig { port: port.clone(), lease: LEASE, ..config }).unwrap();
         let config = ClientConfig { port, ..ClientConfig::new(server.address()) };
         let client = Client::connect(&config).unwrap();
         let file = client.lookup_path("file".as_ref()).unwrap().id;
+        (directory, server, client, file)
+    }
+
+    #[test]
+    fn a_client_whose_requests_all_wait_for_a_disk_keeps_its_lease() {
+        let (_directory, server, client, file) = start();
         // As long as it is locked, opening a file takes its time.
         let disk = server.state.checking.lock();
         std::thread::scope(|scope| {
             let open = || client.open(file, OpenAccess::READ);
             let opens: Vec<_> = (0..WORKERS_PER_CLIENT).map(|_| scope.spawn(open)).collect();
-            std::thread::sleep(3 * lease);
+            std::thread::sleep(3 * LEASE);
             drop(disk);
             for open in opens {
                 assert!(open.join().unwrap().is_ok());
@@ -367,5 +374,16 @@ mod tests {
         });
         let session = client.shared.session(client.shared.deadline()).unwrap();
         assert_eq!(session.serial, 1, "the client has connected again");
+    }
+
+    #[test]
+    fn no_lease_ends_while_the_server_receives_nothing() {
+        let (_directory, server, client, _file) = start();
+        let connection = server.state.connections().pop().unwrap();
+        // No thread looks for packets from now on.
+        server.device().close();
+        std::thread::sleep(3 * LEASE);
+        assert!(!connection.has_lease_ended());
+        drop(client);
     }
 }

@@ -183,10 +183,14 @@ impl Listener {
         }
     }
 
-    /// Ends connections whose leases have ended, and closes the sockets of those that have ended.
+    /// Ends connections whose leases have ended, and closes the sockets of those that have ended. A process that `was_stopped` has missed
+    /// ticks.
     fn tick(&mut self, was_stopped: bool) {
-        for connection in self.state.connections() {
-            if was_stopped {
+        let connections = self.state.connections();
+        // The thread that receives may wait for a disk for longer than a lease.
+        let is_receiver_blocked = !connections.is_empty() && !self.state.device.probe_receive();
+        for connection in connections {
+            if was_stopped || is_receiver_blocked {
                 // The client may have sent what this process has not received.
                 connection.renew_lease();
             } else if connection.check_lease(self.state.lease) {

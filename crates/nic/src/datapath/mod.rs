@@ -59,6 +59,9 @@ impl Device {
             rx.as_mut().map_or_else(RxPending::default, |rx| rx.peer_rx.poll(bypass.is_none(), is_fed));
         let received =
             rx.as_mut().filter(|_| rings.network_is_due).map_or(0, |rx| self.receive(&mut rx.batch));
+        if rx.is_some() && self.is_receive_probed.load(Ordering::Relaxed) {
+            self.is_receive_probed.store(false, Ordering::Relaxed);
+        }
         // A packet that a timer takes for lost may have arrived, and only the receive lock's holder can find out.
         // Without the lock the timer is left to a later pass of the engine.
         let due = rx.is_some() && now.is_some_and(|now| self.timers.is_due(now));
