@@ -302,10 +302,13 @@ impl Session {
         }
     }
 
-    /// Sends a request, as soon as there are fewer in flight than the server permits.
+    /// Sends a request, as soon as there are fewer in flight than the server permits. A renewal of the lease does not count.
+    ///
+    /// # Errors
+    /// `Lost` after the deadline, or when the connection has ended; `Interrupted`; `Invalid`. Nothing was sent then.
     pub fn send(&self, request: Request, deadline: Instant) -> Result<SentRequest, ExportError> {
         let since = Instant::now();
-        let max = self.requests_max();
+        let max = if request == (Request::Renew {}) { usize::MAX } else { self.requests_max() };
         let id = self
             .wait(&self.call_polls, deadline, |waiting| waiting.begin_request(AnswerState::Awaited, max))?;
         let encoded = Message { id, body: Body::Request(request) }.encode();
@@ -646,22 +649,49 @@ mod tests {
     use crate::proto::{LockKind, OpenAccess};
     use crate::server::{Server, ServerConfig};
 
+    /// Fills a session with requests that are not answered before `free` removes them.
+    fn fill(session: &Session) {
+        let others = OTHERS..OTHERS + u64::from(session.settings.requests_max);
+        session.waiting.lock().answers.extend(others.map(|id| (id, AnswerState::Awaited)));
+    }
+
+    const OTHERS: u64 = u64::MAX - 1000;
+
+    fn free(session: &Session) {
+        session.waiting.lock().answers.retain(|id, _| *id < OTHERS);
+    }
+
     #[test]
     fn a_close_waits_until_the_server_permits_one_more_request() {
         let (_directory, server, client, file) = start(PathChoice::Local);
         let deadline = client.shared.deadline();
         let session = client.shared.session(deadline).unwrap();
-        let others = u64::MAX - 1000..u64::MAX - 1000 + u64::from(session.settings.requests_max);
-        session.waiting.lock().answers.extend(others.clone().map(|id| (id, AnswerState::Awaited)));
+        fill(&session);
         drop(file);
         std::thread::sleep(Duration::from_millis(200));
         assert_eq!(server.stats().open_files, 1);
-        session.waiting.lock().answers.retain(|id, _| !others.contains(id));
+        free(&session);
         client.attributes(client.root()).unwrap();
         while server.stats().open_files > 0 {
             assert!(Instant::now() < deadline);
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    #[test]
+    fn a_client_with_all_its_requests_in_flight_keeps_its_lease() {
+        let directory = tempfile::tempdir().unwrap();
+        let address = Some(Ipv4Addr::LOCALHOST.into());
+        let port = PortConfig { address, path: PathChoice::Udp, ..PortConfig::default() };
+        let lease = Duration::from_secs(1);
+        let config = ServerConfig::new(directory.path().into(), (Ipv4Addr::LOCALHOST, 0).into());
+        let server = Server::open(&ServerConfig { port: port.clone(), lease, ..config }).unwrap();
+        let config = ClientConfig { port, ..ClientConfig::new(server.address()) };
+        let client = Client::connect(&config).unwrap();
+        let session = client.shared.session(client.shared.deadline()).unwrap();
+        fill(&session);
+        std::thread::sleep(3 * lease);
+        assert!(!session.is_lost());
     }
 
     #[test]
