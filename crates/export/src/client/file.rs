@@ -344,17 +344,22 @@ impl RemoteFile {
     /// Closes the file, and waits until its key is revoked, if this is the last clone.
     ///
     /// # Errors
-    /// As for [`RemoteFile::attributes`].
+    /// As for [`RemoteFile::attributes`]; if the server did not permit one more request in time, it closes the file later.
     pub fn close(self) -> Result<(), ExportError> {
         let Some(file) = Arc::into_inner(self.file) else { return Ok(()) };
         let opening = file.opening.lock().clone();
         let deadline = file.shared.deadline();
-        // Dropping it would close it again.
-        let closed = opening.session.call(Request::Close { open: opening.open }, deadline);
-        file.opening.lock().open = 0;
+        let session = &opening.session;
+        let sent = session.send(Request::Close { open: opening.open }, deadline);
+        let closed = sent.and_then(|sent| {
+            // Dropping it would close it again.
+            file.opening.lock().open = 0;
+            session.wait_answer(sent, deadline)
+        });
         match closed {
+            Ok(_) => Ok(()),
             // The server has closed it with the connection.
-            Ok(_) | Err(ExportError::Lost) => Ok(()),
+            Err(ExportError::Lost) if session.is_lost() => Ok(()),
             Err(error) => Err(error),
         }
     }

@@ -695,6 +695,26 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_closed_although_its_close_could_not_be_sent_in_time() {
+        let (_directory, server, client, file) = start(PathChoice::Local);
+        file.close().unwrap();
+        let config = ClientConfig { timeout: Duration::from_secs(1), ..client.shared.config.clone() };
+        let client = Client::connect(&config).unwrap();
+        let id = client.lookup_path("file".as_ref()).unwrap().id;
+        let file = client.open(id, OpenAccess::READ).unwrap();
+        let session = client.shared.session(client.shared.deadline()).unwrap();
+        fill(&session);
+        assert!(matches!(file.close(), Err(ExportError::Lost)));
+        free(&session);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while server.stats().open_files > 0 {
+            assert!(Instant::now() < deadline, "the server has it open");
+            client.attributes(client.root()).unwrap();
+        }
+        assert!(!session.is_lost());
+    }
+
+    #[test]
     fn a_dropped_file_is_closed_soon_although_no_call_follows() {
         let (_directory, server, client, file) = start(PathChoice::Local);
         let id = file.id();
