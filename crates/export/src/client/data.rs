@@ -210,6 +210,12 @@ impl<'a> Access<'a> {
         Ok(())
     }
 
+    /// Waits until all that is in flight has ended, but no longer than until then. Returns whether it has, or never will.
+    pub fn wait_ended(&self, until: Instant) -> bool {
+        let session = &self.opening.session;
+        self.pieces.iter().all(|piece| session.wait_ended(piece.number, until).is_ok()) || session.is_lost()
+    }
+
     /// Waits until all of it is done.
     pub fn finish(mut self, deadline: Instant) -> Result<(), Failure> {
         while let Some(mut piece) = self.pieces.pop_front() {

@@ -35,7 +35,7 @@ impl Targets {
     fn punch(&mut self, offset: u64, end: u64, timeout: Duration) {
         if offset < end {
             let punch = |open| Request::Punch { open, offset, len: end - offset };
-            let punched = group::change(&self.alive, Instant::now() + timeout, punch);
+            let punched = group::change(&self.alive, timeout, punch);
             self.note(punched);
         }
     }
@@ -66,31 +66,30 @@ pub fn fill(source: &Replica, targets: Vec<Replica>, len: u64, timeout: Duration
 }
 
 fn copy(source: &Replica, targets: &mut Targets, len: u64, timeout: Duration) -> Result<(), ExportError> {
-    let deadline = || Instant::now() + timeout;
-    let cut = group::change(&targets.alive, deadline(), |open| Request::Truncate { open, len });
+    let cut = group::change(&targets.alive, timeout, |open| Request::Truncate { open, len });
     targets.note(cut);
     let mut chunk = vec![0; CHUNK_BYTES];
     let (mut done, mut uncommitted) = (0, 0);
     while done < len && !targets.alive.is_empty() {
-        let data = source.find_data(done, deadline())?;
+        let data = source.find_data(done, Instant::now() + timeout)?;
         let Range { start, end } = next_copied(data, done, len)?;
         targets.punch(done, start, timeout);
         done = start;
         while done < end {
             let part = &mut chunk[..CHUNK_BYTES.min((end - done) as usize)];
             group::read(std::slice::from_ref(source), done, part, timeout)?;
-            let written = group::write(&targets.alive, done, part, deadline());
+            let written = group::write(&targets.alive, done, part, timeout);
             targets.note(written);
             done += part.len() as u64;
             uncommitted += part.len() as u64;
             if uncommitted >= COMMIT_BYTES {
                 uncommitted = 0;
-                let committed = group::commit(&targets.alive, deadline());
+                let committed = group::commit(&targets.alive, timeout);
                 targets.note(committed);
             }
         }
     }
-    let committed = group::commit(&targets.alive, deadline());
+    let committed = group::commit(&targets.alive, timeout);
     targets.note(committed);
     Ok(())
 }

@@ -223,7 +223,7 @@ impl ReplicatedFile {
             self.writer.len = end;
         }
         for (part, at) in data.chunks(IN_FLIGHT_MAX).zip((offset..).step_by(IN_FLIGHT_MAX)) {
-            let written = group::write(&self.writer.copies, at, part, self.writer.config.deadline());
+            let written = group::write(&self.writer.copies, at, part, self.writer.config.timeout);
             self.conclude_write(written)?;
         }
         Ok(())
@@ -249,7 +249,7 @@ impl ReplicatedFile {
         if record.len() > RECORD_BYTES_MAX {
             return Err(ReplicaError::Invalid("a record longer than 1 MiB"));
         }
-        let appended = group::append(&self.writer.copies, record, commit, self.writer.config.deadline());
+        let appended = group::append(&self.writer.copies, record, commit, self.writer.config.timeout);
         self.conclude_append(appended, record.len() as u64)
     }
 
@@ -279,7 +279,7 @@ impl ReplicatedFile {
     /// # Errors
     /// `Refused` if all members refuse it. `NoMember`.
     pub fn commit(&mut self) -> Result<(), ReplicaError> {
-        let committed = group::commit(&self.writer.copies, self.writer.config.deadline());
+        let committed = group::commit(&self.writer.copies, self.writer.config.timeout);
         self.writer.conclude(committed)
     }
 
@@ -326,7 +326,7 @@ impl ReplicatedFile {
     }
 
     fn change(&mut self, request: impl Fn(u64) -> Request) -> Result<(), ReplicaError> {
-        let changed = group::change(&self.writer.copies, self.writer.config.deadline(), request);
+        let changed = group::change(&self.writer.copies, self.writer.config.timeout, request);
         self.conclude_write(changed).map(|_| ())
     }
 

@@ -86,9 +86,8 @@ impl ReplicaReader {
 
     /// Asks all members for the length, and takes that of the nearest one that answers.
     fn find_len(&mut self) -> Result<(), ReplicaError> {
-        let deadline = Instant::now() + self.config.timeout;
         let request = |open| Request::GetOpenAttributes { open };
-        let answers = group::change(&self.copies, deadline, request);
+        let answers = group::change(&self.copies, self.config.timeout, request);
         let mut lens = answers.into_iter().map(|answer| answer.map(|attributes| attributes.len).ok());
         let mut found = Vec::new();
         self.copies.retain(|_| {

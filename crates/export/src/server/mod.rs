@@ -40,7 +40,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+#[cfg(test)]
+use terrace_files::FileExtent;
 use terrace_files::{Files, FilesConfig};
+#[cfg(test)]
+use terrace_memory::{Pager, Waker};
 use terrace_nic::{CqInit, Device, OpenError, PortConfig};
 use terrace_sync::Mutex;
 
@@ -271,6 +275,34 @@ fn raise_descriptors() -> u64 {
         Err(_) => limit.current,
     }
     .unwrap_or(1 << 20)
+}
+
+#[cfg(test)]
+impl Server {
+    /// Keeps all threads busy that wait for the disks of its files, until `disk` is unlocked.
+    pub(crate) fn occupy_disk(&self, disk: &Arc<std::sync::RwLock<()>>) {
+        for _ in 0..FilesConfig::default().workers_max {
+            let file = tempfile::tempfile().unwrap();
+            let region = self.state.files.open(file.as_fd(), true, FileExtent::WHOLE).unwrap();
+            let disk = disk.clone();
+            // The thread calls it when the file is persistent.
+            let waker: Waker = Arc::new(move || drop(disk.read()));
+            let range = region.translation().range();
+            region.flush(range, &waker).unwrap();
+        }
+    }
+
+    /// Has the threads that wait for disks write `bytes` at the start of all files that are open for writing. Accesses to these bytes wait
+    /// for that.
+    pub(crate) fn write_by_workers(&self, bytes: &[u8]) {
+        let waker: Waker = Arc::new(|| ());
+        for connection in self.state.connections() {
+            let opens: Vec<_> = connection.opens.lock().values().cloned().collect();
+            opens.iter().filter(|open| open.access.changes()).for_each(|open| {
+                Pager::write(&*open.region, 0, bytes, &waker).unwrap();
+            });
+        }
+    }
 }
 
 #[cfg(test)]

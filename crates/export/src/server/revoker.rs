@@ -172,29 +172,14 @@ impl Revoker {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
     use std::sync::RwLock;
 
-    use terrace_files::{FileExtent, Files, FilesConfig};
     use terrace_memory::{Pager, Waker};
     use terrace_nic::PathChoice;
 
     use super::*;
     use crate::client::tests::{connect, start};
     use crate::proto::OpenAccess;
-
-    /// Keeps all threads busy that wait for the disks of a server's files, until `disk` is unlocked.
-    fn occupy_disk(files: &Files, disk: &Arc<RwLock<()>>) {
-        for _ in 0..FilesConfig::default().workers_max {
-            let file = tempfile::tempfile().unwrap();
-            let region = files.open(file.as_fd(), true, FileExtent::WHOLE).unwrap();
-            let disk = disk.clone();
-            // The thread calls it when the file is persistent.
-            let waker: Waker = Arc::new(move || drop(disk.read()));
-            let range = region.translation().range();
-            region.flush(range, &waker).unwrap();
-        }
-    }
 
     #[test]
     fn a_slow_disk_delays_the_close_of_its_own_client_alone() {
@@ -205,7 +190,7 @@ mod tests {
         let (&number, open) = connection.opens.lock().iter().next().map(|(n, o)| (n, o.clone())).unwrap();
         let disk = Arc::new(RwLock::new(()));
         let occupied = disk.write().unwrap();
-        occupy_disk(&state.files, &disk);
+        server.occupy_disk(&disk);
         std::thread::scope(|scope| {
             scope.spawn(|| file.commit());
             while open.region.wait_idle_until(Instant::now()) {
@@ -246,7 +231,7 @@ mod tests {
         let region = connection.opens.lock().values().next().unwrap().region.clone();
         let disk = Arc::new(RwLock::new(()));
         let occupied = disk.write().unwrap();
-        occupy_disk(&server.state.files, &disk);
+        server.occupy_disk(&disk);
         let waker: Waker = Arc::new(|| ());
         let flush = region.flush(region.translation().range(), &waker).unwrap();
         drop(server);
@@ -272,7 +257,7 @@ mod tests {
         let idle = opens_of_all().into_iter().find(|open| !Arc::ptr_eq(open, &busy)).unwrap();
         let disk = Arc::new(RwLock::new(()));
         let occupied = disk.write().unwrap();
-        occupy_disk(&state.files, &disk);
+        server.occupy_disk(&disk);
         std::thread::scope(|scope| {
             scope.spawn(|| file.commit());
             while busy.region.wait_idle_until(Instant::now()) {
