@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use terrace_files::{FileExtent, FileRegion, Files, LayoutError};
 use terrace_memory::{Pager, RegionPolicy};
 use terrace_nic::{Error, Mr, MrRequest, Paging, Pd};
-use terrace_sync::Mutex;
+use terrace_sync::{Condvar, Mutex};
 
 use super::holdings::Holding;
 use super::tree;
@@ -50,6 +50,27 @@ impl Rights {
     }
 }
 
+/// The requests that change a file by an opening.
+#[derive(Default)]
+struct Changes {
+    /// The opening is revoked: none begins any more.
+    are_over: bool,
+    running: u32,
+}
+
+/// A request that changes a file by an opening, until this is dropped.
+pub struct Changing<'a>(&'a Open);
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        let mut changes = self.0.changes.lock();
+        changes.running -= 1;
+        if changes.running == 0 {
+            self.0.has_no_changes.notify_all();
+        }
+    }
+}
+
 /// A file that a client has opened.
 pub struct Open {
     pub id: FileId,
@@ -60,6 +81,8 @@ pub struct Open {
     mr: Arc<Mr>,
     /// The rights with which it was opened, or that the client itself has set since.
     pub rights: Mutex<Rights>,
+    changes: Mutex<Changes>,
+    has_no_changes: Condvar,
     /// Whether the client itself has removed the file's last name.
     pub is_unlinked_by_own: AtomicBool,
     /// Whether the kernel reports changes of the file's attributes for it.
@@ -103,6 +126,8 @@ impl Open {
             region,
             mr,
             rights,
+            changes: Mutex::default(),
+            has_no_changes: Condvar::default(),
             is_unlinked_by_own,
             is_watched,
             domain: domain.clone(),
@@ -125,16 +150,34 @@ impl Open {
         FileKey { rkey: self.mr.rkey(), len: attributes.len, version: attributes.version }
     }
 
-    /// Revokes the key: no access by it runs any more when this returns.
+    /// Begins a request that changes the file by this opening. `None` once it is revoked.
+    pub fn begin_change(&self) -> Option<Changing<'_>> {
+        let mut changes = self.changes.lock();
+        if changes.are_over {
+            return None;
+        }
+        changes.running += 1;
+        Some(Changing(self))
+    }
+
+    /// Waits until no request changes the file by this opening. Returns whether that is so, at the deadline at the latest.
+    fn wait_unchanged_until(&self, deadline: Instant) -> bool {
+        let mut changes = self.changes.lock();
+        while changes.running > 0 && !self.has_no_changes.wait_until(&mut changes, deadline) {}
+        changes.running == 0
+    }
+
+    /// Revokes the key: no access by it runs any more when this returns, and no request that changes the file by this opening.
     ///
     /// # Errors
     /// `Busy` when a same-host peer does not end its access within this time, or the disk does not. The caller tries again later.
     pub fn revoke_within(&self, limit: Duration) -> Result<(), Error> {
         let deadline = Instant::now() + limit;
+        self.changes.lock().are_over = true;
         match self.mr.dereg_within(limit) {
             Err(error @ Error::Busy(_)) => Err(error),
             // Otherwise it has ended already.
-            _ if self.region.wait_idle_until(deadline) => Ok(()),
+            _ if self.region.wait_idle_until(deadline) && self.wait_unchanged_until(deadline) => Ok(()),
             _ => Err(Error::Busy("an access waits for the disk")),
         }
     }

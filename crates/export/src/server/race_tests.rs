@@ -94,6 +94,30 @@ fn a_clients_own_unlink_hides_no_change_of_rights() {
 }
 
 #[test]
+fn a_request_takes_no_effect_after_its_opening_was_revoked() {
+    let directory = directory(0o644);
+    let server = serve(directory.path());
+    let config = ClientConfig { port: port(), ..ClientConfig::new(server.address()) };
+    let client = Client::connect(&config).unwrap();
+    let id = client.lookup(client.root(), "file".as_ref()).unwrap().id;
+    let file = client.open(id, OpenAccess::READ | OpenAccess::WRITE).unwrap();
+    let connection = server.state.connections().pop().unwrap();
+    let open = connection.opens.lock().values().next().cloned().unwrap();
+    // A request that runs delays the revocation.
+    let changing = open.begin_change().unwrap();
+    assert!(open.revoke_within(Duration::from_millis(10)).is_err());
+    // The key is not valid any more.
+    assert!(file.read_at(0, &mut [0; 6]).is_err());
+    drop(changing);
+    open.revoke_within(Duration::ZERO).unwrap();
+    // As if the requests had found the opening before it was revoked.
+    for refused in [file.write_by_message(0, b"public"), file.truncate(0), file.punch(0, 1), file.grow(10)] {
+        assert!(matches!(refused, Err(ExportError::Revoked)), "{refused:?}");
+    }
+    assert_eq!(fs::read(directory.path().join("file")).unwrap(), b"secret");
+}
+
+#[test]
 fn a_change_of_rights_while_a_file_is_created_takes_effect() {
     if !geteuid().is_root() {
         return;

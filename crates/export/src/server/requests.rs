@@ -460,6 +460,8 @@ impl Serving<'_> {
         if !open.access.contains(needed) {
             return Err(Errno::BADF.into());
         }
+        // Another thread may just have revoked it.
+        let _changing = open.begin_change().ok_or(Refusal::UnknownOpen)?;
         change(&open)?;
         Ok(Answer::Attributes { attributes: tree::attributes(open.node.as_fd())? })
     }
