@@ -330,7 +330,7 @@ impl Listener {
         if peer.address.is_none() && UdpSocket::bind((address, 0)).is_err() {
             return Err(Errno::ADDRNOTAVAIL);
         }
-        // A client has one connection, and none while a request of an earlier one is carried out. It tries again.
+        // A client has one connection, and none while an earlier one is not closed, or a request of it is carried out. It tries again.
         if self.state.end_earlier(request.client, identity, &gid) {
             return Err(Errno::USERS);
         }

@@ -13,6 +13,7 @@ use rustix::process::{Gid, Uid, geteuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use terrace_nic::{PathChoice, PortConfig};
 
+use super::workers::Job;
 use super::{Server, ServerConfig, tree};
 use crate::client::{Client, ClientConfig, RemoteFile};
 use crate::error::ExportError;
@@ -115,6 +116,27 @@ fn a_request_takes_no_effect_after_its_opening_was_revoked() {
         assert!(matches!(refused, Err(ExportError::Revoked)), "{refused:?}");
     }
     assert_eq!(fs::read(directory.path().join("file")).unwrap(), b"secret");
+}
+
+#[test]
+fn a_connection_that_has_ended_keeps_no_key_whose_right_is_lost() {
+    let directory = directory(0o644);
+    let server = serve(directory.path());
+    let config = ClientConfig { port: port(), ..ClientConfig::new(server.address()) };
+    let client = Client::connect(&config).unwrap();
+    let id = client.lookup(client.root(), "file".as_ref()).unwrap().id;
+    let _file = client.open(id, OpenAccess::READ).unwrap();
+    let connection = server.state.connections().pop().unwrap();
+    // As if all workers waited for a disk: none closes the connection.
+    server.state.work.close();
+    server.state.end(&connection, "a test ends it");
+    fs::remove_file(directory.path().join("file")).unwrap();
+    server.state.check_rights(id);
+    assert!(connection.opens.lock().is_empty());
+    let is_open = || server.state.end_earlier(connection.client, &connection.identity, &connection.gid);
+    assert!(is_open());
+    server.state.carry_out(Job::End(connection.clone()));
+    assert!(!is_open());
 }
 
 #[test]

@@ -151,8 +151,8 @@ impl State {
         }
     }
 
-    /// Ends the connections that a client had before. Returns whether a request of one of them is still carried out: it may take effect
-    /// after those of the next connection.
+    /// Ends the connections that a client had before. Returns whether one of them is not closed yet, or a request of it is still
+    /// carried out: what the client has begun there may take effect after what it does on the next connection.
     pub fn end_earlier(&self, client: u64, identity: &Identity, gid: &[u8; 16]) -> bool {
         let is_same = |connection: &Connection| {
             connection.client == client && connection.identity.uid == identity.uid && connection.gid == *gid
@@ -162,9 +162,20 @@ impl State {
         for connection in &earlier {
             self.end(connection, "its client has connected again");
         }
-        // Those that another thread has ended are here before they leave the table.
-        earlier.extend(self.ending.lock().iter().map(|ending| ending.connection.clone()));
-        earlier.iter().any(|connection| is_same(connection) && connection.has_running())
+        // All of them are here: before they leave the table, and until they are closed and nothing runs.
+        self.ending.lock().iter().any(|ending| {
+            is_same(&ending.connection) && (!ending.is_closed || ending.connection.has_running())
+        })
+    }
+
+    /// The connections with this queue pair number that may have files open: also one that has ended, whose queue pairs and keys
+    /// are there until a worker closes it.
+    fn connections_with_opens(&self, qpn: u32) -> Vec<Arc<Connection>> {
+        let ending = self.ending.lock();
+        let ended = ending.iter().map(|ending| ending.connection.clone());
+        let ended = ended.filter(|connection| connection.qpn == qpn).collect::<Vec<_>>();
+        drop(ending);
+        self.connection(qpn).into_iter().chain(ended).collect()
     }
 
     /// Takes a lock that the client of a connection still has on a connection that has ended, for the caller to add it to the
@@ -336,9 +347,10 @@ impl State {
         let checking = self.checking.lock();
         let users: Vec<_> = self.opened.lock().get(&id).into_iter().flatten().copied().collect();
         let lost = users.into_iter().filter_map(|(qpn, number)| {
-            let connection = self.connection(qpn)?;
-            let (open, reason) = self.remove_lost(&connection, number)?;
-            Some((open, (connection, Event::Revoked { open: number, reason })))
+            self.connections_with_opens(qpn).into_iter().find_map(|connection| {
+                let (open, reason) = self.remove_lost(&connection, number)?;
+                Some((open, (connection, Event::Revoked { open: number, reason })))
+            })
         });
         let lost: Vec<_> = lost.collect();
         // A client may be stopped in the middle of an access: others can open files meanwhile.
