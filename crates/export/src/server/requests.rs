@@ -467,24 +467,27 @@ impl Serving<'_> {
     }
 
     fn watch(&self, id: FileId, on: bool) -> Outcome {
-        let mut watched = self.connection.watches.lock();
+        let watched = &self.connection.watches;
         if !on {
-            if watched.remove(&id) {
+            if watched.lock().remove(&id) {
                 self.state.watches.remove(id);
             }
             return Ok(Answer::Done {});
         }
-        if watched.contains(&id) {
+        if watched.lock().contains(&id) {
             return Ok(Answer::Done {});
         }
-        if watched.len() >= WATCHES_MAX {
+        if watched.lock().len() >= WATCHES_MAX {
             return Err(Errno::NOSPC.into());
         }
+        // The file system may not answer, and the listener takes the lock.
         let file = self.file(id)?;
         self.act(|| tree::check_access(file.as_fd(), 4))?;
         self.state.watches.add(id, file.as_fd(), Interest::All)?;
-        watched.insert(id);
-        drop(watched);
+        if !watched.lock().insert(id) {
+            // Another request of the client has added it meanwhile.
+            self.state.watches.remove(id);
+        }
         if self.connection.has_ended() {
             self.state.release_all(self.connection);
         }

@@ -50,9 +50,10 @@ struct Table {
     idle: Vec<FileId>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Watch {
-    number: i32,
+    /// The kernel's, once it has one.
+    number: Option<i32>,
     users: usize,
 }
 
@@ -83,21 +84,23 @@ impl Watches {
     /// # Errors
     /// `ENOSPC` if the user has as many watches as the system permits; `EACCES` if the server may not read it.
     pub fn add(&self, id: FileId, file: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
-        let mut table = self.table.lock();
+        // First, so that no other thread ends the kernel's watch of the file, which may be there already. The call is made without the lock:
+        // the file system may not answer.
+        self.table.lock().watched.entry(id).or_default().users += 1;
         let add = || inotify::add_watch(&self.inotify, by_descriptor(file), interest.flags());
-        let number = add().or_else(|error| match error {
-            Errno::NOSPC if !table.idle.is_empty() => {
-                self.end_idle_of(&mut table);
+        let added = add().or_else(|error| match error {
+            Errno::NOSPC => {
+                self.end_idle();
                 add()
             }
             error => Err(error),
-        })?;
+        });
+        let number = added.inspect_err(|_| self.remove(id))?;
+        let mut table = self.table.lock();
         table.by_number.insert(number, id);
-        let watch = table.watched.entry(id).or_insert(Watch { number, users: 0 });
-        watch.users += 1;
         // The kernel has ended an earlier one with the file's last name.
-        let earlier = std::mem::replace(&mut watch.number, number);
-        if earlier != number {
+        let earlier = table.watched.entry(id).or_default().number.replace(number);
+        if let Some(earlier) = earlier.filter(|earlier| *earlier != number) {
             table.by_number.remove(&earlier);
         }
         Ok(())
@@ -116,17 +119,11 @@ impl Watches {
     /// Ends the watches that nobody needs any more. The kernel reports each end, so they end together, and files that are opened
     /// again soon keep theirs.
     pub fn end_idle(&self) {
-        self.end_idle_of(&mut self.table.lock());
-    }
-
-    fn end_idle_of(&self, table: &mut Table) {
+        let mut table = self.table.lock();
         for id in std::mem::take(&mut table.idle) {
-            let Some(number) =
-                table.watched.get(&id).filter(|watch| watch.users == 0).map(|watch| watch.number)
-            else {
-                continue;
-            };
-            table.watched.remove(&id);
+            let is_idle = table.watched.get(&id).is_some_and(|watch| watch.users == 0);
+            let watch = if is_idle { table.watched.remove(&id) } else { None };
+            let Some(number) = watch.and_then(|watch| watch.number) else { continue };
             table.by_number.remove(&number);
             // It has ended with its file, perhaps.
             let _ = inotify::remove_watch(&self.inotify, number);
@@ -173,6 +170,8 @@ fn change_of(flags: ReadFlags) -> ChangeSet {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     fn changes(watches: &Watches) -> Vec<(Option<FileId>, ChangeSet)> {
@@ -197,6 +196,34 @@ mod tests {
         watches.end_idle();
         touch(0o644);
         assert_eq!(changes(&watches), []);
+        let table = watches.table.lock();
+        assert!(table.watched.is_empty() && table.by_number.is_empty() && table.idle.is_empty());
+    }
+
+    #[test]
+    fn a_watch_that_another_thread_ends_meanwhile_is_there() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (watches, id) = (Watches::new().unwrap(), FileId { dev: 1, ino: 2, generation: 3 });
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    watches.end_idle();
+                }
+            });
+            for _ in 0..2000 {
+                watches.add(id, file.as_file().as_fd(), Interest::Rights).unwrap();
+                rustix::fs::chmod(file.path(), rustix::fs::Mode::RUSR).unwrap();
+                let seen = changes(&watches);
+                watches.remove(id);
+                if seen != [(Some(id), ChangeSet::ATTRIBUTES)] {
+                    is_over.store(true, Ordering::Relaxed);
+                    panic!("{seen:?}");
+                }
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        watches.end_idle();
         let table = watches.table.lock();
         assert!(table.watched.is_empty() && table.by_number.is_empty() && table.idle.is_empty());
     }
