@@ -1,4 +1,5 @@
-//! The descriptors of the server's process that clients hold: one for each open file, and one for each lock.
+//! The descriptors of the server's process that clients hold: one for each open file, and one for each lock; and, counted apart, one for
+//! each file that was looked up.
 //!
 //! A holder takes another one only while it has fewer than are left. So one that takes all that it can leaves as many to the
 //! others, the next one leaves half of these, and so on.

@@ -390,7 +390,7 @@ impl Listener {
             return Err(error);
         }
         let described = ends.describe(own_gid);
-        let nodes = Nodes::new(self.state.budget.clone());
+        let nodes = Nodes::new(self.state.looked_up.clone(), holder);
         let (identity, peer, domain) = (identity.clone(), peer.name.clone(), Arc::new(domain));
         Ok((
             Connection::new(NewConnection {

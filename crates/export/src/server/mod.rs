@@ -9,7 +9,7 @@
 //! | `tree`, `identity` | system calls beneath the directory, as the client's user |
 //! | `opens`, `unmapped`, `revoker` | files as regions, their keys; the end of keys |
 //! | `locks` | locks, and who may have them again |
-//! | `holdings` | how many descriptors open files and locks may take |
+//! | `holdings` | how many descriptors open files and locks may take, and files that were looked up |
 //! | `watches` | changes of files |
 //! | `stats` | what `terrace stat` shows |
 
@@ -52,7 +52,6 @@ use crate::rules::Rules;
 use holdings::Holdings;
 use listener::Listener;
 pub(crate) use listener::local_name;
-use nodes::DescriptorBudget;
 use state::{NewState, Receiver, State};
 pub use stats::{ExportClientStats, ExportStats};
 use watches::Watches;
@@ -163,7 +162,7 @@ impl Server {
             root_id,
             rules: config.rules.clone(),
             lease: config.lease,
-            budget: DescriptorBudget::new((descriptors / 8 * NODES_EIGHTHS) as usize),
+            looked_up: Holdings::new((descriptors / 8 * NODES_EIGHTHS) as usize),
             holdings: Holdings::new((descriptors / 8 * HELD_EIGHTHS) as usize),
             watches: Watches::new()?,
         }));

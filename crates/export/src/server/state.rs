@@ -14,7 +14,6 @@ use super::connection::{Connection, EVENTS_SENT};
 use super::holdings::Holdings;
 use super::identity::act_as;
 use super::locks::{HeldLock, LockHistory, release_locks};
-use super::nodes::DescriptorBudget;
 use super::opens::{Open, Rights};
 use super::requests::Serving;
 use super::revoker::Revoker;
@@ -49,7 +48,8 @@ pub struct State {
     pub lease: Duration,
     /// Distinguishes this run of the host from earlier ones, whose writes that were not committed may be lost.
     pub boot: u64,
-    pub budget: Arc<DescriptorBudget>,
+    /// The descriptors of files that were looked up, and of those that are open or locked.
+    pub looked_up: Arc<Holdings>,
     pub holdings: Arc<Holdings>,
     pub watches: Watches,
     pub work: Work,
@@ -87,7 +87,7 @@ pub struct NewState {
     pub root_id: FileId,
     pub rules: Rules,
     pub lease: Duration,
-    pub budget: DescriptorBudget,
+    pub looked_up: Arc<Holdings>,
     pub holdings: Arc<Holdings>,
     pub watches: Watches,
 }
@@ -95,7 +95,7 @@ pub struct NewState {
 impl State {
     /// Without clients.
     pub fn new(new: NewState) -> State {
-        let NewState { device, cq, files, root, root_id, rules, lease, budget, holdings, watches } = new;
+        let NewState { device, cq, files, root, root_id, rules, lease, looked_up, holdings, watches } = new;
         State {
             device,
             cq,
@@ -105,7 +105,7 @@ impl State {
             rules,
             lease,
             boot: boot(),
-            budget: Arc::new(budget),
+            looked_up,
             holdings,
             watches,
             work: Work::default(),
