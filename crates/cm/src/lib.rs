@@ -43,6 +43,7 @@ pub use active::Connect;
 pub use connection::Agreed;
 pub use datagram::{SidrReply, SidrRequest};
 pub use ids::{ConnId, ListenerId};
+pub use listen::Addresses;
 pub use manager::{Cm, Config, Counters, Error, Event, EventKind, FindInstance, Limits, Transmit};
 pub use passive::Accept;
 pub use timing::Timing;

@@ -21,11 +21,45 @@ pub(crate) fn port_of(service_id: u64) -> u16 {
     service_id as u16
 }
 
+/// Destination addresses: those of the requests that a listener accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Addresses {
+    /// Every address.
+    All,
+    /// Every address of IPv4.
+    V4,
+    /// Every address of IPv6.
+    V6,
+    /// One address.
+    One(IpAddr),
+}
+
+impl Addresses {
+    /// Whether an address is among them. One of IPv4 may be mapped into IPv6.
+    pub fn contains(self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        match self {
+            Addresses::All => true,
+            Addresses::V4 => address.is_ipv4(),
+            Addresses::V6 => address.is_ipv6(),
+            Addresses::One(one) => address == one.to_canonical(),
+        }
+    }
+
+    fn overlaps(self, other: Addresses) -> bool {
+        match (self, other) {
+            (Addresses::One(one), others) | (others, Addresses::One(one)) => others.contains(one),
+            (Addresses::All, _) | (_, Addresses::All) => true,
+            (one, other) => one == other,
+        }
+    }
+}
+
 pub(crate) struct Listener {
     pub id: ListenerId,
     pub service_id: u64,
-    /// The required destination address; `None` accepts any.
-    pub address: Option<IpAddr>,
+    /// The accepted destination addresses.
+    pub addresses: Addresses,
     /// Upper bound of `waiting`.
     pub backlog: u32,
     /// Requests that the program has not taken yet.
@@ -44,7 +78,7 @@ pub(crate) enum NoListener {
 }
 
 impl Cm {
-    /// Listens for a service, at one address or at all addresses. The caller chooses the ID.
+    /// Listens for a service at addresses. The caller chooses the ID.
     ///
     /// # Errors
     /// `InUse` when a listener overlaps.
@@ -52,17 +86,14 @@ impl Cm {
         &mut self,
         id: ListenerId,
         service_id: u64,
-        address: Option<IpAddr>,
+        addresses: Addresses,
         backlog: u32,
     ) -> Result<(), Error> {
-        let overlaps = |one: &Listener| {
-            one.service_id == service_id
-                && (one.address.is_none() || address.is_none() || one.address == address)
-        };
+        let overlaps = |one: &Listener| one.service_id == service_id && one.addresses.overlaps(addresses);
         if self.listeners.iter().any(|one| one.id == id || overlaps(one)) {
             return Err(Error::InUse);
         }
-        self.listeners.push(Listener { id, service_id, address, backlog, waiting: 0 });
+        self.listeners.push(Listener { id, service_id, addresses, backlog, waiting: 0 });
         Ok(())
     }
 
@@ -113,10 +144,7 @@ impl Cm {
     }
 
     pub(crate) fn listener_for(&mut self, service_id: u64, address: IpAddr) -> Option<&mut Listener> {
-        self.listeners.iter_mut().find(|one| {
-            one.service_id == service_id
-                && one.address.is_none_or(|accepted| accepted == address.to_canonical())
-        })
+        self.listeners.iter_mut().find(|one| one.service_id == service_id && one.addresses.contains(address))
     }
 
     /// Reserves a backlog entry of the listener for a service at an address.

@@ -39,7 +39,7 @@ fn run_seed(seed: u64) {
     };
     let mut world = World::new(seed, faults);
     let mut programs = [0, 1].map(|_| Program { outcomes: HashMap::new() });
-    world.ends[1].listen(ListenerId(1), service(), None, 1000).expect("free");
+    world.ends[1].listen(ListenerId(1), service(), Addresses::All, 1000).expect("free");
     let mut to_connect = CONNECTIONS;
     let mut last_event_at = world.now;
     loop {

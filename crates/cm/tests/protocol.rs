@@ -36,7 +36,7 @@ fn both_ends_have_matching_parameters() {
 #[test]
 fn an_xrc_initiator_connects_to_a_target() {
     let mut world = lossless();
-    world.ends[1].listen(ListenerId(5), service(), None, 16).expect("free");
+    world.ends[1].listen(ListenerId(5), service(), Addresses::All, 16).expect("free");
     let connect = Connect { transport: Transport::Xrc, srq: true, ..connect_from(0, 11) };
     let active = world.ends[0].connect(world.now, 7, &connect).expect("sent");
     world.run_for(1000);
@@ -60,7 +60,7 @@ fn an_xrc_initiator_connects_to_a_target() {
 #[test]
 fn a_request_carries_the_addresses_and_private_data() {
     let mut world = lossless();
-    world.ends[1].listen(ListenerId(5), service(), Some(address(1)), 1).expect("free");
+    world.ends[1].listen(ListenerId(5), service(), Addresses::One(address(1)), 1).expect("free");
     world.ends[0].connect(world.now, 7, &connect_from(0, 11)).expect("sent");
     world.run_for(1000);
     let EventKind::Request { listener, header, req } = world.take_event(1).kind else { panic!("no request") };
@@ -70,10 +70,26 @@ fn a_request_carries_the_addresses_and_private_data() {
 }
 
 #[test]
+fn listeners_of_both_families_share_a_service() {
+    let mut world = lossless();
+    let mut listen = |id, addresses| world.ends[1].listen(ListenerId(id), service(), addresses, 1);
+    assert_eq!(listen(1, Addresses::V6), Ok(()));
+    assert_eq!(listen(2, Addresses::V4), Ok(()));
+    let mapped = "::ffff:10.0.0.9".parse().expect("an address");
+    for (id, overlapping) in (3..).zip([Addresses::All, Addresses::V4, Addresses::One(mapped)]) {
+        assert_eq!(listen(id, overlapping), Err(Error::InUse));
+    }
+    world.ends[0].connect(world.now, 7, &connect_from(0, 11)).expect("sent");
+    world.run_for(1000);
+    let EventKind::Request { listener, .. } = world.take_event(1).kind else { panic!("no request") };
+    assert_eq!(listener, ListenerId(2));
+}
+
+#[test]
 fn a_request_without_a_listener_is_rejected() {
     let mut world = lossless();
     // A listener at another address does not match.
-    world.ends[1].listen(ListenerId(1), service(), Some([10, 9, 9, 9].into()), 1).expect("free");
+    world.ends[1].listen(ListenerId(1), service(), Addresses::One([10, 9, 9, 9].into()), 1).expect("free");
     let conn = world.ends[0].connect(world.now, 7, &connect_from(0, 11)).expect("sent");
     world.run_for(1000);
     let event = world.take_event(0);
@@ -86,12 +102,12 @@ fn a_request_without_a_listener_is_rejected() {
 #[test]
 fn a_request_soon_after_its_listener_closed_is_dropped_not_rejected() {
     let mut world = lossless();
-    world.ends[1].listen(ListenerId(1), service(), None, 1).expect("free");
+    world.ends[1].listen(ListenerId(1), service(), Addresses::All, 1).expect("free");
     world.ends[1].stop_listening(ListenerId(1), world.now);
     world.ends[0].connect(world.now, 7, &connect_from(0, 11)).expect("sent");
     world.run_for(1000);
     assert_eq!(world.take_events(0), []);
-    world.ends[1].listen(ListenerId(2), service(), None, 1).expect("free");
+    world.ends[1].listen(ListenerId(2), service(), Addresses::All, 1).expect("free");
     world.run_for(SECOND_NS / 2);
     assert!(matches!(world.take_event(1).kind, EventKind::Request { .. }));
     // Later a REQ is rejected.
@@ -108,10 +124,10 @@ fn many_closed_listeners_do_not_hide_the_latest() {
     let mut world = lossless();
     for port in 0..64 {
         let id = ListenerId(100 + u64::from(port));
-        world.ends[1].listen(id, service_id(PortSpace::Tcp, 1000 + port), None, 1).expect("free");
+        world.ends[1].listen(id, service_id(PortSpace::Tcp, 1000 + port), Addresses::All, 1).expect("free");
         world.ends[1].stop_listening(id, world.now);
     }
-    world.ends[1].listen(ListenerId(1), service(), None, 1).expect("free");
+    world.ends[1].listen(ListenerId(1), service(), Addresses::All, 1).expect("free");
     world.ends[1].stop_listening(ListenerId(1), world.now);
     world.ends[0].connect(world.now, 7, &connect_from(0, 11)).expect("sent");
     world.run_for(1000);
@@ -128,7 +144,7 @@ fn a_rejected_request_to_a_service_with_a_connection_is_repeated() {
     world.ends[0].connect(world.now, 8, &connect_from(0, 12)).expect("sent");
     world.run_for(1000);
     assert_eq!(world.take_events(0), []);
-    world.ends[1].listen(ListenerId(2), service(), None, 1).expect("free");
+    world.ends[1].listen(ListenerId(2), service(), Addresses::All, 1).expect("free");
     world.run_for(SECOND_NS);
     let next = world.take_event(1);
     assert!(matches!(next.kind, EventKind::Request { .. }));
@@ -147,13 +163,13 @@ fn a_rejected_request_to_a_service_with_a_connection_is_repeated() {
 fn a_request_in_the_backlog_of_a_closed_listener_is_for_the_next_listener() {
     for was_mra_sent in [false, true] {
         let mut world = lossless();
-        world.ends[1].listen(ListenerId(1), service(), None, 1).expect("free");
+        world.ends[1].listen(ListenerId(1), service(), Addresses::All, 1).expect("free");
         world.ends[0].connect(world.now, 7, &connect_from(0, 11)).expect("sent");
         // A duplicate of a request in the backlog is answered with an MRA.
         world.run_for(if was_mra_sent { SECOND_NS } else { 1000 });
         assert!(matches!(world.take_event(1).kind, EventKind::Request { .. }));
         world.ends[1].stop_listening(ListenerId(1), world.now);
-        world.ends[1].listen(ListenerId(2), service(), None, 1).expect("free");
+        world.ends[1].listen(ListenerId(2), service(), Addresses::All, 1).expect("free");
         world.run_for(SECOND_NS);
         match was_mra_sent {
             false => assert!(matches!(world.take_event(1).kind, EventKind::Request { .. })),
@@ -165,7 +181,7 @@ fn a_request_in_the_backlog_of_a_closed_listener_is_for_the_next_listener() {
 #[test]
 fn a_rejection_is_repeated_without_a_second_event() {
     let mut world = lossless();
-    world.ends[1].listen(ListenerId(1), service(), None, 1).expect("free");
+    world.ends[1].listen(ListenerId(1), service(), Addresses::All, 1).expect("free");
     world.ends[0].connect(world.now, 7, &connect_from(0, 11)).expect("sent");
     world.run_for(1000);
     let passive = world.take_event(1).conn;
@@ -198,7 +214,7 @@ fn an_unresponsive_peer_is_unreachable_after_all_attempts() {
 #[test]
 fn an_mra_extends_the_timeout_for_a_slow_program() {
     let mut world = lossless();
-    world.ends[1].listen(ListenerId(1), service(), None, 1).expect("free");
+    world.ends[1].listen(ListenerId(1), service(), Addresses::All, 1).expect("free");
     let active = world.ends[0].connect(world.now, 7, &connect_from(0, 11)).expect("sent");
     world.run_for(50 * SECOND_NS);
     let passive = world.take_event(1).conn;
@@ -388,7 +404,7 @@ fn a_rej_without_this_ends_id_ends_no_established_connection() {
 fn a_client_that_has_had_no_answer_withdraws_its_request() {
     for is_answer_lost in [false, true] {
         let mut world = lossless();
-        world.ends[1].listen(ListenerId(1), service(), None, 1).expect("free");
+        world.ends[1].listen(ListenerId(1), service(), Addresses::All, 1).expect("free");
         let active = world.ends[0].connect(world.now, 7, &connect_from(0, 11)).expect("sent");
         world.run_for(1000);
         let passive = world.take_event(1).conn;
@@ -409,7 +425,7 @@ fn a_client_that_has_had_no_answer_withdraws_its_request() {
 fn half_open_connections_are_limited_per_peer_and_in_total() {
     let limits = Limits { half_open_max: 8, half_open_per_peer_max: 5, ..Limits::default() };
     let mut cm = Cm::new(Config { limits, ..config(3) });
-    cm.listen(ListenerId(1), service(), None, 1000).expect("free");
+    cm.listen(ListenerId(1), service(), Addresses::All, 1000).expect("free");
     let mut other = Cm::new(config(4));
     let now = Time(1);
     for peer in 0..3u8 {
@@ -439,7 +455,7 @@ fn half_open_connections_are_limited_per_peer_and_in_total() {
 #[test]
 fn a_full_backlog_drops_requests_until_the_program_takes_one() {
     let mut world = lossless();
-    world.ends[1].listen(ListenerId(1), service(), None, 2).expect("free");
+    world.ends[1].listen(ListenerId(1), service(), Addresses::All, 2).expect("free");
     for qpn in 1..=3 {
         world.ends[0].connect(world.now, qpn.into(), &connect_from(0, qpn)).expect("sent");
     }
@@ -478,7 +494,7 @@ fn a_redirect_leads_to_the_listening_instance() {
 /// `client`'s REQ, and the managers of instances 0 and 3 of the peer's host; instance 3 has the service.
 fn request_to_another_instance(client: &mut Cm) -> ([Cm; 2], Transmit) {
     let mut listening = Cm::new(Config { instance: 3, ..config(3) });
-    listening.listen(ListenerId(1), service(), None, 1).expect("free");
+    listening.listen(ListenerId(1), service(), Addresses::All, 1).expect("free");
     client.connect(Time(1), 7, &connect_from(0, 11)).expect("sent");
     ([Cm::new(config(2)), listening], client.poll_transmit().expect("a REQ"))
 }
@@ -708,7 +724,7 @@ fn invalid_commands_fail() {
     assert_eq!(world.ends[1].reject(world.now, passive, reason, &[]), Err(Error::State));
     assert_eq!(world.ends[1].reject(world.now, passive, reason, &[0; 149]), Err(Error::PrivateData));
     assert_eq!(world.ends[0].disconnect(world.now, ConnId(3)), Err(Error::Unknown));
-    let busy = world.ends[1].listen(ListenerId(77), service(), Some(address(1)), 1);
+    let busy = world.ends[1].listen(ListenerId(77), service(), Addresses::One(address(1)), 1);
     assert_eq!(busy, Err(Error::InUse));
 }
 
@@ -716,7 +732,7 @@ fn invalid_commands_fail() {
 fn a_sidr_req_is_answered() {
     let mut world = lossless();
     let service_id = service_id(PortSpace::Udp, SERVICE);
-    world.ends[1].listen(ListenerId(1), service_id, None, 4).expect("free");
+    world.ends[1].listen(ListenerId(1), service_id, Addresses::All, 4).expect("free");
     let header = connect_from(0, 1).header;
     let request = SidrRequest { service_id, header, path: path_to(1), private_data: b"who?".to_vec() };
     world.ends[0].send_sidr_req(world.now, 7, &request).expect("sent");

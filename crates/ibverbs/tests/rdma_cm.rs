@@ -20,6 +20,7 @@ const ACCEPT: u32 = 8;
 const DISCONNECT: u32 = 10;
 const INIT_QP_ATTR: u32 = 11;
 const GET_EVENT: u32 = 12;
+const SET_OPTION: u32 = 14;
 const JOIN_IP_MULTICAST: u32 = 16;
 const LEAVE_MULTICAST: u32 = 17;
 const MIGRATE_ID: u32 = 18;
@@ -103,10 +104,22 @@ impl Channel {
     }
 
     fn bind(&self, id: u32, port: u16) -> i32 {
+        self.bind_address(id, &address(port))
+    }
+
+    fn bind_address(&self, id: u32, address: &[u8]) -> i32 {
         let mut fields = vec![0; 8];
-        fields.extend(address(port));
+        fields.extend(address);
         fields.extend(id.to_ne_bytes());
         self.command(BIND_IP, &fields, 0)
+    }
+
+    /// Whether the identifier is bound to addresses of its family only (`RDMA_OPTION_ID_AFONLY`).
+    fn set_family_only(&self, id: u32, is_set: bool) -> i32 {
+        let (value, level, name) = (u32::from(is_set), 0u32, 2u32);
+        let mut fields = (&raw const value as u64).to_ne_bytes().to_vec();
+        [id, level, name, 4].into_iter().for_each(|field| fields.extend(field.to_ne_bytes()));
+        self.command(SET_OPTION, &fields, 0)
     }
 
     fn listen(&self, id: u32) -> i32 {
@@ -228,6 +241,14 @@ fn address_v6(port: u16) -> Vec<u8> {
     raw[2..4].copy_from_slice(&port.to_be_bytes());
     raw[23] = 1;
     raw
+}
+
+/// The wildcard of a family.
+fn any(address: Vec<u8>) -> Vec<u8> {
+    let ip = if address[..2] == (libc::AF_INET as u16).to_ne_bytes() { 4..8 } else { 8..24 };
+    let mut any = address;
+    any[ip].fill(0);
+    any
 }
 
 /// `struct rdma_ucm_conn_param` for a queue pair with this number.
@@ -387,6 +408,27 @@ fn a_port_is_taken_until_its_channel_is_closed() {
     while second.bind(late, PORT) == libc::EADDRINUSE {
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn both_families_listen_at_a_port_and_accept_their_own_requests() {
+    const PORT: u16 = 7204;
+    let channel = Channel::open(0);
+    let [v4, v6, both, client] = [1, 2, 3, 4].map(|uid| channel.create(uid));
+    assert_eq!(channel.set_family_only(v6, true), 0);
+    assert_eq!((channel.bind_address(v6, &any(address_v6(PORT))), channel.listen(v6)), (0, 0));
+    channel.resolve(client, 4, PORT);
+    assert_eq!(connect(&channel, client, 1), 0);
+    assert_eq!(channel.event(), (4, client, REJECTED, 8), "the listener has the other family");
+    // An identifier of IPv4 is bound to that family in any case.
+    assert_eq!((channel.bind_address(v4, &any(address(PORT))), channel.listen(v4)), (0, 0));
+    assert_eq!(channel.bind_address(both, &any(address_v6(PORT))), libc::EADDRINUSE);
+    let client = channel.create(5);
+    channel.resolve(client, 5, PORT);
+    assert_eq!(connect(&channel, client, 1), 0);
+    let (uid, _, code, _) = channel.event();
+    assert_eq!((uid, code), (1, CONNECT_REQUEST));
+    assert_eq!(channel.set_family_only(v6, false), libc::EINVAL, "it listens");
 }
 
 #[test]

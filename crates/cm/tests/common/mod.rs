@@ -172,7 +172,7 @@ impl World {
     /// On a network without faults, end 0 has sent a REQ and received end 1's REP. Returns both ends' IDs of the
     /// connection.
     pub fn accepted(&mut self) -> [ConnId; 2] {
-        self.ends[1].listen(ListenerId(self.sent), service(), None, 16).expect("free");
+        self.ends[1].listen(ListenerId(self.sent), service(), Addresses::All, 16).expect("free");
         let active = self.ends[0].connect(self.now, 7, &connect_from(0, 11)).expect("sent");
         self.run_for(1000);
         let passive = self.take_event(1).conn;

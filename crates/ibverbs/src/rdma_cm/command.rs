@@ -385,8 +385,8 @@ impl Call<'_> {
             match name {
                 0 => id.traffic_class = value[0],
                 1 => id.reuse = u32::from_ne_bytes(value) != 0,
-                // A listener has one address family in any case.
-                2 => {}
+                2 if id.stage > Stage::Bound => return Err(EINVAL),
+                2 => id.is_family_only = Some(u32::from_ne_bytes(value) != 0),
                 _ if value[0] > 31 => return Err(EINVAL),
                 _ => id.ack_timeout = Some(value[0]),
             }

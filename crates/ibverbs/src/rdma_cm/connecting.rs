@@ -1,8 +1,8 @@
 //! Commands that lead to a connection: binding an address, resolving the peer, connecting and listening.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
-use terrace_cm::{Connect, ListenerId, SidrRequest};
+use terrace_cm::{Addresses, Connect, ListenerId, SidrRequest};
 use terrace_nic::Device;
 use terrace_wire::cm::{IpHeader, PortSpace, Transport, service_id};
 
@@ -43,8 +43,8 @@ pub fn bind(service: &mut Service, file: FileId, number: u32, address: SocketAdd
         ip if resolve::is_any(device.gids(), ip) => None,
         ip => Some(resolve::own_address(device.gids(), ip).ok_or(Errno(libc::EADDRNOTAVAIL))?),
     };
-    let space = id.space;
-    let claim = |port: u16| claim_all(&device, source, space, port);
+    let (space, addresses) = (id.space, addresses(source, address, id.is_family_only));
+    let claim = |port: u16| claim_all(&device, addresses, space, port);
     let (port, claims) = match address.port() {
         0 => first_free(claim)?,
         port => match claim(port) {
@@ -59,13 +59,21 @@ pub fn bind(service: &mut Service, file: FileId, number: u32, address: SocketAdd
     Ok(())
 }
 
-/// Reserves a port at one address, or at all addresses of the device.
-fn claim_all(device: &Device, source: Option<Source>, space: PortSpace, port: u16) -> Result<Vec<Claim>> {
-    let addresses: Vec<IpAddr> = match source {
-        Some(source) => vec![source.address],
-        None => device.gids().iter().map(|gid| gid.addr).collect(),
-    };
-    addresses.into_iter().map(|address| rendezvous::claim(space, port, address)).collect()
+/// The addresses that an identifier is bound to: that of its source, or those that the wildcard stands for. As in Linux's `cma`, the
+/// wildcard of IPv4 stands for that family only, unless the program has said otherwise.
+fn addresses(source: Option<Source>, local: SocketAddr, is_family_only: Option<bool>) -> Addresses {
+    match source {
+        Some(source) => Addresses::One(source.address),
+        None if !is_family_only.unwrap_or(local.is_ipv4()) => Addresses::All,
+        None if local.is_ipv4() => Addresses::V4,
+        None => Addresses::V6,
+    }
+}
+
+/// Reserves a port at those of the device's addresses.
+fn claim_all(device: &Device, addresses: Addresses, space: PortSpace, port: u16) -> Result<Vec<Claim>> {
+    let own = device.gids().iter().map(|gid| gid.addr).filter(|address| addresses.contains(*address));
+    own.map(|address| rendezvous::claim(space, port, address)).collect()
 }
 
 fn first_free(claim: impl Fn(u16) -> Result<Vec<Claim>>) -> Result<(u16, Vec<Claim>)> {
@@ -190,13 +198,13 @@ pub fn listen(service: &mut Service, file: FileId, number: u32, backlog: u32) ->
     let device = service.device.clone().ok_or(Errno(libc::ENODEV))?;
     let id = service.ids.get(file, number)?;
     let (Stage::Bound, Some(local)) = (id.stage, id.local) else { return Err(EINVAL) };
+    let (space, addresses) = (id.space, addresses(id.source, local, id.is_family_only));
     if id.claims.is_empty() {
-        id.claims = claim_all(&device, id.source, id.space, local.port())?;
+        id.claims = claim_all(&device, addresses, space, local.port())?;
     }
-    let (space, address) = (id.space, id.source.map(|source| source.address));
     let listener = ListenerId(service.next_listener);
     service.next_listener += 1;
-    service.cm.listen(listener, service_id(space, local.port()), address, backlog).map_err(Errno::from)?;
+    service.cm.listen(listener, service_id(space, local.port()), addresses, backlog).map_err(Errno::from)?;
     let id = service.ids.get(file, number)?;
     // The name is published last: peers that find it send requests immediately.
     if let Err(errno) = id.claims.iter_mut().try_for_each(|claim| claim.listen(device.instance())) {

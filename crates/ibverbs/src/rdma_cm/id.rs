@@ -45,6 +45,8 @@ pub struct Id {
     /// Events that the program has received. The program reads their number when it destroys the identifier.
     pub events_reported: u32,
     pub reuse: bool,
+    /// Whether its wildcard address stands for addresses of its family only, if the program has said so.
+    pub is_family_only: Option<bool>,
     pub traffic_class: u8,
     pub ack_timeout: Option<u8>,
     pub qkey: u32,
@@ -66,6 +68,7 @@ impl Id {
             claims: Vec::new(),
             events_reported: 0,
             reuse: false,
+            is_family_only: None,
             traffic_class: 0,
             ack_timeout: None,
             qkey: 0,
