@@ -2,7 +2,9 @@
 //! remains at the end.
 
 use arbitrary::{Arbitrary, Unstructured};
-use terrace_cm::{Accept, Cm, Config, ConnId, Connect, Limits, ListenerId, SidrReply, SidrRequest, Timing};
+use terrace_cm::{
+    Accept, Addresses, Cm, Config, ConnId, Connect, Limits, ListenerId, SidrReply, SidrRequest, Timing,
+};
 use terrace_transport::Time;
 use terrace_wire::Path;
 use terrace_wire::cm::{CM_CLASS, IpHeader, MAD_BYTES, PortSpace, RejReason, Transport, service_id};
@@ -154,8 +156,8 @@ impl Runner {
     }
 
     fn listen(&mut self) {
-        let _ = self.cm.listen(ListenerId(0), service_id(PortSpace::Tcp, 1), None, 4);
-        let _ = self.cm.listen(ListenerId(1), service_id(PortSpace::Udp, 1), None, 4);
+        let _ = self.cm.listen(ListenerId(0), service_id(PortSpace::Tcp, 1), Addresses::All, 4);
+        let _ = self.cm.listen(ListenerId(1), service_id(PortSpace::Udp, 1), Addresses::All, 4);
     }
 }
 
