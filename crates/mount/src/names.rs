@@ -291,16 +291,12 @@ impl<R: Remote> Mount<R> {
         let (parent, since) = (self.making(parent, name)?, Instant::now());
         let access = access_of(flags);
         let is_exclusive = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::EXCL);
-        let make = || {
-            let is_exclusive = is_exclusive || self.serves_others;
-            self.remote.create(parent.id, name, mode & 0o7777, access, is_exclusive)
-        };
-        let found = if is_exclusive { Errno::EEXIST } else { Errno::ESTALE };
-        let remote = match repeat::once(Errno::EEXIST, make) {
-            Ok(Some(remote)) => remote,
-            // It may be this request's or another's.
-            Ok(None) => return Err(found),
-            Err(error) if errno(&error).code() == Errno::EEXIST.code() => return Err(found),
+        let may_be_there = !is_exclusive && !self.serves_others;
+        let remote = match self.remote.create(parent.id, name, mode & 0o7777, access, !may_be_there) {
+            Ok(remote) => remote,
+            Err(error) if errno(&error).code() == Errno::EEXIST.code() && !is_exclusive => {
+                return Err(Errno::ESTALE);
+            }
             Err(error) => return Err(errno(&error)),
         };
         let given = self.give_to(caller, parent.id, &remote.opened_attributes())?;

@@ -1,8 +1,8 @@
 //! Requests that may have been done before the connection was lost.
 //!
-//! The client does not repeat a request that changes names ([`ExportError::Unanswered`]). The mount does, once. The error that
-//! a done request gives when it is repeated is success then, except where the request opens the file that it makes. What
-//! removes a name is repeated only for the file that had it: by then the name may be a new file's.
+//! The client does not repeat a request that changes names ([`ExportError::Unanswered`]), but for one that makes a regular file, which
+//! the server knows again. The mount does, once. The error that a done request gives when it is repeated is success then. What removes a
+//! name is repeated only for the file that had it: by then the name may be a new file's.
 
 use fuser::Errno;
 use terrace_export::{ExportError, FileId};

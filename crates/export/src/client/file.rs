@@ -72,14 +72,10 @@ impl RemoteFile {
         exclusive: bool,
     ) -> Result<RemoteFile, ExportError> {
         let deadline = shared.deadline();
+        let exclusive = exclusive.then(rand::random);
         let request = Request::Create { parent, name: text(name)?, mode, access, exclusive };
         let (made, _) = RemoteFile::request(shared, access, deadline, |session| {
-            let answer = shared.call_on(session, request.clone(), deadline);
-            // It may exist now.
-            answer.map_err(|error| match error {
-                ExportError::Lost if exclusive => ExportError::Unanswered,
-                error => error,
-            })
+            shared.call_on(session, request.clone(), deadline)
         })?;
         shared.learn(made.id(), parent, name);
         Ok(made)

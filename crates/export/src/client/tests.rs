@@ -9,10 +9,11 @@ use rustix::io::Errno;
 use terrace_nic::{PathChoice, PortConfig};
 
 use super::data::{self, Bytes, Failure};
+use super::shared::Repeat;
 use super::{Client, ClientConfig, RECORD_BYTES_MAX, RemoteFile};
 use crate::error::ExportError;
 use crate::proto::setup;
-use crate::proto::{Link, LockKind, OpenAccess, SetupAnswer, SetupRequest};
+use crate::proto::{Answer, Link, LockKind, OpenAccess, Request, SetupAnswer, SetupRequest, Text};
 use crate::server::{Server, ServerConfig, local_name};
 
 const PATHS: [PathChoice; 2] = [PathChoice::Udp, PathChoice::Local];
@@ -62,6 +63,40 @@ fn an_access_of_a_session_that_another_thread_has_ended_is_lost() {
         file.write_at(0, b"x").unwrap();
         file.commit().unwrap();
     }
+}
+
+/// The answers to requests may be lost, with the server, too.
+#[test]
+fn a_request_that_has_made_a_file_gets_it_again_and_no_other_one_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = ServerConfig::new(directory.path().into(), (Ipv4Addr::LOCALHOST, 0).into());
+    config.port = port(PathChoice::Udp);
+    let server = Server::open(&config).unwrap();
+    config.listen = server.address();
+    let (one, other) = (connect(&server, PathChoice::Udp), connect(&server, PathChoice::Udp));
+    let create = |client: &Client, number| {
+        let (parent, name, access) =
+            (client.root(), Text::from("new".as_bytes()), OpenAccess::READ | OpenAccess::WRITE);
+        let request = Request::Create { parent, name, mode: 0o444, access, exclusive: Some(number) };
+        match client.shared.call(request, Repeat::Yes) {
+            Ok(Answer::Opened { opened, .. }) => Ok(opened.attributes.id),
+            Err(ExportError::Os(errno)) => Err(errno),
+            answer => panic!("{answer:?}"),
+        }
+    };
+    let exists = Err(Errno::EXIST.raw_os_error());
+    let made = create(&one, 7).unwrap();
+    let check = |when: &str| {
+        assert_eq!(create(&one, 7), Ok(made), "{when}");
+        assert_eq!((create(&one, 8), create(&other, 7)), (exists, exists));
+    };
+    check("at once");
+    drop(server);
+    let _server = Server::open(&config).unwrap();
+    check("after a restart");
+    std::fs::rename(directory.path().join("new"), directory.path().join("old")).unwrap();
+    std::fs::write(directory.path().join("new"), "").unwrap();
+    assert_eq!(create(&one, 7), exists, "it is another file");
 }
 
 #[test]

@@ -43,8 +43,9 @@ wire_messages! {
         6 CheckAccess { id: FileId, mode: u8, },
         /// Opens a regular file: `Opened`, with the file's bytes if it is open for reading and has no more than `content_max`.
         7 Open { id: FileId, access: OpenAccess, content_max: u16, },
-        /// Makes a regular file and opens it; with `exclusive` a file of that name is an error, else it is opened. `Opened`.
-        8 Create { parent: FileId, name: Text, mode: u32, access: OpenAccess, exclusive: bool, },
+        /// Makes a regular file and opens it: `Opened`. A file of that name is opened, too. With `exclusive`, a number that the client
+        /// chooses for this request, it is an error, unless this request has made it: then its answer was lost.
+        8 Create { parent: FileId, name: Text, mode: u32, access: OpenAccess, exclusive: Option<u64>, },
         /// Closes an open file and revokes its key: `Done`.
         9 Close { open: u64, },
         /// `Attributes` of the new directory.

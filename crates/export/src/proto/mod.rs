@@ -36,4 +36,4 @@ pub use types::{
 };
 
 /// The version of the protocol, in every message.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;

@@ -257,7 +257,7 @@ impl Site {
         let (parent, draft) = (self.directory, self.place.beside(DRAFT_SUFFIX));
         let access = OpenAccess::WRITE | OpenAccess::TRUNCATE | OpenAccess::UNMAPPED;
         let create =
-            Request::Create { parent, name: draft.clone(), mode: RECORD_MODE, access, exclusive: false };
+            Request::Create { parent, name: draft.clone(), mode: RECORD_MODE, access, exclusive: None };
         let (opening, attributes) = self.opened(create, deadline)?;
         self.write_slots(record, opening.open, attributes.id, deadline)?;
         let (name, new_name) = (draft, self.place.beside(SUFFIX));
@@ -353,7 +353,7 @@ impl Site {
             name: Text::from(OsStr::as_bytes(&self.place.name)),
             mode,
             access: OpenAccess::READ | OpenAccess::WRITE | OpenAccess::UNMAPPED,
-            exclusive: true,
+            exclusive: Some(rand::random()),
         };
         let (opening, attributes) = self.opened(request, deadline).map_err(|error| match error {
             ExportError::Os(errno) if errno == Errno::EXIST.raw_os_error() => {

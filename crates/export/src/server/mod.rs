@@ -18,6 +18,7 @@ mod holdings;
 mod identity;
 mod listener;
 mod locks;
+mod made;
 mod nodes;
 mod opens;
 #[cfg(test)]
@@ -52,6 +53,7 @@ use crate::rules::Rules;
 use holdings::Holdings;
 use listener::Listener;
 pub(crate) use listener::local_name;
+use made::MadeFiles;
 use state::{NewState, Receiver, State};
 pub use stats::{ExportClientStats, ExportStats};
 use watches::Watches;
@@ -165,6 +167,7 @@ impl Server {
             looked_up: Holdings::new((descriptors / 8 * NODES_EIGHTHS) as usize),
             holdings: Holdings::new((descriptors / 8 * HELD_EIGHTHS) as usize),
             watches: Watches::new()?,
+            made: MadeFiles::of(root_id, address.port()),
         }));
         device.attach(Arc::new(Receiver { state: state.clone(), bytes: Mutex::default() }));
         let weak = Arc::downgrade(&state);
@@ -245,6 +248,7 @@ impl Drop for Server {
             }
         }
         self.state.revoker.revoke_rest();
+        self.state.made.close();
     }
 }
 

@@ -18,8 +18,8 @@ use super::watches::Interest;
 use crate::ends::{OpenPair, SERVED_ACCESS};
 use crate::error::{UNKNOWN_FILE, UNKNOWN_OPEN};
 use crate::proto::{
-    Answer, Attributes, CONTENT_BYTES_MAX, FileId, OpenAccess, Opened, RenameMode, Request, Revocation,
-    SetAttributes, Text,
+    Answer, Attributes, CONTENT_BYTES_MAX, FileId, FileKind, OpenAccess, Opened, RenameMode, Request,
+    Revocation, SetAttributes, Text,
 };
 
 /// The most open files of a connection.
@@ -286,34 +286,72 @@ impl Serving<'_> {
         Ok(Answer::Opened { opened, content })
     }
 
-    /// Makes a file, or opens the one that has the name.
-    fn create(&self, parent: FileId, name: &Text, mode: u32, access: OpenAccess, exclusive: bool) -> Outcome {
+    /// Makes a file, or opens the one that has the name. With a request's number only the file that this request has made is opened.
+    fn create(
+        &self,
+        parent: FileId,
+        name: &Text,
+        mode: u32,
+        access: OpenAccess,
+        exclusive: Option<u64>,
+    ) -> Outcome {
         let (parent, name) = (self.file(parent)?, check_name(name)?);
         for _ in 0..CREATE_TRIES {
-            match self.create_new(&parent, name, mode, access) {
-                Err(Refusal::System(error))
-                    if !exclusive && Errno::from_io_error(&error) == Some(Errno::EXIST) => {}
+            match self.create_new(&parent, name, mode, access, exclusive) {
+                Err(Refusal::System(error)) if Errno::from_io_error(&error) == Some(Errno::EXIST) => {}
                 created => return created,
             }
-            match self.act(|| tree::lookup(parent.as_fd(), name)) {
-                Ok(file) => return self.open(self.found(file)?.id, access, 0),
+            let found = self.act(|| tree::lookup(parent.as_fd(), name));
+            match (found, exclusive) {
+                (Ok(file), None) => return self.open(self.found(file)?.id, access, 0),
+                (Ok(file), Some(request)) => return self.open_made(self.found(file)?, access, request),
+                (Err(_), Some(_)) => return Err(Errno::EXIST.into()),
                 // Another client has removed it.
-                Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => {}
-                Err(error) => return Err(error.into()),
+                (Err(error), None) if Errno::from_io_error(&error) == Some(Errno::NOENT) => {}
+                (Err(error), None) => return Err(error.into()),
             }
         }
         Err(Errno::NOENT.into())
     }
 
-    fn create_new(&self, parent: &OwnedFd, name: &[u8], mode: u32, access: OpenAccess) -> Outcome {
+    fn create_new(
+        &self,
+        parent: &OwnedFd,
+        name: &[u8],
+        mode: u32,
+        access: OpenAccess,
+        exclusive: Option<u64>,
+    ) -> Outcome {
         let holding = self.hold()?;
+        let made = &self.state.made;
+        let begun = exclusive.map(|request| made.begin(self.connection.client, request));
         // Who makes a file may access it as wanted, whatever its mode says; a region needs it readable.
-        let file = self.act(|| tree::create(parent.as_fd(), name, mode, access | OpenAccess::READ))?;
+        let created = self.act(|| tree::create(parent.as_fd(), name, mode, access | OpenAccess::READ));
+        let Ok(file) = created else {
+            begun.into_iter().for_each(|begun| made.forget(begun));
+            return Err(created.err().map_or(Errno::IO.into(), Refusal::from));
+        };
         let node =
             rustix::fs::open(by_descriptor(file.as_fd()), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let attributes = self.found(node)?;
+        begun.into_iter().for_each(|begun| made.end(begun, attributes.id));
         let node = self.file(attributes.id)?;
         let rights = Rights::of(node.as_fd(), &attributes)?;
+        let opened = self.finish_open(holding, node, &file, access, rights)?;
+        Ok(Answer::Opened { opened, content: None })
+    }
+
+    /// Opens the file that has the name that a request was to make, if an earlier one with this number has made it: its answer was lost.
+    fn open_made(&self, found: Attributes, access: OpenAccess, request: u64) -> Outcome {
+        let (client, uid) = (self.connection.client, self.connection.identity.uid);
+        if found.kind != FileKind::Regular || !self.state.made.has_made(client, request, uid, &found) {
+            return Err(Errno::EXIST.into());
+        }
+        let holding = self.hold()?;
+        let node = self.file(found.id)?;
+        let rights = Rights::of(node.as_fd(), &found)?;
+        // Not as the client's user, whom the file's mode may permit less than who makes it.
+        let file = tree::open(node.as_fd(), access | OpenAccess::READ)?;
         let opened = self.finish_open(holding, node, &file, access, rights)?;
         Ok(Answer::Opened { opened, content: None })
     }

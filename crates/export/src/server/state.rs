@@ -14,6 +14,7 @@ use super::connection::{Connection, EVENTS_SENT};
 use super::holdings::Holdings;
 use super::identity::act_as;
 use super::locks::{HeldLock, LockHistory, release_locks};
+use super::made::MadeFiles;
 use super::opens::{Open, Rights};
 use super::requests::Serving;
 use super::revoker::Revoker;
@@ -61,6 +62,7 @@ pub struct State {
     opened: Mutex<HashMap<FileId, HashSet<(u32, u64)>>>,
     pub revoker: Revoker,
     pub lock_history: LockHistory,
+    pub made: MadeFiles,
     /// Connections that have ended and may still have locks.
     ending: Mutex<Vec<Ending>>,
     /// Connections whose sockets are to be closed.
@@ -90,12 +92,14 @@ pub struct NewState {
     pub looked_up: Arc<Holdings>,
     pub holdings: Arc<Holdings>,
     pub watches: Watches,
+    pub made: MadeFiles,
 }
 
 impl State {
     /// Without clients.
     pub fn new(new: NewState) -> State {
-        let NewState { device, cq, files, root, root_id, rules, lease, looked_up, holdings, watches } = new;
+        let NewState { device, cq, files, root, root_id, rules, lease, looked_up, holdings, watches, made } =
+            new;
         State {
             device,
             cq,
@@ -115,6 +119,7 @@ impl State {
             opened: Mutex::default(),
             revoker: Revoker::default(),
             lock_history: LockHistory::new(lease),
+            made,
             ending: Mutex::default(),
             ended: Mutex::default(),
             requests: AtomicU64::new(0),
