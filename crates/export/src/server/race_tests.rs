@@ -140,6 +140,18 @@ fn a_connection_that_has_ended_keeps_no_key_whose_right_is_lost() {
 }
 
 #[test]
+fn a_client_has_no_further_connection_while_a_thread_ends_its_earlier_one() {
+    let directory = directory(0o644);
+    let server = serve(directory.path());
+    let config = ClientConfig { port: port(), ..ClientConfig::new(server.address()) };
+    let _client = Client::connect(&config).unwrap();
+    let connection = server.state.connections().pop().unwrap();
+    // As if another thread had begun to end it, and came no further.
+    assert!(connection.begin_end());
+    assert!(server.state.end_earlier(connection.client, &connection.identity, &connection.gid));
+}
+
+#[test]
 fn a_change_of_rights_while_a_file_is_created_takes_effect() {
     if !geteuid().is_root() {
         return;

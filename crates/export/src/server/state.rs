@@ -167,10 +167,10 @@ impl State {
         for connection in &earlier {
             self.end(connection, "its client has connected again");
         }
-        // All of them are here: before they leave the table, and until they are closed and nothing runs.
-        self.ending.lock().iter().any(|ending| {
-            is_same(&ending.connection) && (!ending.is_closed || ending.connection.has_running())
-        })
+        // Those that were not in the table any more are here until they are closed and nothing runs.
+        let is_under_way = |ending: &Ending| !ending.is_closed || ending.connection.has_running();
+        let is_ending = |ending: &Ending| is_same(&ending.connection) && is_under_way(ending);
+        !earlier.is_empty() || self.ending.lock().iter().any(is_ending)
     }
 
     /// The connections with this queue pair number that may have files open: also one that has ended, whose queue pairs and keys
