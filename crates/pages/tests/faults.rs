@@ -404,6 +404,52 @@ fn what_was_written_of_a_run_that_fails_is_clean() {
     assert_eq!(served.flush(15 * PAGE, PAGE), Err(AccessError::Flush));
 }
 
+/// A device with one page that cannot be written.
+#[derive(Debug)]
+struct BadPage {
+    inner: Arc<dyn WriteDevice>,
+    page: u64,
+}
+
+impl WriteDevice for BadPage {
+    fn write(&self, file: BorrowedFd<'_>, offset: u64, run: &FrameRun) -> Result<usize, Errno> {
+        let bytes = offset..offset + run.len_bytes() as u64;
+        if bytes.contains(&(self.page * PAGE)) { Err(Errno::IO) } else { self.inner.write(file, offset, run) }
+    }
+
+    fn sync(&self, file: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.inner.sync(file)
+    }
+}
+
+#[derive(Debug)]
+struct WithBadPage(u64);
+
+impl StoreFactory for WithBadPage {
+    fn open(&self, depth: u32, pool: BorrowedFd<'_>) -> std::io::Result<Store> {
+        let Store { reads, writes } = Best.open(depth, pool)?;
+        Ok(Store { reads, writes: Arc::new(BadPage { inner: writes, page: self.0 }) })
+    }
+}
+
+#[test]
+fn pages_on_both_sides_of_one_that_cannot_be_written_are_written() {
+    let scratch = Scratch::new("bad-page").with_numbered_pages(64);
+    let config = PagesConfig { store: Arc::new(WithBadPage(13)), ..scratch.config(128) };
+    let served = Served::new(&scratch, config, None);
+    for page in 10..20 {
+        served.write(page * PAGE, &[9; 4096]).unwrap();
+    }
+    assert_eq!(served.flush(10 * PAGE, 10 * PAGE), Err(AccessError::Flush));
+    assert_eq!(served.pages.stats().dirty_bytes, PAGE);
+    let content = std::fs::read(scratch.file()).unwrap();
+    for page in 10..20 {
+        let bytes = &content[page as usize * 4096..][..4096];
+        assert_eq!(bytes == [9; 4096], page != 13, "page {page}");
+    }
+    assert_eq!(served.flush(14 * PAGE, 6 * PAGE), Ok(()));
+}
+
 #[test]
 fn files_that_cannot_be_regions_are_refused_with_a_reason() {
     let scratch = Scratch::new("refused");

@@ -67,15 +67,30 @@ impl Engine {
         };
         for run in tickets.chunk_by(follows).flat_map(|run| run.chunks(RUN_FRAMES_MAX)) {
             let Some(region) = region_of(run[0].key.slot) else { continue };
-            let (done, result) = self.write_run(&region, run);
+            has_failed |= self.write_adjacent(&region, run);
+        }
+        has_failed
+    }
+
+    /// Writes adjacent pages, and ends their tickets. Returns whether a write failed.
+    fn write_adjacent(&self, region: &Region, run: &[Ticket]) -> bool {
+        let (mut rest, mut count_max, mut has_failed) = (run, run.len(), false);
+        while !rest.is_empty() {
+            let (done, result) = self.write_run(region, &rest[..count_max.min(rest.len())]);
             add(&region.counters.pages_written, done as u64);
-            let (written, unwritten) = run.split_at(done);
-            written.iter().for_each(|ticket| self.end_write(&region, *ticket, true));
-            if let Err(error) = result {
-                has_failed = true;
-                region.note_write_failure(error);
+            let (written, unwritten) = rest.split_at(done);
+            written.iter().for_each(|ticket| self.end_write(region, *ticket, true));
+            rest = unwritten;
+            let Err(error) = result else { continue };
+            has_failed = true;
+            region.note_write_failure(error);
+            if count_max > 1 {
+                // One of the pages may be the reason: each is written alone.
+                count_max = 1;
+            } else if let Some((ticket, others)) = rest.split_first() {
+                self.end_write(region, *ticket, false);
+                rest = others;
             }
-            unwritten.iter().for_each(|ticket| self.end_write(&region, *ticket, false));
         }
         has_failed
     }
