@@ -6,7 +6,7 @@
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use terrace_hostmem::PAGE_BYTES;
 use terrace_shm::file_system;
+use terrace_sync::Mutex;
 use terrace_vm::maps::{FileId, Run, file_at};
 
 /// File systems whose files can be mapped, but are not storage.
@@ -54,16 +55,34 @@ impl fmt::Display for NoBacking {
 }
 
 /// A file of the program that was opened again. Closing any descriptor of a file releases the POSIX locks that the process
-/// has on it. So when this is dropped while the process has some, the descriptor stays open.
+/// has on it. So when this is dropped while the process has some, the descriptor stays open, in [`KEPT`].
 #[derive(Debug)]
 pub struct ProgramFile {
     file: Arc<OwnedFd>,
-    inode: u64,
+    id: OpenedId,
 }
 
+/// Device, inode, and whether the file is open for writing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct OpenedId {
+    dev: u64,
+    inode: u64,
+    writable: bool,
+}
+
+/// Files that stay open for the process's POSIX locks. They are used again: otherwise each registration would leave one. The
+/// lock is never waited for, because a forked child may find it held.
+static KEPT: Mutex<Vec<(OpenedId, Arc<OwnedFd>)>> = Mutex::new(Vec::new());
+
 impl ProgramFile {
-    fn new(file: File, inode: u64) -> ProgramFile {
-        ProgramFile { file: Arc::new(file.into()), inode }
+    /// Opens a path with this status.
+    fn open(path: &Path, status: &Metadata, writable: bool) -> io::Result<ProgramFile> {
+        let id = OpenedId { dev: status.dev(), inode: status.ino(), writable };
+        if let Some(file) = take_kept(id) {
+            return Ok(ProgramFile { file, id });
+        }
+        let file = OpenOptions::new().read(true).write(writable).open(path)?;
+        Ok(ProgramFile { file: Arc::new(file.into()), id })
     }
 
     /// The descriptor, for users that end before this does.
@@ -82,10 +101,19 @@ impl ProgramFile {
 
 impl Drop for ProgramFile {
     fn drop(&mut self) {
-        if is_locked_by_us(self.inode) {
-            std::mem::forget(self.file.clone());
+        if is_locked_by_us(self.id.inode) {
+            match KEPT.try_lock() {
+                Some(mut kept) => kept.push((self.id, self.file.clone())),
+                None => std::mem::forget(self.file.clone()),
+            }
         }
     }
+}
+
+fn take_kept(id: OpenedId) -> Option<Arc<OwnedFd>> {
+    let mut kept = KEPT.try_lock()?;
+    let at = kept.iter().position(|(kept, _)| *kept == id)?;
+    Some(kept.swap_remove(at).1)
 }
 
 /// Opens the file of a run for reading, and for writing if the mapping is writable. Returns the file and its length.
@@ -145,9 +173,7 @@ fn open_same(path: &Path, run: &Run, purpose: Purpose) -> Result<Option<ProgramF
     if !(kind.is_file() || kind.is_block_device()) || run.file.is_surely_not(status.dev(), status.ino()) {
         return Ok(None);
     }
-    let file =
-        OpenOptions::new().read(true).write(run.writable).open(path).map_err(NoBacking::Unreachable)?;
-    let file = ProgramFile::new(file, status.ino());
+    let file = ProgramFile::open(path, &status, run.writable).map_err(NoBacking::Unreachable)?;
     let system = file_system(file.file.as_fd()).map_err(NoBacking::Unreadable)?;
     if let Some((_, name)) = UNSUITABLE.iter().find(|(kind, _)| *kind == system.kind) {
         return Err(NoBacking::Unsuitable(name));
@@ -477,6 +503,14 @@ mod tests {
         let mapped = Mapped::shared(&file);
         drop(open(&mapped.run()).unwrap());
         assert!(is_locked_by_us(inode), "a descriptor of the file was closed");
+
+        let before = descriptors(inode).count();
+        for _ in 0..20 {
+            let both = [open(&mapped.run()).unwrap(), open(&mapped.run()).unwrap()];
+            assert_ne!(both[0].0.file.as_raw_fd(), both[1].0.file.as_raw_fd());
+        }
+        assert_eq!(descriptors(inode).count(), before + 1, "the most at a time stay open");
+        assert!(is_locked_by_us(inode));
     }
 
     #[test]
