@@ -33,11 +33,13 @@ pub fn is_channel(fd: c_int) -> bool {
 /// Records a descriptor. Returns false if its number is too large.
 pub fn add(fd: c_int, file: FileId) -> bool {
     let Some(inode) = inode(fd) else { return false };
-    if !NUMBERS.insert(fd) {
-        return false;
-    }
+    // The file comes first, see `lookup`.
     files().get_or_insert_default().insert(inode, file);
-    true
+    let is_in_range = NUMBERS.insert(fd);
+    if !is_in_range {
+        remove(file);
+    }
+    is_in_range
 }
 
 /// Removes a file whose last descriptor is closed.
@@ -63,11 +65,11 @@ pub fn lookup(fd: c_int) -> Option<FileId> {
     if !is_channel(fd) {
         return None;
     }
-    let found = lookup_copy(fd);
-    if found.is_none() {
+    lookup_copy(fd).or_else(|| {
         NUMBERS.remove(fd);
-    }
-    found
+        // Another thread may have opened a channel with this number since.
+        lookup_copy(fd).inspect(|_| _ = NUMBERS.insert(fd))
+    })
 }
 
 /// The file behind any descriptor, including one that `dup` created.
