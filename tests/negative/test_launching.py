@@ -5,6 +5,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -13,6 +14,7 @@ from support import PROGRAMS, TERRACE, USAGE, NegativeTest, assert_refused, fres
 PROGRAM_SOURCES = pathlib.Path(__file__).with_name("programs")
 FOLDER = TERRACE.parents[1] / "lib/terrace"
 IN_OWN_NAMESPACE = ("unshare", "--map-root-user", "--mount")
+IN_OWN_PIDS = ("unshare", "--map-root-user", "--pid", "--fork", "--mount-proc")
 
 
 def run(*command):
@@ -48,6 +50,35 @@ class Loading(Launching):
         path = run("gcc", "-print-file-name=libibverbs.so.1").stdout.strip()
         mount = (*IN_OWN_NAMESPACE, "sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"', FOLDER / "libibverbs.so.1", path)
         self.assert_prints(self.terrace(PROGRAMS / "loader", path, before=mount), "terrace0\n")
+
+
+class Sysfs(Launching):
+    """The device's files, which a process makes when it first looks for them."""
+
+    def trees(self, pid):
+        return [tree for place in ("/dev/shm", "/tmp") for tree in pathlib.Path(place).glob("terrace-sysfs.*")
+                if str(pid) in tree.name.split(".")]
+
+    @unittest.skipUnless(run(*IN_OWN_PIDS, "true").returncode == 0, "no user or PID name spaces here")
+    def test_a_process_of_another_pid_namespace_leaves_them(self):
+        """Containers may share the directory, where all look like processes that have ended."""
+        look = "import os, sys; print(os.listdir('/sys/class/infiniband'), flush=True); sys.stdin.read()"
+        command = procs.under_terrace([sys.executable, "-c", look], addr=fresh_address())
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+            self.assertEqual(program.stdout.readline(), "['terrace0']\n")
+            trees = self.trees(program.pid)
+            self.assertEqual(len(trees), 1)
+            outcome = self.terrace("ls", "/sys/class/infiniband", before=IN_OWN_PIDS)
+            self.assertEqual((outcome.returncode, outcome.stdout), (0, "terrace0\n"), outcome.stderr)
+            self.assertEqual(self.trees(program.pid), trees)
+        self.assertEqual(self.trees(program.pid), [])
+        # A killed process's are removed by the next one.
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+            self.assertEqual(program.stdout.readline(), "['terrace0']\n")
+            program.kill()
+        self.assertEqual(len(self.trees(program.pid)), 1)
+        self.terrace("ls", "/sys/class/infiniband")
+        self.assertEqual(self.trees(program.pid), [])
 
 
 class Sanitized(Launching):

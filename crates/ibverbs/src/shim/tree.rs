@@ -24,7 +24,7 @@ use crate::query::{FIRMWARE, GID_ENTRIES, PKEY};
 /// Parent directories of trees, in order of preference: one in memory, the one for temporary files.
 const PARENTS: [&str; 2] = ["/dev/shm", "/tmp"];
 
-/// Prefix of a tree's name; the process id follows.
+/// Prefix of a tree's name; the inode of the PID namespace, the process id and a number follow.
 const PREFIX: &str = "terrace-sysfs.";
 
 struct Tree {
@@ -120,14 +120,13 @@ fn create() -> io::Result<PathBuf> {
 }
 
 fn create_in(place: &Path, identity: &Identity) -> io::Result<PathBuf> {
-    let pid = std::process::id();
+    let (namespace, pid) = (pid_namespace().unwrap_or(0), std::process::id());
     // Creation of the directory fails if the name exists, also as a link.
-    let root = (0..64).map(|attempt| place.join(format!("{PREFIX}{pid}.{attempt}"))).find_map(|root| {
-        match fs::DirBuilder::new().mode(0o700).create(&root) {
-            Ok(()) => Some(Ok(root)),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
-            Err(error) => Some(Err(error)),
-        }
+    let mut roots = (0..64).map(|attempt| place.join(format!("{PREFIX}{namespace}.{pid}.{attempt}")));
+    let root = roots.find_map(|root| match fs::DirBuilder::new().mode(0o700).create(&root) {
+        Ok(()) => Some(Ok(root)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
+        Err(error) => Some(Err(error)),
     });
     let root = root.unwrap_or_else(|| Err(io::ErrorKind::AlreadyExists.into()))?;
     fill(&root, identity).inspect_err(|_| drop(fs::remove_dir_all(&root)))?;
@@ -222,13 +221,21 @@ fn fill_port(port: &Path, identity: &Identity) -> io::Result<()> {
     Ok(())
 }
 
+/// The inode of this process's PID namespace; `None` without `/proc`.
+fn pid_namespace() -> Option<u64> {
+    Some(fs::metadata("/proc/self/ns/pid").ok()?.ino())
+}
+
 /// Removes the trees of processes that no longer exist. Removes only the user's own trees, because all users share the
-/// directory.
+/// directory, and only those of this PID namespace, because containers may share it, too.
 fn remove_stale(place: &Path) {
+    let Some(namespace) = pid_namespace() else { return };
+    let prefix = format!("{PREFIX}{namespace}.");
     let Ok(entries) = fs::read_dir(place) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('.').next()?.parse().ok());
+        let owner =
+            name.to_str().and_then(|name| name.strip_prefix(&prefix)?.split('.').next()?.parse().ok());
         let Some(owner): Option<i32> = owner else { continue };
         // SAFETY: signal 0 only checks whether the process exists.
         let gone = unsafe { libc::kill(owner, 0) } != 0
