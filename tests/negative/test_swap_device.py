@@ -262,6 +262,24 @@ class Refusals(SwapDevice):
         device.terminate()
         self.assertEqual(device.wait(timeout=20), 0)
 
+    def test_a_standard_output_that_is_full_from_the_beginning(self):
+        _, listen = self.node()
+        reader, writer = os.pipe()
+        self.addCleanup(os.close, reader)
+        fill(f"/proc/self/fd/{writer}")
+        argv = [TERRACE, "swap-device", "--memory-node", listen, "--size", "64M", "--socket", self.socket]
+        device = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.PIPE, text=True)
+        os.close(writer)
+        self.addCleanup(self.kill, device)
+        deadline = time.monotonic() + 20
+        while not self.socket.exists():
+            self.assertLess(time.monotonic(), deadline, "no socket")
+            time.sleep(0.05)
+        with contextlib.closing(Disk(self.socket)) as disk:
+            self.assertEqual(disk.size, 64 << 20)
+        device.terminate()
+        self.assertEqual(device.wait(timeout=20), 0)
+
     def test_a_terminal_that_has_room_for_part_of_a_text(self):
         _, listen = self.node()
         reader, terminal = os.openpty()

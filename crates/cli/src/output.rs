@@ -49,10 +49,10 @@ pub fn start_writer<T: Send + 'static>(
     Ok(queue)
 }
 
-/// Prints what a server serves, and on a terminal what `Ctrl-C` does. A server does not depend on an open standard output.
+/// Prints what a server serves, and on a terminal what `Ctrl-C` does, as [`print_without_waiting`].
 pub fn announce(lines: &str, end: &str) {
     let end = if io::stdout().is_terminal() { format!("Ctrl-C {end}\n") } else { String::new() };
-    let _ = write(&format!("{lines}{end}"));
+    print_without_waiting(format!("{lines}{end}"));
 }
 
 /// Writes a line to standard error, if it can be written.
