@@ -155,14 +155,17 @@ impl Device {
     }
 
     /// Makes progress until `done`, for as long as the budget permits, and returns whether it is done. Peers of this host do not wake
-    /// the engine meanwhile, and other threads get the processor if they need it. The engine leaves the network to this thread, as
-    /// to one that polls a completion queue, so a thread that sleeps afterwards calls [`Device::leave_to_engine`].
+    /// the engine meanwhile, and other threads get the processor if they need it. Without such peers the engine leaves the network to
+    /// this thread, as to one that polls a completion queue: a thread that sleeps afterwards calls [`Device::leave_to_engine`].
     pub fn poll_until(self: &Arc<Self>, budget: &SpinBudget, done: impl FnMut() -> bool) -> bool {
         let limit = budget.take();
         let is_done = !limit.is_zero() && {
             let _polling = Polling::begin(self);
+            let by_network = !self.local.has_rx_rings.load(Ordering::Relaxed);
             self.spin(limit, done, || {
-                self.note_poll();
+                if by_network {
+                    self.note_poll();
+                }
                 std::thread::yield_now();
             })
         };
