@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use terrace_fabric::{Gid, Port};
 use terrace_faults::Faults;
 use terrace_memory::Registry;
-use terrace_sync::{Backlog, Mutex};
+use terrace_sync::{Backlog, Condvar, Mutex};
 use terrace_transport::{MESSAGE_LEN_MAX, StagingBudget, Time};
 
 use crate::clock::{Clock, ManualClock, MonotonicClock};
@@ -121,6 +121,8 @@ pub struct Device {
     pub(crate) timers: Timers<QueuePair>,
     pub(crate) rate_limiter: RateLimiter,
     pub(crate) in_flight: InFlightBudgets<QueuePair>,
+    /// A thread that has re-registered a region, or has tried to end one, is done. For all regions: each would take memory for its own.
+    pub(crate) region_changed: Condvar,
     pub(crate) staging: Arc<StagingBudget>,
     pub(crate) events: AsyncQueue,
     /// Overrun completion queues whose queue pairs have yet to be moved to the error state.

@@ -7,7 +7,7 @@ use terrace_memory::{
     Access, NewPaging, NewRange, Pager, Pattern, RegionChange, RegionPolicy, RegionSpec, RegisterError,
     Registry, WindowKind,
 };
-use terrace_sync::{Condvar, Mutex};
+use terrace_sync::Mutex;
 use terrace_transport::{BindWindow, Payload, SendFlags, SendOp, SendWr, SgeList};
 
 use crate::device::Pd;
@@ -71,10 +71,6 @@ fn new_paging(model: NicModel, paging: Option<Paging>) -> NewPaging {
 pub struct Mr {
     key: u32,
     place: Mutex<Place>,
-    /// Whether a thread re-registers or ends it, for which it may wait for same-host peers.
-    is_changing: Mutex<bool>,
-    /// That has become false.
-    change_ended: Condvar,
     users: UseCount,
 }
 
@@ -83,8 +79,12 @@ struct Changing<'a>(&'a Mr);
 
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
-        *self.0.is_changing.lock() = false;
-        self.0.change_ended.notify_all();
+        let device = {
+            let mut place = self.0.place.lock();
+            place.is_changing = false;
+            place.pd.device().clone()
+        };
+        device.region_changed.notify_all();
     }
 }
 
@@ -93,6 +93,8 @@ struct Place {
     pd: Arc<Pd>,
     /// Whether the protection domain counts it, see [`Mr::release_pd`].
     is_counted: bool,
+    /// Whether a thread re-registers or ends the region, for which it may wait for same-host peers.
+    is_changing: bool,
     addr: u64,
     length: u64,
     /// The address by which work requests and peers name the first byte.
@@ -136,14 +138,8 @@ impl Mr {
             register_error(error)
         })?;
         let (addr, length, start) = (request.addr, request.length, region.start);
-        let place = Place { pd: pd.clone(), is_counted: true, addr, length, start };
-        Ok(Arc::new(Mr {
-            key: region.key,
-            place: Mutex::new(place),
-            is_changing: Mutex::new(false),
-            change_ended: Condvar::new(),
-            users: UseCount::default(),
-        }))
+        let place = Place { pd: pd.clone(), is_counted: true, is_changing: false, addr, length, start };
+        Ok(Arc::new(Mr { key: region.key, place: Mutex::new(place), users: UseCount::default() }))
     }
 
     /// The protection domain, which `rereg` may have changed.
@@ -239,14 +235,14 @@ impl Mr {
     /// Excludes other changes until the guard is dropped: EBUSY unless the change of another thread ends within this time.
     /// Not a lock: a change may wait for a same-host peer.
     fn begin_change(&self, limit: Duration) -> Result<Changing<'_>, Error> {
-        let mut is_changing = self.is_changing.lock();
-        if *is_changing && !limit.is_zero() {
-            let deadline = Instant::now() + limit;
-            while *is_changing && Instant::now() < deadline {
-                self.change_ended.wait_until(&mut is_changing, deadline);
+        let mut place = self.place.lock();
+        if place.is_changing && !limit.is_zero() {
+            let (device, deadline) = (place.pd.device().clone(), Instant::now() + limit);
+            while place.is_changing && Instant::now() < deadline {
+                device.region_changed.wait_until(&mut place, deadline);
             }
         }
-        match std::mem::replace(&mut *is_changing, true) {
+        match std::mem::replace(&mut place.is_changing, true) {
             false => Ok(Changing(self)),
             true => Err(Error::Busy("another thread is changing the region")),
         }

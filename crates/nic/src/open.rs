@@ -8,7 +8,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use terrace_memory::Registry;
 use terrace_shm::GracePeriod;
-use terrace_sync::{Backlog, Mutex};
+use terrace_sync::{Backlog, Condvar, Mutex};
 
 use crate::address;
 use crate::device::{Device, DeviceConfig, NicCounters};
@@ -62,6 +62,7 @@ impl Device {
             timers: Timers::default(),
             rate_limiter: RateLimiter::default(),
             in_flight: InFlightBudgets::new(in_flight_bytes_max(&*config.port)),
+            region_changed: Condvar::new(),
             staging: Arc::default(),
             events: AsyncQueue::new()?,
             overrun: Backlog::default(),
