@@ -15,6 +15,9 @@ use super::slots::Slots;
 use crate::error::{AccessKind, ExportError};
 use crate::proto::{Link, OpenAccess};
 
+/// After an access that needed packets, one in so many is tried without them.
+const TRY_EVERY: u32 = 64;
+
 /// What an access has done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Completed {
@@ -70,6 +73,8 @@ pub struct Pipeline {
     free: Vec<usize>,
     in_flight: VecDeque<InFlight>,
     ended: Vec<Completion>,
+    /// Accesses in a row that were not made at once.
+    posted: u32,
 }
 
 impl Pipeline {
@@ -89,6 +94,7 @@ impl Pipeline {
             free: (0..depth).rev().collect(),
             in_flight: VecDeque::new(),
             ended: Vec::new(),
+            posted: 0,
         };
         let session = shared.session(shared.deadline())?;
         pipeline.use_session(&session)?;
@@ -212,9 +218,10 @@ impl Pipeline {
         }
     }
 
-    /// Copies from or to a mapping of a same-host server's file, if no access that needs packets is in flight.
+    /// Copies from or to a mapping of a same-host server's file, if no access that needs packets is in flight. Where that is never so,
+    /// it is tried now and then.
     fn make_now(
-        &self,
+        &mut self,
         file: &RemoteFile,
         opening: &Opening,
         kind: Kind,
@@ -222,6 +229,11 @@ impl Pipeline {
         len: usize,
         data: Option<&[u8]>,
     ) -> Result<Option<Completed>, ExportError> {
+        let is_tried = self.posted.is_multiple_of(TRY_EVERY);
+        self.posted = self.posted.wrapping_add(1);
+        if !is_tried {
+            return Ok(None);
+        }
         let mut read = Vec::new();
         let (mut bytes, is_read) = match (kind, data) {
             (Kind::Read, _) => {
@@ -236,6 +248,7 @@ impl Pipeline {
         if !bytes.access_now(&qp, opening.rkey, offset, 0..len).unwrap_or(false) {
             return Ok(None);
         }
+        self.posted = 0;
         if is_read {
             return Ok(Some(Completed::Read(read)));
         }

@@ -160,6 +160,15 @@ impl Connection {
         self.heard_ms.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
+    /// Has the lease end so much later: for this time nothing could be received. A client that is gone has none for ever where that
+    /// recurs.
+    pub fn extend_lease(&self, by: Duration) {
+        let now = self.started.elapsed().as_millis() as u64;
+        let extended = |heard: u64| Some(now.min(heard.saturating_add(by.as_millis() as u64)).max(heard));
+        // Always `Ok`.
+        let _ = self.heard_ms.fetch_update(Ordering::Relaxed, Ordering::Relaxed, extended);
+    }
+
     /// Takes a message out of its receive buffer, and queues its request. Returns whether the connection is to be queued for
     /// a worker.
     ///

@@ -177,22 +177,24 @@ impl Listener {
             let elapsed = ticked.elapsed();
             if elapsed >= TICK {
                 ticked = Instant::now();
-                // A check that comes so late tells that this process was stopped.
-                self.tick(elapsed >= self.state.lease / 2);
+                self.tick(elapsed);
             }
         }
     }
 
-    /// Ends connections whose leases have ended, and closes the sockets of those that have ended. A process that `was_stopped` has missed
-    /// ticks.
-    fn tick(&mut self, was_stopped: bool) {
+    /// Ends connections whose leases have ended, and closes the sockets of those that have ended, so long after the last time.
+    fn tick(&mut self, elapsed: Duration) {
+        // A check that comes so late tells that this process was stopped.
+        let was_stopped = elapsed >= self.state.lease / 2;
         let connections = self.state.connections();
         // The thread that receives may wait for a disk for longer than a lease.
         let is_receiver_blocked = !connections.is_empty() && !self.state.device.probe_receive();
         for connection in connections {
-            if was_stopped || is_receiver_blocked {
-                // The client may have sent what this process has not received.
+            // The client may have sent what this process has not received.
+            if was_stopped {
                 connection.renew_lease();
+            } else if is_receiver_blocked {
+                connection.extend_lease(elapsed);
             } else if connection.check_lease(self.state.lease) {
                 self.state.end(&connection, "its lease has ended");
             }

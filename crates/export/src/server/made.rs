@@ -19,6 +19,7 @@ use crate::proto::{Attributes, FileId};
 const ENTRIES: usize = 4096;
 const ENTRY_BYTES: usize = 64;
 const DIRECTORY: &str = "/dev/shm";
+const OPEN_TRIES: usize = 3;
 const PREFIX: &str = "terrace-export-";
 /// A server removes the files of others that have not served any client for so long.
 const UNUSED_MAX: Duration = Duration::from_secs(600);
@@ -102,19 +103,20 @@ impl MadeFiles {
     }
 
     /// Whether an earlier one of these requests, which a user has made, has made a file. Of one that was under way when the server was
-    /// killed, it is an empty file of that user that has come since then, and that no other request has made.
-    pub fn has_made(&self, client: u64, request: u64, uid: u32, file: &Attributes) -> bool {
-        let table = self.table.lock();
-        let mut own =
-            table.entries.iter().flatten().filter(|entry| (entry.client, entry.request) == (client, request));
-        let is_others = || table.entries.iter().flatten().any(|entry| entry.file == Some(file.id));
-        own.any(|entry| match entry.file {
-            Some(made) => made == file.id,
-            None => {
-                let is_new = file.id.generation >= entry.began && (file.len, file.links) == (0, 1);
-                is_new && file.uid == uid && !is_others()
-            }
-        })
+    /// killed, it is an empty file of that user that has come since then, and that no other request has made: it is this request's then.
+    pub fn claim(&self, client: u64, request: u64, uid: u32, file: &Attributes) -> bool {
+        let mut table = self.table.lock();
+        let entries = || table.entries.iter().flatten();
+        let is_own = |entry: &&Entry| (entry.client, entry.request) == (client, request);
+        if let Some(claimed) = entries().find(|entry| entry.file == Some(file.id)) {
+            return is_own(&claimed);
+        }
+        let is_new = |entry: &&Entry| file.id.generation >= entry.began && (file.len, file.links) == (0, 1);
+        let begun =
+            entries().filter(is_own).find(|entry| entry.file.is_none() && is_new(entry) && file.uid == uid);
+        let Some(begun) = begun.copied() else { return false };
+        table.set(begun.number, Some(Entry { file: Some(file.id), ..begun }));
+        true
     }
 }
 
@@ -142,6 +144,17 @@ fn remove_unused(directory: &Path, kept: &str) {
 
 /// The file, if no other process has it.
 fn open(path: &Path) -> io::Result<File> {
+    // Another server may remove it just before it is locked.
+    for _ in 0..OPEN_TRIES {
+        let file = open_once(path)?;
+        if file.metadata()?.nlink() > 0 {
+            return Ok(file);
+        }
+    }
+    Err(io::ErrorKind::NotFound.into())
+}
+
+fn open_once(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -207,20 +220,23 @@ mod tests {
         let (_lost, failed) = (first.begin(1, 11), first.begin(1, 12));
         first.forget(failed);
         let second = MadeFiles::at(&path);
-        assert!(!second.has_made(1, 10, 5, &made), "two servers at a time");
+        assert!(!second.claim(1, 10, 5, &made), "two servers at a time");
         drop((first, second));
         let next = MadeFiles::at(&path);
-        assert!(next.has_made(1, 10, 5, &made));
-        assert!(!next.has_made(2, 10, 5, &made) && !next.has_made(1, 9, 5, &made));
-        assert!(!next.has_made(1, 10, 5, &file(4, now())));
+        assert!(next.claim(1, 10, 5, &made));
+        assert!(!next.claim(2, 10, 5, &made) && !next.claim(1, 9, 5, &made));
+        assert!(!next.claim(1, 10, 5, &file(4, now())));
         let new = file(4, u64::MAX);
-        assert!(next.has_made(1, 11, 5, &new), "it has come since");
-        assert!(!next.has_made(1, 12, 5, &new), "it was answered");
-        assert!(!next.has_made(1, 11, 6, &new), "another user's");
-        assert!(!next.has_made(1, 11, 5, &file(4, 1)), "it was there before");
-        assert!(!next.has_made(1, 11, 5, &Attributes { len: 1, ..new }));
-        next.end(next.begin(2, 1), new.id);
-        assert!(!next.has_made(1, 11, 5, &new), "another request's");
+        assert!(!next.claim(1, 12, 5, &new), "it was answered");
+        assert!(!next.claim(1, 11, 6, &new), "another user's");
+        assert!(!next.claim(1, 11, 5, &file(4, 1)), "it was there before");
+        assert!(!next.claim(1, 11, 5, &Attributes { len: 1, ..new }));
+        let _also_lost = next.begin(1, 13);
+        assert!(next.claim(1, 11, 5, &new), "it has come since");
+        assert!(next.claim(1, 11, 5, &new) && !next.claim(1, 13, 5, &new), "it is claimed");
+        let others = file(5, u64::MAX);
+        next.end(next.begin(2, 1), others.id);
+        assert!(!next.claim(1, 13, 5, &others), "another request's");
     }
 
     #[test]
@@ -237,9 +253,9 @@ mod tests {
             .unwrap()
             .write_all_at(&[9], ENTRY_BYTES as u64 + 20)
             .unwrap();
-        assert!(!MadeFiles::at(&path).has_made(1, 10, 5, &made));
+        assert!(!MadeFiles::at(&path).claim(1, 10, 5, &made));
         std::fs::write(&path, "short").unwrap();
-        assert!(!MadeFiles::at(&path).has_made(1, 10, 5, &made));
+        assert!(!MadeFiles::at(&path).claim(1, 10, 5, &made));
     }
 
     #[test]

@@ -324,17 +324,18 @@ impl Serving<'_> {
     ) -> Outcome {
         let holding = self.hold()?;
         let made = &self.state.made;
-        let begun = exclusive.map(|request| made.begin(self.connection.client, request));
+        // Others have numbers that no request repeats: their files are nobody else's.
+        let begun = made.begin(self.connection.client, exclusive.unwrap_or_else(rand::random));
         // Who makes a file may access it as wanted, whatever its mode says; a region needs it readable.
         let created = self.act(|| tree::create(parent.as_fd(), name, mode, access | OpenAccess::READ));
         let Ok(file) = created else {
-            begun.into_iter().for_each(|begun| made.forget(begun));
+            made.forget(begun);
             return Err(created.err().map_or(Errno::IO.into(), Refusal::from));
         };
         let node =
             rustix::fs::open(by_descriptor(file.as_fd()), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let attributes = self.found(node)?;
-        begun.into_iter().for_each(|begun| made.end(begun, attributes.id));
+        made.end(begun, attributes.id);
         let node = self.file(attributes.id)?;
         let rights = Rights::of(node.as_fd(), &attributes)?;
         let opened = self.finish_open(holding, node, &file, access, rights)?;
@@ -344,13 +345,14 @@ impl Serving<'_> {
     /// Opens the file that has the name that a request was to make, if an earlier one with this number has made it: its answer was lost.
     fn open_made(&self, found: Attributes, access: OpenAccess, request: u64) -> Outcome {
         let (client, uid) = (self.connection.client, self.connection.identity.uid);
-        if found.kind != FileKind::Regular || !self.state.made.has_made(client, request, uid, &found) {
+        if found.kind != FileKind::Regular || !self.state.made.claim(client, request, uid, &found) {
             return Err(Errno::EXIST.into());
         }
         let holding = self.hold()?;
         let node = self.file(found.id)?;
         let rights = Rights::of(node.as_fd(), &found)?;
-        // Not as the client's user, whom the file's mode may permit less than who makes it.
+        // Not as the client's user: the mode may permit the user less than the creator has. The file was empty when it was made.
+        let access = access & !OpenAccess::TRUNCATE;
         let file = tree::open(node.as_fd(), access | OpenAccess::READ)?;
         let opened = self.finish_open(holding, node, &file, access, rights)?;
         Ok(Answer::Opened { opened, content: None })

@@ -49,8 +49,9 @@ pub struct State {
     pub lease: Duration,
     /// Distinguishes this run of the host from earlier ones, whose writes that were not committed may be lost.
     pub boot: u64,
-    /// The descriptors of files that were looked up, and of those that are open or locked.
+    /// The descriptors of files that were looked up.
     pub looked_up: Arc<Holdings>,
+    /// The descriptors of files that are open or locked.
     pub holdings: Arc<Holdings>,
     pub watches: Watches,
     pub work: Work,
@@ -176,11 +177,11 @@ impl State {
     /// The connections with this queue pair number that may have files open: also one that has ended, whose queue pairs and keys
     /// are there until a worker closes it.
     fn connections_with_opens(&self, qpn: u32) -> Vec<Arc<Connection>> {
+        // In this order: a connection is among the ending ones before it leaves the table.
+        let current = self.connection(qpn);
         let ending = self.ending.lock();
         let ended = ending.iter().map(|ending| ending.connection.clone());
-        let ended = ended.filter(|connection| connection.qpn == qpn).collect::<Vec<_>>();
-        drop(ending);
-        self.connection(qpn).into_iter().chain(ended).collect()
+        current.into_iter().chain(ended.filter(|connection| connection.qpn == qpn)).collect()
     }
 
     /// Takes a lock that the client of a connection still has on a connection that has ended, for the caller to add it to the

@@ -114,6 +114,7 @@ impl ForkPause {
     /// Goes on, in the child. Its engine starts with its first call of a verb.
     pub fn resume_in_child(mut self) {
         let engine = &self.device.engine;
+        engine.sleepers.fetch_sub(engine.sleeping_threads.swap(0, Ordering::SeqCst), Ordering::SeqCst);
         self.device.memory.after_fork_child();
         self.device.callbacks.forget(&mut self.callbacks);
         colocated::remove(&self.device);

@@ -67,6 +67,8 @@ pub(crate) struct Engine {
     polls: AtomicU32,
     /// Completion queues that are armed for an event, and threads of the program that sleep until the engine has made progress.
     sleepers: AtomicI32,
+    /// The threads among them, which a forked child does not have.
+    sleeping_threads: AtomicI32,
     /// How long threads that wait for events poll for packets themselves.
     waiting: SpinBudget,
     /// Receives in a row that returned full bursts.
@@ -86,6 +88,7 @@ impl Engine {
             announced: Announced::new(),
             polls: AtomicU32::new(0),
             sleepers: AtomicI32::new(0),
+            sleeping_threads: AtomicI32::new(0),
             waiting: SpinBudget::default(),
             full_bursts: AtomicU32::new(0),
         })

@@ -68,6 +68,7 @@ impl Device {
 
     /// Has the engine make progress until the guard is dropped, also if other threads poll: the caller is about to sleep.
     pub fn leave_to_engine(self: &Arc<Self>) -> LeftToEngine<'_> {
+        self.engine.sleeping_threads.fetch_add(1, Ordering::SeqCst);
         self.count_armed();
         self.note_armed();
         LeftToEngine(self)
@@ -102,6 +103,7 @@ pub struct LeftToEngine<'a>(&'a Device);
 impl Drop for LeftToEngine<'_> {
     fn drop(&mut self) {
         self.0.note_disarmed();
+        self.0.engine.sleeping_threads.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
