@@ -8,6 +8,7 @@ use terrace_files::{FileExtent, FileRegion, Files, FilesConfig, OpenError};
 use terrace_hostmem::PAGE_BYTES;
 use terrace_memory::RegionPolicy;
 use terrace_nic::Paging;
+use terrace_sync::Uncancelled;
 
 use crate::abi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_WRITE};
 use crate::errno::{EACCES, EBADF, EINVAL, EOPNOTSUPP, Errno, Result};
@@ -20,13 +21,13 @@ pub const WRITES: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_A
 /// The setting of the number of windows.
 const WINDOWS_VARIABLE: &str = "TERRACE_FILE_WINDOWS";
 
-/// The files of this process, once there is one. Locked while one is opened, and across `fork`.
-static FILES: Mutex<Option<Files>> = Mutex::new(None);
+/// The files of this process, once there is one. Locked across `fork`, and not while a file is opened or closed: its server may not answer.
+static FILES: Mutex<Option<Arc<Files>>> = Mutex::new(None);
 
 /// The number of forks that led to this process.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
-fn files() -> Locked<Option<Files>> {
+fn files() -> Locked<Option<Arc<Files>>> {
     lock(&FILES)
 }
 
@@ -73,19 +74,27 @@ impl Drop for FileLease {
 /// # Errors
 /// As for [`register_file`](crate::mr::register_file); EINVAL, after a line for the user, for an invalid setting.
 pub fn open(descriptor: BorrowedFd<'_>, is_writable: bool, extent: FileExtent) -> Result<FileLease> {
-    let mut files = files();
-    if files.is_none() {
-        *files = Some(Files::new(&config()?));
-    }
-    let Some(files) = &*files else { return Err(EINVAL) };
+    // Descriptors are closed under locks of the files.
+    let _uncancelled = Uncancelled::new();
+    let files = files_of_process()?;
+    let generation = GENERATION.load(Ordering::Relaxed);
     let region = files.open(descriptor, is_writable, extent).map_err(|error| {
         tracing::debug!(%error, "a file does not become a region");
         errno_of(&error)
     })?;
-    Ok(FileLease { region: Some(region), generation: GENERATION.load(Ordering::Relaxed) })
+    Ok(FileLease { region: Some(region), generation })
 }
 
-/// The statistics of this process's files for `terrace stat`, if there have been any. `None` also while one is opened.
+/// The files of this process, made if there have been none.
+fn files_of_process() -> Result<Arc<Files>> {
+    let mut files = files();
+    if let Some(files) = &*files {
+        return Ok(files.clone());
+    }
+    Ok(files.insert(Arc::new(Files::new(&config()?))).clone())
+}
+
+/// The statistics of this process's files for `terrace stat`, if there have been any. `None` also while the process forks.
 pub fn report() -> Option<(String, serde_json::Value)> {
     let files = FILES.try_lock().ok()?;
     Some(("files".into(), serde_json::to_value(files.as_ref()?.stats()).ok()?))
@@ -117,7 +126,7 @@ fn config() -> Result<FilesConfig> {
 }
 
 /// Holds the lock across a fork.
-pub struct ForkHold(Locked<Option<Files>>);
+pub struct ForkHold(Locked<Option<Arc<Files>>>);
 
 /// Takes the lock before `fork`.
 pub fn hold_for_fork() -> ForkHold {

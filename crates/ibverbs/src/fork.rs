@@ -22,8 +22,8 @@
 //! pager with all of its locks and threads |
 //! | memory that has moved to a swap file is unmapped or changed, by the C library's allocator, too (`vm/src/changes.rs`) |
 //! the fork waits for changes under way, ten seconds at most, and the child forgets them |
-//! | a file becomes a region (`files.rs`, `FILES`) | the lock is held; the child forgets the files, their windows and
-//! threads, and its keys of such regions name nothing |
+//! | a file becomes a region (`files.rs`, `FILES`) | the lock of the list is held, which no thread holds while it opens a file; the child
+//! forgets the files, their locks, windows and threads, and its keys of such regions name nothing |
 //! | the shared NIC is opened or closed (`nic.rs`, `SHARED`) | the lock is held; the child forgets the NIC |
 //! | the service of a device for NP-RDMA is added or looked up (`np.rs`, `SERVICES`) | the lock is held; the child forgets
 //! the services |
