@@ -29,8 +29,9 @@ pub trait Holder: Send + Sync + std::fmt::Debug {
     fn try_park(&self, tables: &Arc<Tables>) -> (Fate, Option<Arc<Handle>>);
 }
 
-/// A file that could have been parked, and its handle if it is parked now.
-type Examined = (Arc<dyn Holder>, Option<Arc<Handle>>);
+/// A file that could have been parked, and its handle if it is parked now. Dropped without locks: it may be the last reference, and a file that
+/// is closed may wait for its server.
+pub type Examined = (Arc<dyn Holder>, Option<Arc<Handle>>);
 
 /// The descriptors of a process's files.
 #[derive(Debug)]
@@ -60,21 +61,19 @@ impl Descriptors {
     }
 
     /// Gives a file the right to a descriptor. Others are parked if there are too many; if that is not possible, there are
-    /// more.
-    pub fn take(self: &Arc<Descriptors>, file: &Arc<dyn Holder>) -> Right {
+    /// more. Returns the files that were examined, for the caller to drop without locks.
+    pub fn take(self: &Arc<Descriptors>, file: &Arc<dyn Holder>) -> (Right, Vec<Examined>) {
         self.count.fetch_add(1, Ordering::Relaxed);
         let mut queue = self.queue.lock();
         queue.push_back(Arc::downgrade(file));
         if queue.len() > 2 * self.count.load(Ordering::Relaxed) + QUEUE_SPARE {
             queue.retain(|file| file.strong_count() > 0);
         }
-        let left = self.park(&mut queue, Some(file), self.open_max);
-        drop(queue);
-        drop(left);
-        Right(self.clone())
+        let examined = self.park(&mut queue, Some(file), self.open_max);
+        (Right(self.clone()), examined)
     }
 
-    /// Parks a file, because the process has no descriptors left. False if none can be parked.
+    /// Parks a file, because the process has no descriptors left, and closes it. The caller holds no lock. False if none can be parked.
     pub fn make_room(&self) -> bool {
         let count = self.count.load(Ordering::Relaxed);
         let mut queue = self.queue.lock();

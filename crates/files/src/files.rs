@@ -13,7 +13,7 @@ use terrace_sync::Mutex;
 use crate::budget::Budget;
 use crate::config::FilesConfig;
 use crate::descriptors::Descriptors;
-use crate::open_file::OpenFile;
+use crate::open_file::{OpenFile, is_full};
 use crate::published::Lengths;
 use crate::region::{FileExtent, FileRegion};
 use crate::shared::Shared;
@@ -205,8 +205,6 @@ impl Files {
         is_writable: bool,
     ) -> Result<Handle, OpenError> {
         let open = || Handle::of(descriptor.as_fd(), flags, is_writable);
-        let is_full =
-            |error: &io::Error| matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE));
         let opened = open().or_else(|error| match is_full(&error) && self.shared.descriptors.make_room() {
             true => open(),
             false => Err(error),

@@ -165,3 +165,32 @@ fn a_file_that_cannot_be_closed_delays_no_registration_of_another_one() {
         parking.join().expect("no panic");
     });
 }
+
+#[test]
+fn a_file_that_cannot_be_closed_delays_no_access_to_the_file_that_gets_its_descriptor() {
+    let Some(silent) = Silent::mount() else { return };
+    let files = Files::new(&FilesConfig { descriptors_max: 1, ..FilesConfig::default() });
+    let others = [(); 3].map(|()| TestFile::new("/var/tmp", 4096));
+    let regions = [&others[0], &others[1], &others[2]].map(|other| region(&files, &other.file));
+    let _region = region(&files, &silent.file);
+    assert_eq!(silent.asked.recv_timeout(HANG), Ok(Asked::Open));
+    std::thread::scope(|scope| {
+        let silence = silent.silence.lock();
+        // One of the files gets the silent file's descriptor.
+        let parking = scope.spawn(|| (0..30).map(|turn| regions[turn % 3].file_len()).max());
+        while silent.asked.recv_timeout(Duration::from_millis(10)) != Ok(Asked::Flush) {
+            if parking.is_finished() {
+                println!("this system parks no files: not tested");
+                return;
+            }
+        }
+        let (accessed, is_accessed) = channel();
+        let regions = &regions;
+        scope.spawn(move || accessed.send(regions.each_ref().map(|region| region.file_len())));
+        let lens = is_accessed.recv_timeout(HANG).expect("an access to another file waits");
+        assert_eq!(lens, [4096; 3]);
+        assert!(!parking.is_finished());
+        drop(silence);
+        parking.join().expect("no panic");
+    });
+}

@@ -18,7 +18,7 @@ use terrace_sync::{Mutex, RwLock};
 
 use crate::append::{End, Progress};
 use crate::budget::Fate;
-use crate::descriptors::{Holder, Parked, Right, Tables};
+use crate::descriptors::{Examined, Holder, Parked, Right, Tables};
 use crate::durable::Durability;
 use crate::pending::Pending;
 use crate::published::Published;
@@ -195,8 +195,8 @@ impl OpenFile {
     /// Gives the file the right to its descriptor.
     pub fn keep_open(self: &Arc<OpenFile>) {
         let holder: Arc<dyn Holder> = self.clone();
-        // Without the lock: another file may be closed, whose server may not answer.
-        let right = self.shared.descriptors.take(&holder);
+        // Without the lock, also when they are dropped: another file may be closed, whose server may not answer.
+        let (right, _examined) = self.shared.descriptors.take(&holder);
         if let Holding::Open(_, place @ None) = &mut self.layout.write().holding {
             *place = Some(right);
         }
@@ -221,33 +221,41 @@ impl OpenFile {
         if let Holding::Open(handle, _) = &self.layout.read().holding {
             return Ok(handle.clone());
         }
-        self.open_parked(&mut self.layout.write())
+        let opened = self.open_parked(&mut self.layout.write());
+        let opened = match opened {
+            Err(error) if is_full(&error) && self.shared.descriptors.make_room() => {
+                self.open_parked(&mut self.layout.write())
+            }
+            opened => opened,
+        };
+        opened.map(|(handle, _examined)| handle).map_err(|error| self.error_of(&error))
     }
 
-    /// The same, unless the layout is just being changed, which may take as long as the disk does.
+    /// The same, unless the layout is just being changed, which may take as long as the disk does, or another file would have to be closed first.
     fn try_handle(self: &Arc<OpenFile>) -> Option<Result<Arc<Handle>, AccessError>> {
         self.is_handle_used.store(true, Ordering::Relaxed);
         if let Holding::Open(handle, _) = &self.layout.try_read()?.holding {
             return Some(Ok(handle.clone()));
         }
-        Some(self.open_parked(&mut *self.layout.try_write()?))
+        let opened = self.open_parked(&mut *self.layout.try_write()?);
+        match opened {
+            Ok((handle, _examined)) => Some(Ok(handle)),
+            Err(error) if is_full(&error) => None,
+            Err(error) => Some(Err(self.error_of(&error))),
+        }
     }
 
-    fn open_parked(self: &Arc<OpenFile>, layout: &mut Layout) -> Result<Arc<Handle>, AccessError> {
-        let parked = match &layout.holding {
-            Holding::Open(handle, _) => return Ok(handle.clone()),
-            Holding::Parked(parked) => parked,
+    /// Opens the file if it is parked. Returns its handle, and files that the caller drops when it has unlocked the layout.
+    fn open_parked(self: &Arc<OpenFile>, layout: &mut Layout) -> io::Result<(Arc<Handle>, Vec<Examined>)> {
+        let file = match &layout.holding {
+            Holding::Open(handle, _) => return Ok((handle.clone(), Vec::new())),
+            Holding::Parked(parked) => parked.open()?,
         };
-        let opened = parked.open().or_else(|error| match Errno::from_io_error(&error) {
-            Some(Errno::MFILE | Errno::NFILE) if self.shared.descriptors.make_room() => parked.open(),
-            _ => Err(error),
-        });
-        let file = opened.map_err(|error| self.error_of(&error))?;
         let holder: Arc<dyn Holder> = self.clone();
-        let right = self.shared.descriptors.take(&holder);
+        let (right, examined) = self.shared.descriptors.take(&holder);
         let handle = Arc::new(Handle { file, traits: layout.traits });
         layout.holding = Holding::Open(handle.clone(), Some(right));
-        Ok(handle)
+        Ok((handle, examined))
     }
 
     /// Replaces a descriptor for reading by one for writing, and the windows with it.
@@ -436,6 +444,11 @@ impl OpenFile {
             }
         }
     }
+}
+
+/// Whether the process or the system has no descriptor left.
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
 impl Drop for OpenFile {
