@@ -1,4 +1,4 @@
-//! `fdatasync`, shared by those who wait for it, and `fsync`.
+//! Calls of `fdatasync` and `fsync`. One `fdatasync` serves all accesses that wait for the one before it.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -141,8 +141,8 @@ impl Files {
     /// Makes a file or a directory durable with its attributes (`fsync(2)`), whether there are regions of it or not.
     ///
     /// # Errors
-    /// `EIO` once a write-back of a regular file has failed, whichever FLUSH, commit or call of this has been told: the system reports that
-    /// once. The system's.
+    /// `EIO` once a write-back of a regular file has failed, also if the error was reported by a FLUSH or a commit: the system reports it once. The
+    /// system's.
     pub fn sync(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         let status = sys::status(descriptor)?;
         if !sys::is_regular(&status) {
