@@ -87,7 +87,7 @@ impl FileRegion {
     /// # Errors
     /// The system's.
     pub fn next_data(&self, offset: u64) -> io::Result<Range<u64>> {
-        self.file.handle().map_err(io::Error::other)?.next_data(offset)
+        self.file.open()?.next_data(offset)
     }
 
     /// Waits until no deferred access runs, for as long as the disk takes. The caller has taken the region from the NIC, so that

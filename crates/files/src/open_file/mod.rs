@@ -179,7 +179,7 @@ impl OpenFile {
     /// # Errors
     /// The system's; `EIO` once a write-back of the file has failed.
     pub fn sync_all(self: &Arc<OpenFile>) -> io::Result<()> {
-        let handle = self.handle().map_err(io::Error::other)?;
+        let handle = self.open()?;
         self.rest().durability.sync_all(&handle).inspect_err(|_| self.shared.keep(self))
     }
 
@@ -217,6 +217,14 @@ impl OpenFile {
     /// # Errors
     /// `Device` without a free descriptor.
     pub fn handle(self: &Arc<OpenFile>) -> Result<Arc<Handle>, AccessError> {
+        self.open().map_err(|error| self.error_of(&error))
+    }
+
+    /// The same, with the system's error.
+    ///
+    /// # Errors
+    /// The system's: `EMFILE` or `ENFILE` without a free descriptor.
+    pub fn open(self: &Arc<OpenFile>) -> io::Result<Arc<Handle>> {
         self.is_handle_used.store(true, Ordering::Relaxed);
         if let Holding::Open(handle, _) = &self.layout.read().holding {
             return Ok(handle.clone());
@@ -228,10 +236,10 @@ impl OpenFile {
             }
             opened => opened,
         };
-        opened.map(|(handle, _examined)| handle).map_err(|error| self.error_of(&error))
+        opened.map(|(handle, _examined)| handle)
     }
 
-    /// The same, unless the layout is just being changed, which may take as long as the disk does, or another file would have to be closed first.
+    /// The descriptor, unless the layout is just being changed, which may take as long as the disk does, or another file would have to be closed first.
     fn try_handle(self: &Arc<OpenFile>) -> Option<Result<Arc<Handle>, AccessError>> {
         self.is_handle_used.store(true, Ordering::Relaxed);
         if let Holding::Open(handle, _) = &self.layout.try_read()?.holding {
@@ -300,7 +308,7 @@ impl OpenFile {
     }
 
     fn change_alone(self: &Arc<OpenFile>, change: impl FnOnce(&Handle) -> io::Result<()>) -> io::Result<()> {
-        let handle = self.handle().map_err(io::Error::other)?;
+        let handle = self.open()?;
         // First, because deferred accesses may take long: an append does not wait for them.
         let _changes = self.rest().changes.write();
         // Not locked while the layout changes: the thread that serves packets does not wait for that.
