@@ -284,6 +284,11 @@ impl Shard {
         next
     }
 
+    /// Has the next call of `next_unwritable` begin behind a page.
+    pub(crate) fn try_again_after(&mut self, key: PageKey) {
+        self.tried_again = key;
+    }
+
     /// Whether accesses may wait for frames for as long as a disk is full or fails, or the system has too little memory.
     pub(crate) fn is_stuck(&self) -> bool {
         !self.unwritable.is_empty() || self.policy.has_free() && self.pool.is_out_of_memory()

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -404,17 +405,23 @@ fn what_was_written_of_a_run_that_fails_is_clean() {
     assert_eq!(served.flush(15 * PAGE, PAGE), Err(AccessError::Flush));
 }
 
-/// A device with one page that cannot be written.
+/// A device with pages that cannot be written.
 #[derive(Debug)]
-struct BadPage {
+struct Bad {
     inner: Arc<dyn WriteDevice>,
-    page: u64,
+    pages: Range<u64>,
+    /// The time that an error takes.
+    delay: Duration,
 }
 
-impl WriteDevice for BadPage {
+impl WriteDevice for Bad {
     fn write(&self, file: BorrowedFd<'_>, offset: u64, run: &FrameRun) -> Result<usize, Errno> {
-        let bytes = offset..offset + run.len_bytes() as u64;
-        if bytes.contains(&(self.page * PAGE)) { Err(Errno::IO) } else { self.inner.write(file, offset, run) }
+        let (first, end) = (offset / PAGE, (offset + run.len_bytes() as u64).div_ceil(PAGE));
+        if end <= self.pages.start || first >= self.pages.end {
+            return self.inner.write(file, offset, run);
+        }
+        std::thread::sleep(self.delay);
+        Err(Errno::IO)
     }
 
     fn sync(&self, file: BorrowedFd<'_>) -> Result<(), Errno> {
@@ -423,19 +430,19 @@ impl WriteDevice for BadPage {
 }
 
 #[derive(Debug)]
-struct WithBadPage(u64);
+struct WithBadPages(Range<u64>, Duration);
 
-impl StoreFactory for WithBadPage {
+impl StoreFactory for WithBadPages {
     fn open(&self, depth: u32, pool: BorrowedFd<'_>) -> std::io::Result<Store> {
         let Store { reads, writes } = Best.open(depth, pool)?;
-        Ok(Store { reads, writes: Arc::new(BadPage { inner: writes, page: self.0 }) })
+        Ok(Store { reads, writes: Arc::new(Bad { inner: writes, pages: self.0.clone(), delay: self.1 }) })
     }
 }
 
 #[test]
 fn pages_on_both_sides_of_one_that_cannot_be_written_are_written() {
     let scratch = Scratch::new("bad-page").with_numbered_pages(64);
-    let config = PagesConfig { store: Arc::new(WithBadPage(13)), ..scratch.config(128) };
+    let config = PagesConfig { store: Arc::new(WithBadPages(13..14, Duration::ZERO)), ..scratch.config(128) };
     let served = Served::new(&scratch, config, None);
     for page in 10..20 {
         served.write(page * PAGE, &[9; 4096]).unwrap();
@@ -448,6 +455,31 @@ fn pages_on_both_sides_of_one_that_cannot_be_written_are_written() {
         assert_eq!(bytes == [9; 4096], page != 13, "page {page}");
     }
     assert_eq!(served.flush(14 * PAGE, 6 * PAGE), Ok(()));
+}
+
+#[test]
+fn a_device_whose_errors_take_long_is_not_waited_for_with_each_page() {
+    let scratch = Scratch::new("slow-errors").with_numbered_pages(200);
+    let delay = Duration::from_millis(200);
+    let served = |bad: Range<u64>| {
+        let config = PagesConfig { store: Arc::new(WithBadPages(bad, delay)), ..scratch.config(256) };
+        let served = Served::new(&scratch, config, None);
+        for page in 0..64 {
+            served.write(page * PAGE, &[9; 4096]).unwrap();
+        }
+        let began = Instant::now();
+        assert_eq!(served.flush(0, 64 * PAGE), Err(AccessError::Flush));
+        assert!(began.elapsed() < 30 * delay, "a flush took {:?}", began.elapsed());
+        served
+    };
+    drop(served(0..64));
+    // Pages that can be written are, though those before them cannot.
+    let some = served(0..8);
+    let began = Instant::now();
+    while some.pages.stats().dirty_bytes > 8 * PAGE {
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", some.pages.stats());
+        std::thread::sleep(delay);
+    }
 }
 
 #[test]

@@ -102,7 +102,7 @@ impl Engine {
                 }
                 (shard.regions.clone(), tickets)
             };
-            self.write_tickets(tickets, |slot| regions.get(&slot).cloned());
+            self.write_in_order(&tickets, |slot| regions.get(&slot).cloned());
             are_left |= !shard.lock().unwritable.is_empty();
         }
         are_left

@@ -5,7 +5,8 @@
 //! by one thread at a time. The bytes of the frame may change while the device reads them: the page is dirty again then.
 //!
 //! A page that cannot be written stays dirty and in memory, so each FLUSH that includes it fails until it is written. It
-//! is tried again several times a second. Meanwhile its region accepts no write that would make another page dirty, and
+//! is tried again several times a second, as far as the device's errors permit: after a second of errors a thread leaves the
+//! region's other pages for the next attempt, which begins with them. Meanwhile its region accepts no write that would make another page dirty, and
 //! an access that finds no frame fails after a second: otherwise one full disk would block all regions. So does an access
 //! for which the system has no memory, although the pool has a frame for it.
 //!

@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use terrace_hostmem::PAGE_BYTES;
@@ -15,6 +16,10 @@ use crate::region::Region;
 use crate::shard::Shard;
 use crate::stats::add;
 use crate::store::{FrameRun, RUN_FRAMES_MAX};
+
+/// For how long writes of a region fail before those of its other pages are left for the next attempt: a device may take half a minute for each
+/// error.
+const FAILING_MAX: Duration = Duration::from_secs(1);
 
 /// A page whose write-back has begun.
 #[derive(Clone, Copy, Debug)]
@@ -61,21 +66,39 @@ impl Engine {
         region_of: impl Fn(u8) -> Option<Arc<Region>>,
     ) -> bool {
         tickets.sort_unstable_by_key(|ticket| ticket.key);
+        self.write_in_order(&tickets, region_of)
+    }
+
+    /// The same, in the order of the tickets.
+    pub(super) fn write_in_order(
+        &self,
+        tickets: &[Ticket],
+        region_of: impl Fn(u8) -> Option<Arc<Region>>,
+    ) -> bool {
         let mut has_failed = false;
-        let follows = |before: &Ticket, next: &Ticket| {
-            before.key.slot == next.key.slot && before.key.page + 1 == next.key.page
-        };
-        for run in tickets.chunk_by(follows).flat_map(|run| run.chunks(RUN_FRAMES_MAX)) {
-            let Some(region) = region_of(run[0].key.slot) else { continue };
-            has_failed |= self.write_adjacent(&region, run);
+        for of_region in tickets.chunk_by(|before, next| before.key.slot == next.key.slot) {
+            let Some(region) = region_of(of_region[0].key.slot) else { continue };
+            let follows = |before: &Ticket, next: &Ticket| before.key.page + 1 == next.key.page;
+            let mut failing_for = Duration::ZERO;
+            for run in of_region.chunk_by(follows).flat_map(|run| run.chunks(RUN_FRAMES_MAX)) {
+                has_failed |= self.write_adjacent(&region, run, &mut failing_for);
+            }
         }
         has_failed
     }
 
-    /// Writes adjacent pages, and ends their tickets. Returns whether a write failed.
-    fn write_adjacent(&self, region: &Region, run: &[Ticket]) -> bool {
+    /// Writes adjacent pages, and ends their tickets. Pages that are left when failed writes of the region have taken too long
+    /// (`failing_for`) end as unwritten. Returns whether a write failed.
+    fn write_adjacent(&self, region: &Region, run: &[Ticket], failing_for: &mut Duration) -> bool {
+        let end_unwritten =
+            |tickets: &[Ticket]| tickets.iter().for_each(|ticket| self.end_write(region, *ticket, false));
+        if *failing_for >= FAILING_MAX {
+            end_unwritten(run);
+            return true;
+        }
         let (mut rest, mut count_max, mut has_failed) = (run, run.len(), false);
         while !rest.is_empty() {
+            let began = Instant::now();
             let (done, result) = self.write_run(region, &rest[..count_max.min(rest.len())]);
             add(&region.counters.pages_written, done as u64);
             let (written, unwritten) = rest.split_at(done);
@@ -83,13 +106,20 @@ impl Engine {
             rest = unwritten;
             let Err(error) = result else { continue };
             has_failed = true;
+            *failing_for += began.elapsed();
             region.note_write_failure(error);
             if count_max > 1 {
                 // One of the pages may be the reason: each is written alone.
                 count_max = 1;
             } else if let Some((ticket, others)) = rest.split_first() {
-                self.end_write(region, *ticket, false);
+                end_unwritten(&[*ticket]);
                 rest = others;
+                if *failing_for >= FAILING_MAX {
+                    end_unwritten(rest);
+                    // So that those that are left are tried first.
+                    self.lock(ticket.key).try_again_after(ticket.key);
+                    break;
+                }
             }
         }
         has_failed
