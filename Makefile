@@ -8,6 +8,8 @@ ROUNDS ?= 200
 STRESS_SECONDS ?= 600
 FUZZ_RUNS ?= 10000000
 MINUTES ?= 1
+# Cases of `make conformance` that run at a time.
+CASES ?= 2
 ONLY ?=
 SEED ?=
 SIGN ?=
@@ -214,7 +216,7 @@ conformance: build ## Run real RDMA programs on Terrace: perftest, pingpongs, qp
 	@scripts/setup.sh conformance
 	@$(MAKE) --no-print-directory build/examples/file_region build/examples/resilient_send build/interop/programs/append_stress build/interop/programs/paged_stress \
 	    build/interop/programs/mpi_check build/examples/condition build/interop/programs/offloaded_broadcast
-	$(call pytest,conformance) -v -n 2 --dist loadgroup tests/interop/test_conformance.py tests/interop/test_readme.py
+	$(call pytest,conformance) -v -n $(CASES) --dist loadgroup tests/interop/test_conformance.py tests/interop/test_readme.py
 
 conformance-programs: build ## Run further programs on Terrace, from PyPI, crates.io, Maven Central and Debian: NIXL, Mooncake, Valkey, Ceph, fabtests, JUCX, gloo (installs 1 GB below build/)
 	@scripts/setup.sh conformance-programs
