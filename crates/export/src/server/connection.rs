@@ -160,8 +160,8 @@ impl Connection {
         self.heard_ms.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Has the lease end so much later: for this time nothing could be received. A client that is gone has none for ever where that
-    /// recurs.
+    /// Has the lease end so much later: for this time nothing could be received. Renewing it would keep the lease of a client that is gone
+    /// where that happens again and again.
     pub fn extend_lease(&self, by: Duration) {
         let now = self.started.elapsed().as_millis() as u64;
         let extended = |heard: u64| Some(now.min(heard.saturating_add(by.as_millis() as u64)).max(heard));

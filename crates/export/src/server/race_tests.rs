@@ -5,14 +5,15 @@ use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Gid, Uid, geteuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use terrace_nic::{PathChoice, PortConfig};
 
+use super::connection::Connection;
 use super::workers::Job;
 use super::{Server, ServerConfig, tree};
 use crate::client::{Client, ClientConfig, RemoteFile};
@@ -94,15 +95,21 @@ fn a_clients_own_unlink_hides_no_change_of_rights() {
     assert!(is_revoked(&opened));
 }
 
+/// A client of the server's user that has the file open, and its connection.
+fn open_file(server: &Server, access: OpenAccess) -> (Client, RemoteFile, Arc<Connection>) {
+    let config = ClientConfig { port: port(), ..ClientConfig::new(server.address()) };
+    let client = Client::connect(&config).unwrap();
+    let id = client.lookup(client.root(), "file".as_ref()).unwrap().id;
+    let file = client.open(id, access).unwrap();
+    let connection = server.state.connections().pop().unwrap();
+    (client, file, connection)
+}
+
 #[test]
 fn a_request_takes_no_effect_after_its_opening_was_revoked() {
     let directory = directory(0o644);
     let server = serve(directory.path());
-    let config = ClientConfig { port: port(), ..ClientConfig::new(server.address()) };
-    let client = Client::connect(&config).unwrap();
-    let id = client.lookup(client.root(), "file".as_ref()).unwrap().id;
-    let file = client.open(id, OpenAccess::READ | OpenAccess::WRITE).unwrap();
-    let connection = server.state.connections().pop().unwrap();
+    let (_client, file, connection) = open_file(&server, OpenAccess::READ | OpenAccess::WRITE);
     let open = connection.opens.lock().values().next().cloned().unwrap();
     // A request that runs delays the revocation.
     let changing = open.begin_change().unwrap();
@@ -122,11 +129,8 @@ fn a_request_takes_no_effect_after_its_opening_was_revoked() {
 fn a_connection_that_has_ended_keeps_no_key_whose_right_is_lost() {
     let directory = directory(0o644);
     let server = serve(directory.path());
-    let config = ClientConfig { port: port(), ..ClientConfig::new(server.address()) };
-    let client = Client::connect(&config).unwrap();
-    let id = client.lookup(client.root(), "file".as_ref()).unwrap().id;
-    let _file = client.open(id, OpenAccess::READ).unwrap();
-    let connection = server.state.connections().pop().unwrap();
+    let (_client, file, connection) = open_file(&server, OpenAccess::READ);
+    let id = file.id();
     // As if all workers waited for a disk: none closes the connection.
     server.state.work.close();
     server.state.end(&connection, "a test ends it");
